@@ -1,0 +1,26 @@
+//! Projections beside the same work on tmpfs, in one run.
+//!
+//! `cargo bench -p podfs-fuse --bench projection` prints tables; every row names its peer's figure and
+//! the ratio. Figures are medians. It needs root and `/dev/fuse`.
+//!
+//! | module | measures |
+//! |---|---|
+//! | [`read`] | a warm volume: open + read + close, stat, list |
+//! | [`commit`] | from a changed payload to the switch of `..data` |
+//! | [`scale`] | 500 volumes in one `podfs run`: time to ready, memory |
+
+mod atomic_writer;
+mod commit;
+mod read;
+mod rig;
+mod scale;
+
+fn main() {
+    if std::env::args().any(|argument| argument == rig::SERVE) {
+        rig::serve();
+        return;
+    }
+    read::run();
+    commit::run();
+    scale::run();
+}

@@ -1,0 +1,68 @@
+//! A warm volume of ten keys of 1 KiB, beside tmpfs with the same layout.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::Read;
+use std::path::Path;
+
+use super::atomic_writer;
+use super::rig::{Mounted, Tmpfs, header, payload, per_call, row};
+
+const ROUNDS: usize = 31;
+const BATCH: u32 = 2_000;
+
+pub fn run() {
+    let keys = payload(10, 1024, 0);
+    let tmpfs = Tmpfs::new();
+    atomic_writer::write(tmpfs.path(), &keys, 0);
+    let directory = tempfile::tempdir().expect("a directory");
+    let mounted = Mounted::at(directory.path(), &keys);
+
+    header("warm volume, 10 keys of 1 KiB", "tmpfs");
+    compare("open + read + close through the link", directory.path(), tmpfs.path(), open_read_close);
+    compare("stat through the link", directory.path(), tmpfs.path(), stat);
+    compare("lstat of the link", directory.path(), tmpfs.path(), lstat);
+    compare("readlink ..data", directory.path(), tmpfs.path(), read_link);
+    compare("stat of an absent name", directory.path(), tmpfs.path(), stat_absent);
+    compare("list the root", directory.path(), tmpfs.path(), list);
+
+    let before = mounted.projection.requests().expect("the server answers");
+    open_read_close(directory.path());
+    stat(directory.path());
+    list(directory.path());
+    let after = mounted.projection.requests().expect("the server answers");
+    println!("requests sent by one more warm round: {}", after - before);
+}
+
+fn compare(what: &str, ours: &Path, peer: &Path, call: fn(&Path)) {
+    // The first rounds warm both; alternating would let one evict the other's CPU caches.
+    per_call(3, BATCH, || call(ours));
+    per_call(3, BATCH, || call(peer));
+    row(what, per_call(ROUNDS, BATCH, || call(ours)), per_call(ROUNDS, BATCH, || call(peer)));
+}
+
+fn open_read_close(volume: &Path) {
+    let mut buffer = [0; 2048];
+    let mut file = File::open(volume.join("key-0003")).expect("a key");
+    assert_eq!(file.read(black_box(&mut buffer)).expect("read"), 1024);
+}
+
+fn stat(volume: &Path) {
+    black_box(fs::metadata(volume.join("key-0003")).expect("a key"));
+}
+
+fn lstat(volume: &Path) {
+    black_box(fs::symlink_metadata(volume.join("key-0003")).expect("a link"));
+}
+
+fn read_link(volume: &Path) {
+    black_box(fs::read_link(volume.join("..data")).expect("a link"));
+}
+
+fn stat_absent(volume: &Path) {
+    assert!(black_box(fs::metadata(volume.join("absent"))).is_err());
+}
+
+fn list(volume: &Path) {
+    black_box(fs::read_dir(volume).expect("a directory").count());
+}

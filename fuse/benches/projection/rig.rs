@@ -1,0 +1,121 @@
+//! What the benches share: a server process, a tmpfs, medians, tables.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use podfs_fuse::mount::private::MountOptions;
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::projection::image::DirectoryAttributes;
+use podfs_fuse::projection::tree::Root;
+use podfs_fuse::projection::{Entry, Layout, Projection};
+use podfs_fuse::server::{Server, process, secrecy};
+
+/// The argument that makes this program the server.
+pub const SERVE: &str = "--serve";
+
+pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
+
+/// Serves until the bench ends, as `podfs server` does.
+pub fn serve() {
+    secrecy::tune_allocator();
+    secrecy::protect_memory().expect("root can lock memory");
+    let control = nix::unistd::dup(std::io::stdin()).expect("standard input");
+    process::serve(&UnixStream::from(control)).expect("the bench closes the socket");
+}
+
+/// A projection with its own server process, mounted and visible.
+pub struct Mounted {
+    // Unmounted before the projection ends, and that before its server.
+    _visible: VisibleMount,
+    pub projection: Projection,
+    server: Child,
+}
+
+impl Mounted {
+    pub fn at(path: &Path, payload: &[(String, Vec<u8>)]) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let server = Command::new("/proc/self/exe")
+            .arg(SERVE)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()
+            .expect("this program can be started again");
+        let root = Root { mode: 0o777, gid: 0, directories: Default::default() };
+        let mut projection =
+            Projection::start(Arc::new(Server::new(ours)), &root, &MountOptions::default(), false).expect("a mount");
+        projection.commit(&layout(payload), DIRECTORIES).expect("a commit");
+        let point = MountPoint::prepare(path, Leftovers::RemoveDead).expect("a mount point");
+        let visible = projection.show(point).expect("a visible mount");
+        Self { _visible: visible, projection, server }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+pub fn layout(payload: &[(String, Vec<u8>)]) -> Layout<'_> {
+    let entries = payload.iter().map(|(path, content)| Entry { path, content, mode: 0o644, uid: 0, gid: 0 });
+    Layout::new(entries, DIRECTORIES).expect("a tree")
+}
+
+/// `count` keys of `size` bytes; `round` makes each payload differ from the one before.
+pub fn payload(count: usize, size: usize, round: usize) -> Vec<(String, Vec<u8>)> {
+    (0..count).map(|key| (format!("key-{key:04}"), vec![b'a' + (round % 26) as u8; size])).collect()
+}
+
+/// A tmpfs of its own, unmounted at the end.
+pub struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        mount(Some("tmpfs"), directory.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+        Self(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+pub fn median(mut samples: Vec<Duration>) -> Duration {
+    samples.sort_unstable();
+    samples[samples.len() / 2]
+}
+
+/// Median time of one call, from rounds of `batch` calls.
+pub fn per_call(rounds: usize, batch: u32, mut call: impl FnMut()) -> Duration {
+    let samples = (0..rounds).map(|_| {
+        let began = Instant::now();
+        (0..batch).for_each(|_| call());
+        began.elapsed() / batch
+    });
+    median(samples.collect())
+}
+
+pub fn row(what: &str, ours: Duration, peer: Duration) {
+    let ratio = ours.as_secs_f64() / peer.as_secs_f64();
+    println!("{what:<44} {:>12} {:>12} {ratio:>8.2}", show(ours), show(peer));
+}
+
+pub fn header(title: &str, peer: &str) {
+    println!("\n{title:<44} {:>12} {peer:>12} {:>8}", "podfs", "ratio");
+}
+
+pub fn show(duration: Duration) -> String {
+    format!("{:.2} us", duration.as_secs_f64() * 1e6)
+}

@@ -1,0 +1,15 @@
+//! The file systems of podfs, and the process that serves them. Nothing here knows of Kubernetes.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
+//! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
+//! | [`server`] | the process that answers FUSE requests, and the messages between it and the supervisor |
+//!
+//! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
+//! generations with ordinary system calls on the private mount. The *server* holds the other end:
+//! it answers what the kernel asks, and changes a tree only as the supervisor announced.
+
+pub mod mount;
+pub mod projection;
+pub mod server;

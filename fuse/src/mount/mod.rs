@@ -1,0 +1,74 @@
+//! The mounts of a volume.
+//!
+//! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, attached nowhere, known only by
+//! its descriptor. A clone of it, made read-only before anybody sees it, is moved to the volume's
+//! path: the *visible* mount. Both show one superblock. Root in a container gets `EROFS` from the
+//! kernel; only the holder of the private descriptor can change the tree.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
+//! | [`visible`] | mount points, and the mounts on them |
+//! | [`directories`] | directories made for a while and taken back |
+//! | [`table`] | reading `/proc/self/mountinfo` |
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub mod directories;
+pub mod private;
+pub mod table;
+pub mod visible;
+
+/// Why something could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// There is no `/dev/fuse`, or this kernel has no FUSE or no mount API.
+    #[error("{what}: {cause}; podfs needs /dev/fuse and Linux 5.15 or newer (modprobe fuse)")]
+    Unsupported {
+        /// What was tried.
+        what: String,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The process may not mount.
+    #[error("{what}: {cause}; run podfs as root with CAP_SYS_ADMIN")]
+    Privilege {
+        /// What was tried.
+        what: String,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The place of a mount is taken.
+    #[error("{} {problem}", .path.display())]
+    Occupied {
+        /// The mount point.
+        path: PathBuf,
+        /// What is there and what to do.
+        problem: &'static str,
+    },
+    /// Anything else.
+    #[error("{what}: {cause}")]
+    Failed {
+        /// What was tried.
+        what: String,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+impl MountError {
+    /// Sorts `cause` by what the user can do about it.
+    pub(crate) fn new(what: impl Into<String>, cause: impl Into<io::Error>) -> Self {
+        let (what, cause) = (what.into(), cause.into());
+        match cause.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::Privilege { what, cause },
+            Some(libc::ENOSYS | libc::ENODEV | libc::ENXIO) => Self::Unsupported { what, cause },
+            _ => Self::Failed { what, cause },
+        }
+    }
+
+    pub(crate) fn at(what: &str, path: &Path, cause: impl Into<io::Error>) -> Self {
+        Self::new(format!("cannot {what} {}", path.display()), cause)
+    }
+}

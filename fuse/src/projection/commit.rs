@@ -1,0 +1,235 @@
+//! The supervisor's side of one projection: its mounts, and the commits from generation to generation.
+//!
+//! A commit stages the new generation with the server and then performs [steps](super::steps) as
+//! ordinary system calls on the private mount. That is what makes the kernel raise the same inotify
+//! events as the kubelet's writer, in every mount namespace, and keeps its caches right.
+//!
+//! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
+//! after it leaves the new one. What lies about in the root then is put right by the next commit.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, chmodat, mkdirat, openat2, renameat, symlinkat, unlinkat};
+
+use super::generation::GenerationName;
+use super::image::{DirectoryAttributes, Image, Layout};
+use super::steps::{self, DATA, DATA_TMP, Shown, Step};
+use super::tree::Root;
+use crate::mount::MountError;
+use crate::mount::private::{MountOptions, PrivateMount, open_device};
+use crate::mount::visible::{MountPoint, VisibleMount};
+use crate::server::Server;
+use crate::server::client::Answering;
+use crate::server::protocol::VolumeId;
+
+/// Why a commit did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// Memory for the generation could not be had.
+    #[error("cannot hold the new generation in memory: {0}")]
+    Memory(#[source] io::Error),
+    /// The server did not take the generation.
+    #[error("the server did not take the new generation: {0}")]
+    Server(#[source] io::Error),
+    /// A system call on the private mount failed.
+    #[error("cannot commit: {call} failed: {cause}")]
+    Step {
+        /// The call and the name it was for.
+        call: String,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// What a commit came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// The payload is what is shown already; nothing was done (AW-10).
+    Unchanged,
+    /// The new generation is the current one now.
+    Switched {
+        /// Its name.
+        generation: GenerationName,
+        /// From the call of [`Projection::commit`] until the server had the generation.
+        staged_in: Duration,
+        /// From then until `..data` pointed to it.
+        switched_in: Duration,
+    },
+}
+
+/// A mounted projection.
+pub struct Projection {
+    server: Arc<Server>,
+    volume: VolumeId,
+    mount: PrivateMount,
+    hidden: BTreeSet<String>,
+    current: Option<(GenerationName, Image)>,
+    /// A commit stopped half-way; the root may hold what does not belong there.
+    untidy: bool,
+    answering: Answering,
+}
+
+impl Projection {
+    /// Mounts an empty projection and lets `server` answer for it. Nobody sees it before [`show`](Self::show).
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or the server does not take it.
+    pub fn start(server: Arc<Server>, root: &Root, options: &MountOptions, trace: bool) -> Result<Self, MountError> {
+        let device = open_device()?;
+        let mount = PrivateMount::new(device.as_fd(), options)?;
+        let volume = server
+            .serve(device.as_fd(), root, trace)
+            .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
+        let hidden = root.directories.iter().filter_map(|path| path.split('/').next()).map(str::to_owned).collect();
+        Ok(Self { server, volume, mount, hidden, current: None, untidy: false, answering: Answering::default() })
+    }
+
+    /// The generation that `..data` points to.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        self.current.as_ref().map(|(name, _)| name)
+    }
+
+    /// Makes `payload` the current generation.
+    ///
+    /// # Errors
+    /// The generation before stays current, unless only the tidying after the switch failed.
+    pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
+        let began = Instant::now();
+        if !self.untidy && self.current.as_ref().is_some_and(|(_, image)| payload.equals(image)) {
+            return Ok(Commit::Unchanged);
+        }
+        self.tidy()?;
+        self.untidy = true;
+        let server = Arc::clone(&self.server);
+        let _together = server.together(self.answering);
+        let time = SystemTime::now();
+        let generation = GenerationName::new(time);
+        let image = payload.image().map_err(CommitError::Memory)?;
+        let next = Shown { name: &generation, image: &image };
+        let steps = steps::switch(self.shown(), next, directories.mode, &self.hidden);
+        self.answering =
+            server.announce(self.volume, &steps, Some((&generation, &image)), time).map_err(CommitError::Server)?;
+        let staged_in = began.elapsed();
+        let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
+        self.perform(&steps[..switch])?;
+        let switched_in = began.elapsed() - staged_in;
+        let old = self.current.replace((generation.clone(), image));
+        self.perform(&steps[switch..])?;
+        if let Some((old, image)) = &old {
+            self.remove_generation(Shown { name: old, image }, time)?;
+        }
+        self.untidy = false;
+        Ok(Commit::Switched { generation, staged_in, switched_in })
+    }
+
+    /// Shows the projection read-only at `point`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn show(&self, point: MountPoint) -> Result<VisibleMount, MountError> {
+        point.attach(&self.mount.read_only_clone()?)
+    }
+
+    /// Number of FUSE requests served so far.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn requests(&self) -> io::Result<u64> {
+        self.server.requests(self.volume)
+    }
+
+    fn shown(&self) -> Option<Shown<'_>> {
+        self.current.as_ref().map(|(name, image)| Shown { name, image })
+    }
+
+    fn remove_generation(&self, old: Shown<'_>, time: SystemTime) -> Result<(), CommitError> {
+        let known = self.server.close(self.volume, old.name).map_err(CommitError::Server)?;
+        let steps = steps::removal(old, &known);
+        self.server.announce(self.volume, &steps, None, time).map_err(CommitError::Server)?;
+        self.perform(&steps)
+    }
+
+    /// Puts right what an earlier commit left half-done.
+    fn tidy(&mut self) -> Result<(), CommitError> {
+        if !self.untidy {
+            return Ok(());
+        }
+        let entries =
+            self.entries().map_err(|cause| CommitError::Step { call: "reading the root".to_owned(), cause })?;
+        let steps = steps::repair(&entries, self.shown(), &self.hidden);
+        self.server.announce(self.volume, &steps, None, SystemTime::now()).map_err(CommitError::Server)?;
+        self.perform(&steps)?;
+        self.untidy = false;
+        Ok(())
+    }
+
+    fn entries(&self) -> io::Result<Vec<String>> {
+        let root =
+            openat2(&self.mount, c".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::BENEATH)?;
+        let mut names = Vec::new();
+        for entry in Dir::new(root)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn perform(&self, steps: &[Step]) -> Result<(), CommitError> {
+        steps.iter().try_for_each(|step| {
+            self.perform_one(step).map_err(|cause| CommitError::Step { call: describe(step), cause })
+        })
+    }
+
+    fn perform_one(&self, step: &Step) -> io::Result<()> {
+        let root = self.mount.as_fd();
+        // The image's memory is shared with the server; a server gone bad must not lead the supervisor
+        // through a link of its making.
+        if step.name().contains('/') {
+            return Err(io::ErrorKind::InvalidFilename.into());
+        }
+        match step {
+            Step::MakeGeneration { name } => mkdirat(root, name, Mode::from_raw_mode(0o700))?,
+            Step::SetMode { name, mode } => chmodat(root, name, Mode::from_raw_mode((*mode).into()), AtFlags::empty())?,
+            Step::MakeLink { name, target, .. } => symlinkat(target, root, name)?,
+            Step::Switch => renameat(root, DATA_TMP, root, DATA)?,
+            Step::Unlink { directory, name } => unlinkat(self.directory(directory)?, name, AtFlags::empty())?,
+            Step::RemoveDirectory { directory, name } => {
+                unlinkat(self.directory(directory)?, name, AtFlags::REMOVEDIR)?
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory of the tree. The path is resolved without following links and without leaving the
+    /// mount, whatever the server answers.
+    fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+        let path = if path.is_empty() { "." } else { path };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        Ok(openat2(&self.mount, path, flags, Mode::empty(), resolve)?)
+    }
+}
+
+impl Drop for Projection {
+    fn drop(&mut self) {
+        // The server may be gone already, and with it all it held.
+        let _ = self.server.remove(self.volume);
+    }
+}
+
+fn describe(step: &Step) -> String {
+    match step {
+        Step::MakeGeneration { name } => format!("mkdir {name}"),
+        Step::SetMode { name, mode } => format!("chmod {mode:o} {name}"),
+        Step::MakeLink { name, .. } => format!("symlink {name}"),
+        Step::Switch => format!("rename {DATA_TMP} {DATA}"),
+        Step::Unlink { directory, name } => format!("unlink {directory}/{name}"),
+        Step::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
+    }
+}

@@ -1,0 +1,77 @@
+//! The name of a generation, which is also the name of its directory.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// `..YYYY_MM_DD_hh_mm_ss.N`: when the generation was made (UTC), and a random decimal number, in the
+/// form of the kubelet's `AtomicWriter`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct GenerationName(String);
+
+impl GenerationName {
+    /// A name for a generation made at `at`, different from every other with overwhelming probability.
+    pub fn new(at: SystemTime) -> Self {
+        let at = OffsetDateTime::from(at);
+        Self(format!(
+            "..{:04}_{:02}_{:02}_{:02}_{:02}_{:02}.{}",
+            at.year(),
+            u8::from(at.month()),
+            at.day(),
+            at.hour(),
+            at.minute(),
+            at.second(),
+            random()
+        ))
+    }
+
+    /// The name as the directory entry shows it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GenerationName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether a root entry is a generation's directory. Keys cannot be: a payload path never starts
+/// with `..`.
+pub(crate) fn is_generation(name: &str) -> bool {
+    name.strip_prefix("..").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+fn random() -> u32 {
+    let mut bytes = [0; 4];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match filled {
+        Ok(4) => u32::from_ne_bytes(bytes),
+        // Only a sandbox without the call ends here; the clock is as good for a name.
+        _ => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_name_shows_the_utc_time_and_a_decimal_number() {
+        // AW-02
+        let name = GenerationName::new(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_196_778));
+        let (time, number) = name
+            .as_str()
+            .split_once('.')
+            .map_or(("", ""), |_| name.as_str().rsplit_once('.').expect("a name has a dot before its number"));
+        assert_eq!(time, "..2026_11_20_17_46_18");
+        assert!(number.parse::<u32>().is_ok());
+        assert!(is_generation(name.as_str()));
+        assert!(!is_generation("..data") && !is_generation("..data_tmp") && !is_generation("a"));
+    }
+}

@@ -1,0 +1,454 @@
+//! One payload as one memory file: an index of directories and files, then their bytes.
+//!
+//! ```text
+//! Header | Node × nodes | names | content
+//! ```
+//!
+//! The supervisor writes an image once; both processes read it in place, so a generation of a
+//! thousand keys costs the server nothing before somebody looks a key up. Node 0 is the generation's
+//! own directory. The children of a directory are neighbours, sorted by name: a lookup is a binary
+//! search and a listing is a slice.
+//!
+//! The bytes of an image are a function of its payload alone, so two payloads are equal exactly when
+//! their images would be.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::memory::Block;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"podfs\0\0\x01");
+
+/// The longest name the kernel passes on (`NAME_MAX`), in bytes.
+const NAME_MAX: usize = 255;
+
+/// One file of a payload.
+#[derive(Clone, Copy)]
+pub struct Entry<'a> {
+    /// Where it is shown: relative, normalised, elements separated by `/`.
+    pub path: &'a str,
+    /// Its bytes.
+    pub content: &'a [u8],
+    /// Permission bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// How the directories of a payload look, the generation's own among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryAttributes {
+    /// Permission bits, setgid included.
+    pub mode: u16,
+    /// Group. Directories belong to root.
+    pub gid: u32,
+}
+
+/// Why a set of entries is no tree.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// An element of a path is empty, `.`, `..`, holds a NUL byte or is longer than 255 bytes.
+    #[error("path {0:?} cannot be shown as a file: each element needs 1 to 255 bytes and may not be `.` or `..`")]
+    Path(String),
+    /// A path is a file, and a directory for another path.
+    #[error("{0:?} is a file and cannot also be a directory; give one of the two another path")]
+    FileAndDirectory(String),
+    /// The same path twice.
+    #[error("{0:?} is given twice")]
+    Twice(String),
+    /// More names or nodes than the index can count.
+    #[error("the payload has too many files")]
+    TooLarge,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Header {
+    magic: u64,
+    nodes: u64,
+    names: u64,
+    content: u64,
+}
+
+/// A directory or file, as the index stores it.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Node {
+    name: u32,
+    name_length: u16,
+    /// Type and permission bits, as `st_mode`.
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    parent: u32,
+    /// Directory: how many of its children are directories.
+    subdirectories: u32,
+    /// Directory: index of its first child. File: offset of its first byte in the content.
+    start: u64,
+    /// Directory: number of children. File: size in bytes.
+    length: u64,
+}
+
+const S_IFDIR: u16 = libc::S_IFDIR as u16;
+const S_IFREG: u16 = libc::S_IFREG as u16;
+const PERMISSIONS: u16 = 0o7777;
+
+impl Node {
+    fn is_directory(&self) -> bool {
+        self.mode & !PERMISSIONS == S_IFDIR
+    }
+}
+
+/// A payload laid out, but not yet copied: enough to compare it with an [`Image`] or to make one.
+pub struct Layout<'a> {
+    nodes: Vec<Node>,
+    names: Vec<u8>,
+    contents: Vec<&'a [u8]>,
+    content_size: u64,
+}
+
+impl<'a> Layout<'a> {
+    /// Sorts `entries` into a tree.
+    pub fn new(
+        entries: impl IntoIterator<Item = Entry<'a>>,
+        directories: DirectoryAttributes,
+    ) -> Result<Self, ImageError> {
+        let mut root = Branch::default();
+        for entry in entries {
+            root.insert(entry)?;
+        }
+        let mut layout = Self { nodes: Vec::new(), names: Vec::new(), contents: Vec::new(), content_size: 0 };
+        layout.push_tree(&root, directories)?;
+        Ok(layout)
+    }
+
+    /// Breadth first, so that the children of each directory become neighbours.
+    fn push_tree(&mut self, root: &Branch<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
+        let directory = |parent| Node {
+            name: 0,
+            name_length: 0,
+            mode: S_IFDIR | directories.mode & PERMISSIONS,
+            uid: 0,
+            gid: directories.gid,
+            parent,
+            subdirectories: 0,
+            start: 0,
+            length: 0,
+        };
+        self.nodes.push(directory(0));
+        let mut pending = VecDeque::from([(0, root)]);
+        while let Some((index, branch)) = pending.pop_front() {
+            self.nodes[index].start = self.nodes.len() as u64;
+            self.nodes[index].length = branch.0.len() as u64;
+            let parent = u32::try_from(index).map_err(|_| ImageError::TooLarge)?;
+            for (name, twig) in &branch.0 {
+                let mut node = match twig {
+                    Twig::Branch(below) => {
+                        pending.push_back((self.nodes.len(), below));
+                        self.nodes[index].subdirectories += 1;
+                        directory(parent)
+                    }
+                    Twig::Leaf(entry) => self.push_content(entry, parent),
+                };
+                node.name = u32::try_from(self.names.len()).map_err(|_| ImageError::TooLarge)?;
+                node.name_length = u16::try_from(name.len()).map_err(|_| ImageError::TooLarge)?;
+                self.names.extend_from_slice(name.as_bytes());
+                self.nodes.push(node);
+            }
+        }
+        u32::try_from(self.nodes.len()).map_err(|_| ImageError::TooLarge)?;
+        Ok(())
+    }
+
+    fn push_content(&mut self, entry: &Entry<'a>, parent: u32) -> Node {
+        let start = self.content_size;
+        self.contents.push(entry.content);
+        self.content_size += entry.content.len() as u64;
+        Node {
+            name: 0,
+            name_length: 0,
+            mode: S_IFREG | entry.mode & PERMISSIONS,
+            uid: entry.uid,
+            gid: entry.gid,
+            parent,
+            subdirectories: 0,
+            start,
+            length: entry.content.len() as u64,
+        }
+    }
+
+    /// Whether `image` shows exactly this payload: paths, bytes, modes and owners.
+    pub fn equals(&self, image: &Image) -> bool {
+        let shown = image.block.bytes();
+        let index = self.index_size();
+        image.content.len() as u64 == self.content_size
+            && image.content.start == index
+            && shown[size_of::<Header>()..][..self.nodes.as_bytes().len()] == *self.nodes.as_bytes()
+            && shown[image.names.clone()] == *self.names
+            && self
+                .contents
+                .iter()
+                .scan(index, |at, content| {
+                    let start = *at;
+                    *at += content.len();
+                    Some(shown[start..*at] == **content)
+                })
+                .all(|equal| equal)
+    }
+
+    /// Copies the payload into a new image, which this process then owns.
+    pub fn image(&self) -> io::Result<Image> {
+        let header = Header {
+            magic: MAGIC,
+            nodes: self.nodes.len() as u64,
+            names: self.names.len() as u64,
+            content: self.content_size,
+        };
+        let mut parts = vec![header.as_bytes(), self.nodes.as_bytes(), &self.names];
+        parts.extend(&self.contents);
+        Image::read(Block::new(&parts)?)
+    }
+
+    fn index_size(&self) -> usize {
+        size_of::<Header>() + self.nodes.as_bytes().len() + self.names.len()
+    }
+}
+
+/// A tree of names, sorted bytewise, while a layout is made.
+#[derive(Default)]
+struct Branch<'a>(BTreeMap<&'a str, Twig<'a>>);
+
+enum Twig<'a> {
+    Branch(Branch<'a>),
+    Leaf(Entry<'a>),
+}
+
+impl<'a> Branch<'a> {
+    fn insert(&mut self, entry: Entry<'a>) -> Result<(), ImageError> {
+        let mut branch = self;
+        let mut rest = entry.path;
+        loop {
+            let (name, below) = match rest.split_once('/') {
+                Some((name, below)) => (name, Some(below)),
+                None => (rest, None),
+            };
+            if name.is_empty() || name == "." || name == ".." || name.len() > NAME_MAX || name.contains('\0') {
+                return Err(ImageError::Path(entry.path.to_owned()));
+            }
+            let Some(below) = below else {
+                return match branch.0.insert(name, Twig::Leaf(entry)) {
+                    None => Ok(()),
+                    Some(Twig::Leaf(_)) => Err(ImageError::Twice(entry.path.to_owned())),
+                    Some(Twig::Branch(_)) => Err(ImageError::FileAndDirectory(entry.path.to_owned())),
+                };
+            };
+            match branch.0.entry(name).or_insert_with(|| Twig::Branch(Branch::default())) {
+                Twig::Branch(next) => branch = next,
+                Twig::Leaf(file) => return Err(ImageError::FileAndDirectory(file.path.to_owned())),
+            }
+            rest = below;
+        }
+    }
+}
+
+/// A payload in shared memory, ready to be served.
+pub struct Image {
+    block: Block,
+    names: Range<usize>,
+    content: Range<usize>,
+    nodes: usize,
+}
+
+/// Index of a directory or file within its image; 0 is the generation's own directory.
+pub(crate) type Index = u32;
+
+/// What a node of an image is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Its children are the nodes with these indexes, sorted by name.
+    Directory { children: Range<Index>, subdirectories: u32 },
+    /// Its bytes are these of [`Image::bytes`].
+    File { content: Range<usize> },
+}
+
+/// A directory or file of an image.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageNode {
+    pub(crate) kind: Kind,
+    pub(crate) mode: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Image {
+    /// Opens the image behind a descriptor that another process made, and takes the duty to zero it.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is not an image: nothing later relies on the other process having been right.
+    pub fn adopt(file: OwnedFd) -> io::Result<Self> {
+        let image = Self::read(Block::adopt(file)?)?;
+        image.check()?;
+        Ok(image)
+    }
+
+    fn read(block: Block) -> io::Result<Self> {
+        let bytes = block.bytes();
+        let layout = Header::read_from_prefix(bytes).ok().and_then(|(header, _)| {
+            let nodes = usize::try_from(header.nodes).ok()?;
+            let index_end = nodes.checked_mul(size_of::<Node>())?.checked_add(size_of::<Header>())?;
+            let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
+            let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
+            let whole = header.magic == MAGIC && nodes > 0 && u32::try_from(nodes).is_ok() && end == bytes.len();
+            whole.then_some((nodes, index_end..names_end, names_end..end))
+        });
+        let (nodes, names, content) = layout.ok_or_else(not_an_image)?;
+        Ok(Self { block, names, content, nodes })
+    }
+
+    /// Every reference of the index stays inside the image, parents point back, and names are sorted.
+    fn check(&self) -> io::Result<()> {
+        let nodes = self.index();
+        let names = str::from_utf8(&self.block.bytes()[self.names.clone()]).map_err(|_| not_an_image())?;
+        let name = |node: &Node| names.get(node.name as usize..node.name as usize + usize::from(node.name_length));
+        let whole = nodes.iter().enumerate().all(|(position, node)| {
+            let Some(end) = node.start.checked_add(node.length) else { return false };
+            let linked = position == 0 || (node.parent as usize) < position;
+            if !node.is_directory() {
+                return linked && position > 0 && end <= self.content.len() as u64 && name(node).is_some();
+            }
+            let inside = end <= nodes.len() as u64 && (node.length == 0 || node.start > position as u64);
+            linked && inside && name(node).is_some() && {
+                let children = &nodes[node.start as usize..end as usize];
+                children.iter().all(|child| child.parent as usize == position)
+                    && children.is_sorted_by(|a, b| name(a) < name(b))
+            }
+        });
+        if whole { Ok(()) } else { Err(not_an_image()) }
+    }
+
+    /// Number of directories and files, the generation's own directory included.
+    pub(crate) fn nodes(&self) -> Index {
+        self.nodes as Index
+    }
+
+    /// The node at `index`, if there is one.
+    pub(crate) fn node(&self, index: Index) -> Option<ImageNode> {
+        let node = self.index().get(index as usize)?;
+        let kind = if node.is_directory() {
+            let children = node.start as Index..(node.start + node.length) as Index;
+            Kind::Directory { children, subdirectories: node.subdirectories }
+        } else {
+            let start = self.content.start + node.start as usize;
+            Kind::File { content: start..start + node.length as usize }
+        };
+        Some(ImageNode { kind, mode: node.mode & PERMISSIONS, uid: node.uid, gid: node.gid })
+    }
+
+    /// The child of `directory` with this name.
+    pub(crate) fn child(&self, directory: Index, name: &[u8]) -> Option<Index> {
+        let Kind::Directory { children, .. } = self.node(directory)?.kind else {
+            return None;
+        };
+        let nodes = &self.index()[children.start as usize..children.end as usize];
+        let found = nodes.binary_search_by(|node| self.raw_name_of(node).cmp(name)).ok()?;
+        Some(children.start + found as Index)
+    }
+
+    /// The last element of the path of `index`; empty for the generation's own directory.
+    pub(crate) fn name(&self, index: Index) -> &str {
+        str::from_utf8(self.raw_name(index as usize)).expect("names are checked when an image is read")
+    }
+
+    /// The path of `index` below the generation's own directory.
+    pub(crate) fn path(&self, index: Index) -> String {
+        let mut elements = Vec::new();
+        let mut at = index;
+        while at != 0 {
+            elements.push(self.name(at));
+            at = self.index()[at as usize].parent;
+        }
+        elements.reverse();
+        elements.join("/")
+    }
+
+    /// Whether the node at `index` is a directory.
+    pub(crate) fn is_directory(&self, index: Index) -> bool {
+        self.index()[index as usize].is_directory()
+    }
+
+    /// The directory that holds `index`; the generation's own directory holds itself.
+    pub(crate) fn parent(&self, index: Index) -> Index {
+        self.index()[index as usize].parent
+    }
+
+    /// The names directly below the generation's own directory, each with its owner: the owner of the
+    /// first file at or below it.
+    pub(crate) fn top_level(&self) -> impl Iterator<Item = (&str, u32)> {
+        let children = match self.node(0).map(|node| node.kind) {
+            Some(Kind::Directory { children, .. }) => children,
+            _ => 0..0,
+        };
+        children.map(|index| (self.name(index), self.first_owner(index)))
+    }
+
+    fn first_owner(&self, mut index: Index) -> u32 {
+        loop {
+            match self.node(index) {
+                Some(ImageNode { kind: Kind::Directory { children, .. }, .. }) if !children.is_empty() => {
+                    index = children.start;
+                }
+                Some(node) => return node.uid,
+                None => return 0,
+            }
+        }
+    }
+
+    /// All bytes; the ranges of [`Kind::File`] are ranges of these.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.block.bytes()
+    }
+
+    /// Total size of all files in bytes.
+    pub fn content_size(&self) -> u64 {
+        self.content.len() as u64
+    }
+
+    /// Leaves the zeroing to the process that gets the descriptor.
+    pub(crate) fn disown(&self) {
+        self.block.disown();
+    }
+
+    fn index(&self) -> &[Node] {
+        let bytes = &self.block.bytes()[size_of::<Header>()..self.names.start];
+        <[Node]>::ref_from_bytes(bytes).expect("the index is whole and aligned, as checked when it was read")
+    }
+
+    fn raw_name(&self, index: usize) -> &[u8] {
+        self.raw_name_of(&self.index()[index])
+    }
+
+    fn raw_name_of(&self, node: &Node) -> &[u8] {
+        let start = self.names.start + node.name as usize;
+        &self.block.bytes()[start..start + usize::from(node.name_length)]
+    }
+}
+
+impl AsFd for Image {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.block.as_fd()
+    }
+}
+
+fn not_an_image() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the memory file is not a generation's image")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
+
+fn entry<'a>(path: &'a str, content: &'a [u8]) -> Entry<'a> {
+    Entry { path, content, mode: 0o644, uid: 0, gid: 0 }
+}
+
+fn image(entries: &[(&str, &[u8])]) -> Image {
+    layout(entries).image().expect("an image")
+}
+
+fn layout<'a>(entries: &[(&'a str, &'a [u8])]) -> Layout<'a> {
+    let entries = entries.iter().map(|(path, content)| entry(path, content));
+    Layout::new(entries, DIRECTORIES).expect("a tree")
+}
+
+fn refusal(entries: &[(&str, &[u8])]) -> Option<ImageError> {
+    let entries = entries.iter().map(|(path, content)| entry(path, content));
+    Layout::new(entries, DIRECTORIES).err()
+}
+
+fn find(image: &Image, path: &str) -> Option<Index> {
+    path.split('/').try_fold(0, |directory, name| image.child(directory, name.as_bytes()))
+}
+
+fn content<'a>(image: &'a Image, path: &str) -> Option<&'a [u8]> {
+    match image.node(find(image, path)?)?.kind {
+        Kind::File { content } => Some(&image.bytes()[content]),
+        Kind::Directory { .. } => None,
+    }
+}
+
+#[test]
+fn every_file_is_found_with_its_bytes() {
+    // AW-23: binary, empty and large values are exact.
+    let large = vec![7; 1 << 20];
+    let image = image(&[("a", b"1"), ("sub/b", b"\0\xff"), ("sub/deep/c", &large), ("empty", b"")]);
+    assert_eq!(content(&image, "a"), Some(&b"1"[..]));
+    assert_eq!(content(&image, "sub/b"), Some(&b"\0\xff"[..]));
+    assert_eq!(content(&image, "sub/deep/c"), Some(&large[..]));
+    assert_eq!(content(&image, "empty"), Some(&b""[..]));
+    assert_eq!(content(&image, "absent"), None);
+    assert_eq!(image.path(find(&image, "sub/deep/c").expect("it is there")), "sub/deep/c");
+    assert_eq!(image.top_level().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "empty", "sub"]);
+}
+
+#[test]
+fn an_empty_payload_has_an_image_too() {
+    // AW-15
+    let image = image(&[]);
+    assert_eq!(image.nodes(), 1);
+    assert_eq!(image.node(0).expect("a root").kind, Kind::Directory { children: 1..1, subdirectories: 0 });
+}
+
+#[test]
+fn a_name_cannot_be_a_file_and_a_directory() {
+    // AW-20, in either order
+    let conflict = Some(ImageError::FileAndDirectory("a".to_owned()));
+    assert_eq!(refusal(&[("a", b""), ("a/b", b"")]), conflict);
+    assert_eq!(refusal(&[("a/b", b""), ("a", b"")]), conflict);
+    assert_eq!(refusal(&[("a", b""), ("a", b"")]), Some(ImageError::Twice("a".to_owned())));
+}
+
+#[test]
+fn an_element_that_no_directory_can_hold_is_refused() {
+    for path in ["", "/a", "a//b", "a/", ".", "a/../b", "nul\0byte"] {
+        assert!(matches!(refusal(&[(path, b"")]), Some(ImageError::Path(_))), "{path:?}");
+    }
+    let long = "x".repeat(256);
+    assert!(matches!(refusal(&[(&long, b"")]), Some(ImageError::Path(_))));
+}
+
+#[test]
+fn a_payload_equals_its_own_image_and_no_other() {
+    let shown = image(&[("a", b"1"), ("b/c", b"2")]);
+    assert!(layout(&[("b/c", b"2"), ("a", b"1")]).equals(&shown), "order does not matter");
+    assert!(!layout(&[("a", b"1"), ("b/c", b"3")]).equals(&shown), "content");
+    assert!(!layout(&[("a", b"12"), ("b/c", b"")]).equals(&shown), "where one file ends");
+    assert!(!layout(&[("a", b"1"), ("b/d", b"2")]).equals(&shown), "name");
+    assert!(!layout(&[("a", b"1")]).equals(&shown), "removal");
+    let mode = Entry { mode: 0o600, ..entry("a", b"1") };
+    let other = Layout::new([mode, entry("b/c", b"2")], DIRECTORIES).expect("a tree");
+    assert!(!other.equals(&shown), "mode");
+}
+
+#[test]
+fn a_damaged_image_is_refused_and_never_a_panic() {
+    let whole = image(&[("a", b"1"), ("b/c", b"22"), ("b/d", b"333")]);
+    let bytes = whole.bytes().to_vec();
+    let index_end = bytes.len() - usize::try_from(whole.content_size()).expect("a size");
+    for position in 0..index_end {
+        for value in [0, 1, 0x7f, 0xff] {
+            let mut damaged = bytes.clone();
+            damaged[position] = value;
+            let block = Block::new(&[&damaged]).expect("a block");
+            let adopted = Image::read(block).and_then(|image| image.check().map(|()| image));
+            if let Ok(image) = adopted {
+                for index in 0..image.nodes() {
+                    let _ = (image.node(index), image.path(index));
+                }
+                let _ = image.child(0, b"a");
+            }
+        }
+    }
+    for length in 0..bytes.len() {
+        let Ok(block) = Block::new(&[&bytes[..length]]) else {
+            continue;
+        };
+        assert!(Image::read(block).is_err(), "cut to {length} bytes");
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_goes_in_comes_out(files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,2}", proptest::collection::vec(any::<u8>(), 0..20), 0..20)) {
+        // Paths of depth 1 to 3 over disjoint alphabets conflict only when one is a prefix of another.
+        let entries: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
+        let conflict = files.keys().any(|a| files.keys().any(|b| b.starts_with(&format!("{a}/"))));
+        prop_assert_eq!(refusal(&entries).is_some(), conflict);
+        if !conflict {
+            let image = image(&entries);
+            for (path, bytes) in &files {
+                prop_assert_eq!(content(&image, path), Some(bytes.as_slice()));
+            }
+            let shown = (0..image.nodes()).filter(|index| matches!(image.node(*index).expect("a node").kind, Kind::File { .. })).count();
+            prop_assert_eq!(shown, files.len());
+        }
+    }
+}

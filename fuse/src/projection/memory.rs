@@ -1,0 +1,169 @@
+//! Memory that two processes share and that leaves nothing behind.
+//!
+//! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it can
+//! never fault. Its pages are locked against swap and, when the block's owner drops it, overwritten
+//! with zeros. There is one owner at a time: the process that made the block, until it hands the
+//! descriptor to the other.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
+use zeroize::{Zeroize, Zeroizing};
+
+/// A shared, locked, fixed-size block of memory.
+pub(crate) struct Block {
+    file: OwnedFd,
+    start: NonNull<u8>,
+    length: usize,
+    owned: AtomicBool,
+}
+
+// SAFETY: the mapping belongs to the block alone, and it is only written when nobody else can reach it
+// (`drop`).
+unsafe impl Send for Block {}
+// SAFETY: as above; a shared `Block` only gives out shared slices.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// A block that holds `parts`, one after the other.
+    pub(crate) fn new(parts: &[&[u8]]) -> io::Result<Self> {
+        let file = create()?;
+        let length = write_all(&file, parts)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(file, length)
+    }
+
+    /// The block behind a descriptor that the other process made. The caller becomes its owner.
+    pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against shrinking"));
+        }
+        let length = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
+        Self::map(file, length)
+    }
+
+    fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing; the size is sealed.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let block = Self { file, start, length, owned: AtomicBool::new(true) };
+        // Best effort: without CAP_IPC_LOCK the limit may be small; the process reports that once at
+        // its start, when it locks the rest of its memory.
+        // SAFETY: the range is exactly the mapping made above.
+        let _ = unsafe { mlock(block.start.as_ptr().cast(), length) };
+        Ok(block)
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and not written
+        // while the block can be borrowed.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+
+    /// Leaves the zeroing to the process that adopts the descriptor.
+    pub(crate) fn disown(&self) {
+        self.owned.store(false, Ordering::Relaxed);
+    }
+}
+
+impl AsFd for Block {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if *self.owned.get_mut() {
+            // SAFETY: `&mut self` proves that no slice of this mapping is alive in this process, and
+            // the other process gave the block up.
+            unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }.zeroize();
+        }
+        // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+    }
+}
+
+/// Fills a new file. `write(2)` costs no page faults, unlike a mapping, and a buffer between spares
+/// many passes through the page cache when the parts are small.
+fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
+    const BUFFER: usize = 128 * 1024;
+    let length = parts.iter().map(|part| part.len()).sum();
+    // Zeroed when it is dropped: it holds what the parts hold.
+    let mut buffer = Zeroizing::new(Vec::with_capacity(BUFFER.min(length)));
+    let mut file = File::from(file.try_clone()?);
+    for part in parts {
+        if buffer.len() + part.len() > buffer.capacity() {
+            file.write_all(&buffer)?;
+            buffer.clear();
+        }
+        if part.len() >= buffer.capacity() {
+            file.write_all(part)?;
+        } else {
+            buffer.extend_from_slice(part);
+        }
+    }
+    file.write_all(&buffer)?;
+    Ok(length)
+}
+
+fn create() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // NOEXEC_SEAL is known since Linux 6.3; a host may demand it (sysctl vm.memfd_noexec).
+    match memfd_create("podfs-generation", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => Ok(memfd_create("podfs-generation", flags)?),
+        made => Ok(made?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(file: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0xff; 16];
+        let read = rustix::io::pread(file, &mut bytes, 0).expect("a memory file can be read");
+        bytes.truncate(read);
+        bytes
+    }
+
+    #[test]
+    fn the_owner_zeroes_a_block_when_it_is_dropped() {
+        // SE-02: nothing of a secret is left behind.
+        let block = Block::new(&[b"s3", b"cr3"]).expect("a block");
+        let witness = block.file.try_clone().expect("a second descriptor");
+        assert_eq!(page(&witness), b"s3cr3");
+        drop(block);
+        assert_eq!(page(&witness), [0; 5]);
+    }
+
+    #[test]
+    fn a_disowned_block_is_left_to_the_one_who_adopts_it() {
+        let block = Block::new(&[b"abc"]).expect("a block");
+        let witness = block.file.try_clone().expect("a second descriptor");
+        let adopted = Block::adopt(witness.try_clone().expect("a descriptor")).expect("adoption");
+        block.disown();
+        drop(block);
+        assert_eq!(adopted.bytes(), b"abc");
+        drop(adopted);
+        assert_eq!(page(&witness), [0; 3]);
+    }
+
+    #[test]
+    fn a_block_cannot_be_shrunk_under_a_reader() {
+        let block = Block::new(&[b"abc"]).expect("a block");
+        assert!(rustix::fs::ftruncate(&block.file, 0).is_err());
+    }
+}

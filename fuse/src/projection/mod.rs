@@ -1,0 +1,30 @@
+//! Projections: payloads shown as a directory that switches from one generation to the next.
+//!
+//! What a container sees has the layout of the kubelet's `AtomicWriter`:
+//!
+//! ```text
+//! ..2026_11_20_17_46_18.1234567890/   the generation: every file of the payload, immutable
+//! ..data -> ..2026_11_20_17_46_18.1234567890
+//! app.yaml -> ..data/app.yaml         one link per top-level name
+//! ```
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`image`] | one payload as one memory file: index and bytes, shared by both processes |
+//! | [`steps`] | the system calls of a commit, in the `AtomicWriter`'s order |
+//! | [`tree`] | the server's view: generations, links, node ids; changes only by announced steps |
+//! | [`filesystem`] | the FUSE shim over [`tree`] |
+//! | [`commit`] | the supervisor's view: one mounted projection and its commits |
+
+pub mod commit;
+pub mod filesystem;
+pub mod image;
+pub mod steps;
+pub mod tree;
+
+mod generation;
+mod memory;
+
+pub use commit::{Commit, Projection};
+pub use generation::GenerationName;
+pub use image::{Entry, Image, ImageError, Layout};

@@ -1,0 +1,234 @@
+//! The system calls of a commit, as data.
+//!
+//! The supervisor plans them, announces them to the server, and performs them one by one on the
+//! private mount. The server accepts exactly the announced ones, in their order; so whoever else
+//! reaches the tree for writing (a privileged container can remount its bind mount) changes nothing.
+//!
+//! The order is the `AtomicWriter`'s, and with it the inotify events that containers see: the new
+//! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last the
+//! old generation (rows EV-01 to EV-05 of the kubelet's behaviour).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::generation::{GenerationName, is_generation};
+use super::image::{Image, Index};
+
+/// The link to the current generation.
+pub const DATA: &str = "..data";
+/// The link that becomes [`DATA`] by a rename.
+pub const DATA_TMP: &str = "..data_tmp";
+
+/// One system call that changes a projection's tree. Names without a directory are in the root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// `mkdirat(2)` of a generation's directory; with it the whole generation appears.
+    MakeGeneration {
+        /// The staged generation.
+        name: String,
+    },
+    /// `fchmodat(2)` of a generation's directory.
+    SetMode {
+        /// The directory.
+        name: String,
+        /// Permission bits.
+        mode: u16,
+    },
+    /// `symlinkat(2)`.
+    MakeLink {
+        /// The link.
+        name: String,
+        /// What it points to.
+        target: String,
+        /// Its owner from the start; a `chown` would be one more event.
+        uid: u32,
+    },
+    /// `renameat(2)` of [`DATA_TMP`] to [`DATA`]: the switch.
+    Switch,
+    /// `unlinkat(2)` of a link or file.
+    Unlink {
+        /// Path of the directory below the root; empty for the root.
+        directory: String,
+        /// The entry in it.
+        name: String,
+    },
+    /// `unlinkat(2)` with `AT_REMOVEDIR`. Removing a generation's directory takes with it what the
+    /// kernel never looked up.
+    RemoveDirectory {
+        /// Path of the directory that holds it; empty for the root.
+        directory: String,
+        /// The directory to remove.
+        name: String,
+    },
+}
+
+impl Step {
+    /// The entry that the step is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Switch => DATA,
+            Self::MakeGeneration { name }
+            | Self::SetMode { name, .. }
+            | Self::MakeLink { name, .. }
+            | Self::Unlink { name, .. }
+            | Self::RemoveDirectory { name, .. } => name,
+        }
+    }
+}
+
+/// A generation and its content.
+#[derive(Clone, Copy)]
+pub struct Shown<'a> {
+    /// Its directory.
+    pub name: &'a GenerationName,
+    /// Its payload.
+    pub image: &'a Image,
+}
+
+/// From `previous` to `next`: the switch, then the links of added and removed names. Names in
+/// `hidden` are real directories of the root (mount points of nested volumes) and get no link
+/// (AW-21).
+pub fn switch(previous: Option<Shown<'_>>, next: Shown<'_>, mode: u16, hidden: &BTreeSet<String>) -> Vec<Step> {
+    let mut steps = vec![
+        Step::MakeGeneration { name: next.name.to_string() },
+        Step::SetMode { name: next.name.to_string(), mode },
+        Step::MakeLink { name: DATA_TMP.to_owned(), target: next.name.to_string(), uid: 0 },
+        Step::Switch,
+    ];
+    let before = || links(previous.map(|shown| shown.image), hidden);
+    let after = || links(Some(next.image), hidden);
+    steps.extend(missing(after(), before()).map(|(name, uid)| make_link(name, uid)));
+    steps.extend(missing(before(), after()).map(|(name, _)| unlink_root(name)));
+    steps
+}
+
+/// The end of an old generation: the entries the kernel knows are unlinked one by one, children
+/// before their directory, so that watchers of a file hear of its end (EV-04).
+pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
+    let mut indexes: Vec<_> =
+        looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();
+    indexes.sort_unstable_by(|a, b| b.cmp(a));
+    indexes.dedup();
+    let mut steps: Vec<_> = indexes.into_iter().map(|index| remove_node(old, index)).collect();
+    steps.push(Step::RemoveDirectory { directory: String::new(), name: old.name.to_string() });
+    steps
+}
+
+/// What brings a root with these entries back to what `current` should look like, after a commit
+/// that stopped half-way: no `..data_tmp` (AW-18), no leaked generation (AW-19), every link in its
+/// place (AW-16).
+pub fn repair(entries: &[String], current: Option<Shown<'_>>, hidden: &BTreeSet<String>) -> Vec<Step> {
+    let wanted = || links(current.map(|shown| shown.image), hidden);
+    let names: BTreeSet<_> = wanted().map(|(name, _)| name).collect();
+    let present: BTreeSet<_> = entries.iter().map(String::as_str).collect();
+    let mut steps = Vec::new();
+    if present.contains(DATA_TMP) {
+        steps.push(unlink_root(DATA_TMP));
+    }
+    steps.extend(wanted().filter(|(name, _)| !present.contains(name)).map(|(name, uid)| make_link(name, uid)));
+    for &entry in &present {
+        let kept = entry == DATA || entry == DATA_TMP || names.contains(entry) || hidden.contains(entry);
+        let is_current = current.is_some_and(|shown| shown.name.as_str() == entry);
+        if is_generation(entry) && !is_current {
+            steps.push(Step::RemoveDirectory { directory: String::new(), name: entry.to_owned() });
+        } else if !kept && !is_current {
+            steps.push(unlink_root(entry));
+        }
+    }
+    steps
+}
+
+/// The links that belong to an image, sorted by name, each with its owner.
+fn links<'a>(image: Option<&'a Image>, hidden: &'a BTreeSet<String>) -> impl Iterator<Item = (&'a str, u32)> {
+    image.into_iter().flat_map(Image::top_level).filter(|(name, _)| !hidden.contains(*name))
+}
+
+/// What is in `these` but not in `those`, both sorted by name. A payload may have thousands of names,
+/// and an update usually changes none.
+fn missing<'a>(
+    these: impl Iterator<Item = (&'a str, u32)>,
+    those: impl Iterator<Item = (&'a str, u32)>,
+) -> impl Iterator<Item = (&'a str, u32)> {
+    let mut those = those.peekable();
+    these.filter(move |(name, _)| {
+        while those.next_if(|(other, _)| other < name).is_some() {}
+        those.peek().is_none_or(|(other, _)| other != name)
+    })
+}
+
+fn make_link(name: &str, uid: u32) -> Step {
+    Step::MakeLink { name: name.to_owned(), target: format!("{DATA}/{name}"), uid }
+}
+
+fn unlink_root(name: &str) -> Step {
+    Step::Unlink { directory: String::new(), name: name.to_owned() }
+}
+
+fn remove_node(old: Shown<'_>, index: Index) -> Step {
+    let parent = old.image.path(old.image.parent(index));
+    let directory = match parent.as_str() {
+        "" => old.name.to_string(),
+        below => format!("{}/{below}", old.name),
+    };
+    let name = old.image.name(index).to_owned();
+    if old.image.is_directory(index) {
+        Step::RemoveDirectory { directory, name }
+    } else {
+        Step::Unlink { directory, name }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::image::{DirectoryAttributes, Entry, Layout};
+    use super::*;
+
+    fn image(paths: &[&str]) -> Image {
+        let entries = paths.iter().map(|path| Entry { path, content: b"", mode: 0o644, uid: 0, gid: 0 });
+        let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
+        Layout::new(entries, directories).expect("a tree").image().expect("an image")
+    }
+
+    fn words(steps: &[Step], name: &GenerationName) -> Vec<String> {
+        let word = |step: &Step| match step {
+            Step::MakeGeneration { .. } => "mkdir gen".to_owned(),
+            Step::SetMode { .. } => "chmod gen".to_owned(),
+            Step::MakeLink { name, .. } => format!("symlink {name}"),
+            Step::Switch => "switch".to_owned(),
+            Step::Unlink { directory, name } => format!("unlink {directory}/{name}"),
+            Step::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
+        };
+        steps.iter().map(|step| word(step).replace(name.as_str(), "gen")).collect()
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_atomic_writer() {
+        // EV-02, EV-03, AW-14: links after the switch; `sub` stays while a key below it remains.
+        let old_name = GenerationName::new(SystemTime::UNIX_EPOCH);
+        let name = GenerationName::new(SystemTime::now());
+        let (old, new) = (image(&["a", "b", "sub/x", "sub/y"]), image(&["a", "c", "sub/y"]));
+        let previous = Shown { name: &old_name, image: &old };
+        let next = Shown { name: &name, image: &new };
+        let steps = switch(Some(previous), next, 0o755, &BTreeSet::new());
+        let expected = ["mkdir gen", "chmod gen", "symlink ..data_tmp", "switch", "symlink c", "unlink /b"];
+        assert_eq!(words(&steps, &name), expected);
+        let first = switch(None, next, 0o755, &BTreeSet::from(["sub".to_owned()]));
+        let expected = ["mkdir gen", "chmod gen", "symlink ..data_tmp", "switch", "symlink a", "symlink c"];
+        assert_eq!(words(&first, &name), expected, "`sub` is a real directory here (AW-21)");
+    }
+
+    #[test]
+    fn an_old_generation_goes_children_first_and_only_what_is_known() {
+        let name = GenerationName::new(SystemTime::now());
+        let old = image(&["a", "b", "sub/deep/x", "sub/y"]);
+        let index =
+            |path: &str| path.split('/').try_fold(0, |at, name| old.child(at, name.as_bytes())).expect("a node");
+        let known = [0, index("a"), index("sub"), index("sub/deep"), index("sub/deep/x"), 999];
+        let steps = removal(Shown { name: &name, image: &old }, &known);
+        let expected = ["unlink gen/sub/deep/x", "rmdir gen/sub/deep", "rmdir gen/sub", "unlink gen/a", "rmdir /gen"];
+        assert_eq!(words(&steps, &name), expected);
+    }
+}

@@ -1,0 +1,596 @@
+//! The tree of one projection, as the server answers for it. No kernel and no FUSE in here.
+//!
+//! Node ids are handed out once and never again: 1 is the root, then come the fixed directories, then
+//! generations (a block of ids each, in the order of their image) and links as they are made. So an
+//! inode number a container has seen never comes to mean something else.
+//!
+//! Two rules keep the tree right:
+//! 1. It changes only by the steps that were [announced](Tree::announce), in their order; any other
+//!    request that would change it is `EROFS`.
+//! 2. A node lives until it is unlinked *and* the kernel forgot it; the image of a generation is
+//!    dropped, and with that zeroed, when this holds for all of its nodes. So an open file keeps its
+//!    bytes (AW-13).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::generation::GenerationName;
+use super::image::{Image, Index, Kind};
+use super::steps::{DATA, DATA_TMP, Step};
+
+mod attached;
+
+use attached::Attached;
+
+/// The kernel's number for a node; also its inode number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// The root of a FUSE connection.
+    pub const ROOT: Self = Self(1);
+}
+
+/// How the root of a projection looks, for as long as it is mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// Permission bits, sticky and setgid included.
+    pub mode: u16,
+    /// Group; links get it too.
+    pub gid: u32,
+    /// Directories that other volumes are mounted on, as paths below the root. They are there from
+    /// the start and hide keys of the same name (AW-21).
+    pub directories: BTreeSet<String>,
+}
+
+/// What kind of node it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File,
+    /// A symbolic link.
+    Link,
+}
+
+/// What `stat(2)` shows of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Inode number.
+    pub node: NodeId,
+    /// Type.
+    pub kind: NodeKind,
+    /// Permission bits.
+    pub mode: u16,
+    /// Size in bytes; 0 for directories.
+    pub size: u64,
+    /// Hard links; 0 once the node is unlinked.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Time of the last change, and of everything else.
+    pub time: SystemTime,
+}
+
+/// A generation that waits for the `mkdir` that attaches it.
+pub struct Staged {
+    /// The name of its directory.
+    pub name: GenerationName,
+    /// Its payload.
+    pub image: Image,
+}
+
+/// Size of what a tree shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes in files.
+    pub bytes: u64,
+    /// Directories, files and links.
+    pub nodes: u64,
+}
+
+/// One directory entry: node, cookie of the next one, type, name.
+pub type Listed<'a> = (NodeId, u64, NodeKind, &'a str);
+
+/// The tree of one projection.
+pub struct Tree {
+    root: Root,
+    fixed: Vec<Fixed>,
+    names: HashMap<String, u64>,
+    /// Root entries by the cookie that `readdir` continues from: a name keeps its cookie while it
+    /// stands, so a listing that crosses a switch shows nothing twice and skips nothing (FU-15).
+    entries: BTreeMap<u64, RootEntry>,
+    links: HashMap<NodeId, Link>,
+    generations: BTreeMap<u64, Attached>,
+    staged: Option<Staged>,
+    announced: VecDeque<Step>,
+    next: u64,
+    created: SystemTime,
+    time: SystemTime,
+}
+
+struct RootEntry {
+    name: String,
+    node: NodeId,
+    kind: NodeKind,
+}
+
+/// A directory that is there from the start.
+struct Fixed {
+    parent: NodeId,
+    name: String,
+    children: BTreeMap<String, NodeId>,
+}
+
+struct Link {
+    name: String,
+    target: String,
+    uid: u32,
+    time: SystemTime,
+    lookups: u64,
+    unlinked: bool,
+}
+
+/// Cookies of the entries that every directory has.
+const SELF_COOKIE: u64 = 1;
+const PARENT_COOKIE: u64 = 2;
+/// `..data` and `..data_tmp` keep theirs, whichever link stands behind them.
+const DATA_COOKIE: u64 = 3;
+const DATA_TMP_COOKIE: u64 = 4;
+/// Every other cookie is this plus the node id.
+const FIRST_COOKIE: u64 = 8;
+
+impl Tree {
+    /// An empty projection.
+    pub fn new(root: Root, time: SystemTime) -> Self {
+        let directories = root.directories.clone();
+        let mut tree = Self {
+            root,
+            fixed: Vec::new(),
+            names: HashMap::new(),
+            entries: BTreeMap::new(),
+            links: HashMap::new(),
+            generations: BTreeMap::new(),
+            staged: None,
+            announced: VecDeque::new(),
+            next: NodeId::ROOT.0 + 1,
+            created: time,
+            time,
+        };
+        for path in &directories {
+            tree.make_fixed(path);
+        }
+        tree
+    }
+
+    /// From now on these steps are accepted, in this order; what was announced before is void.
+    pub fn announce(&mut self, steps: Vec<Step>, staged: Option<Staged>, time: SystemTime) {
+        self.announced = steps.into();
+        self.staged = staged;
+        self.time = time;
+    }
+
+    /// The nodes of generation `name` that the kernel knows. From now on no other can be looked up,
+    /// so that the answer stays true while they are unlinked.
+    ///
+    /// # Errors
+    /// `ENOENT` when no such generation is attached.
+    pub fn close_generation(&mut self, name: &str) -> Result<Vec<Index>, Errno> {
+        let base = self.generation_base(name).ok_or(Errno::ENOENT)?;
+        self.generations.get_mut(&base).ok_or(Errno::ENOENT).map(Attached::close)
+    }
+
+    /// The entry `name` of a directory, counted as known to the kernel.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+        let name = name.to_str().ok_or(Errno::ENOENT)?;
+        let node = self.child(parent, name)?;
+        self.count(node);
+        self.attributes(node)
+    }
+
+    /// The kernel dropped `count` references to a node.
+    pub fn forget(&mut self, node: NodeId, count: u64) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.lookups = link.lookups.saturating_sub(count);
+            self.sweep_link(node);
+        } else if let Some((base, index)) = self.in_generation(node) {
+            if let Some(generation) = self.generations.get_mut(&base) {
+                generation.forget(index, count);
+            }
+            self.sweep_generation(base);
+        }
+    }
+
+    /// What `stat(2)` shows.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is gone.
+    pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
+        match self.place(node)? {
+            Place::Root => Ok(self.directory(node, self.root.mode, self.root_subdirectories(), self.time)),
+            Place::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len(), self.created)),
+            Place::Link(link) => Ok(Attributes {
+                node,
+                kind: NodeKind::Link,
+                mode: 0o777,
+                size: link.target.len() as u64,
+                links: u32::from(!link.unlinked),
+                uid: link.uid,
+                gid: self.root.gid,
+                time: link.time,
+            }),
+            Place::Generation(generation, index) => generation.attributes(node, index).ok_or(Errno::ESTALE),
+        }
+    }
+
+    /// What a link points to.
+    ///
+    /// # Errors
+    /// `EINVAL` for a node that is no link, `ESTALE` for one that is gone.
+    pub fn read_link(&self, node: NodeId) -> Result<&str, Errno> {
+        match self.place(node)? {
+            Place::Link(link) => Ok(&link.target),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL` for a link, `ESTALE` for a node that is gone.
+    pub fn content(&self, node: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
+        match self.place(node)? {
+            Place::Generation(generation, index) => match generation.kind(index).ok_or(Errno::ESTALE)? {
+                Kind::File { content } => Ok((generation.image(), content)),
+                Kind::Directory { .. } => Err(Errno::EISDIR),
+            },
+            Place::Link(_) => Err(Errno::EINVAL),
+            Place::Root | Place::Fixed(_) => Err(Errno::EISDIR),
+        }
+    }
+
+    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn list(&self, node: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+        let place = self.place(node)?;
+        let parent = self.parent(node);
+        for (dot, at, to) in [(".", SELF_COOKIE, node), ("..", PARENT_COOKIE, parent)] {
+            if cookie < at && emit((to, at, NodeKind::Directory, dot)) {
+                return Ok(());
+            }
+        }
+        match place {
+            Place::Root => {
+                for (at, entry) in self.entries.range(cookie.saturating_add(1)..) {
+                    if emit((entry.node, *at, entry.kind, &entry.name)) {
+                        break;
+                    }
+                }
+            }
+            Place::Fixed(fixed) => {
+                for (name, child) in &fixed.children {
+                    let at = child.0 + FIRST_COOKIE;
+                    if cookie < at && emit((*child, at, NodeKind::Directory, name)) {
+                        break;
+                    }
+                }
+            }
+            Place::Generation(generation, index) => generation.list(index, cookie, emit)?,
+            Place::Link(_) => return Err(Errno::ENOTDIR),
+        }
+        Ok(())
+    }
+
+    /// What all generations and links take.
+    pub fn usage(&self) -> Usage {
+        let links = Usage { bytes: 0, nodes: 1 + (self.fixed.len() + self.links.len()) as u64 };
+        self.generations.values().fold(links, |sum, generation| {
+            let image = generation.image();
+            Usage { bytes: sum.bytes + image.content_size(), nodes: sum.nodes + u64::from(image.nodes()) }
+        })
+    }
+
+    /// Where a node is, for people: `/..2026_…/app.yaml`.
+    pub fn path(&self, node: NodeId) -> String {
+        match self.place(node) {
+            Ok(Place::Root) => "/".to_owned(),
+            Ok(Place::Link(link)) => format!("/{}", link.name),
+            Ok(_) => format!("/{}", self.directory_path(node)),
+            Err(_) => format!("/?{}", node.0),
+        }
+    }
+}
+
+/// The changes. Each is `EROFS` unless it is the next announced step.
+impl Tree {
+    /// `mkdir(2)`: attaches the staged generation.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+        let name = announced_name(parent, name)?;
+        self.take_step(&Step::MakeGeneration { name: name.to_owned() })?;
+        let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
+        let base = self.next;
+        let generation = Attached::new(staged, base, self.time);
+        self.next += u64::from(generation.image().nodes());
+        self.generations.insert(base, generation);
+        self.insert_entry(name, NodeId(base), NodeKind::Directory);
+        self.count(NodeId(base));
+        self.attributes(NodeId(base))
+    }
+
+    /// `chmod(2)` of a generation's directory.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn set_mode(&mut self, node: NodeId, mode: u16) -> Result<Attributes, Errno> {
+        let name = match self.place(node)? {
+            Place::Generation(generation, 0) => generation.name().to_string(),
+            _ => return Err(Errno::EROFS),
+        };
+        self.take_step(&Step::SetMode { name, mode })?;
+        if let Some(generation) = self.generations.get_mut(&node.0) {
+            generation.set_mode(mode);
+        }
+        self.attributes(node)
+    }
+
+    /// `symlink(2)` in the root.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<Attributes, Errno> {
+        let name = announced_name(parent, name)?;
+        let target = target.to_str().ok_or(Errno::EROFS)?;
+        let uid = match self.announced.front() {
+            Some(Step::MakeLink { uid, .. }) => *uid,
+            _ => return Err(Errno::EROFS),
+        };
+        self.take_step(&Step::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
+        let node = NodeId(self.next);
+        self.next += 1;
+        let (name, target) = (name.to_owned(), target.to_owned());
+        self.insert_entry(&name, node, NodeKind::Link);
+        self.links.insert(node, Link { name, target, uid, time: self.time, lookups: 1, unlinked: false });
+        self.attributes(node)
+    }
+
+    /// `rename(2)` of `..data_tmp` to `..data`.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn rename(&mut self, parent: NodeId, name: &OsStr, new_parent: NodeId, new_name: &OsStr) -> Result<(), Errno> {
+        if announced_name(parent, name)? != DATA_TMP || announced_name(new_parent, new_name)? != DATA {
+            return Err(Errno::EROFS);
+        }
+        self.take_step(&Step::Switch)?;
+        self.remove_entry(DATA);
+        let entry = self.remove_name(DATA_TMP).ok_or(Errno::ENOENT)?;
+        if let Some(link) = self.links.get_mut(&entry.node) {
+            link.name = DATA.to_owned();
+        }
+        self.insert_entry(DATA, entry.node, NodeKind::Link);
+        Ok(())
+    }
+
+    /// `unlink(2)` of a link, or of a file of a closed generation.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn unlink(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
+        let name = name.to_str().ok_or(Errno::EROFS)?;
+        self.take_step(&Step::Unlink { directory: self.directory_path(parent), name: name.to_owned() })?;
+        self.remove(parent, name)
+    }
+
+    /// `rmdir(2)` in a closed generation, or of a generation with all that is left of it.
+    ///
+    /// # Errors
+    /// `EROFS` when it was not announced.
+    pub fn remove_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
+        let name = name.to_str().ok_or(Errno::EROFS)?;
+        self.take_step(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() })?;
+        self.remove(parent, name)
+    }
+
+    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
+        if self.announced.front() != Some(step) {
+            return Err(Errno::EROFS);
+        }
+        self.announced.pop_front();
+        Ok(())
+    }
+
+    fn remove(&mut self, parent: NodeId, name: &str) -> Result<(), Errno> {
+        if parent == NodeId::ROOT {
+            self.remove_entry(name);
+            return Ok(());
+        }
+        let (base, index) = self.in_generation(parent).ok_or(Errno::EROFS)?;
+        let generation = self.generations.get_mut(&base).ok_or(Errno::ESTALE)?;
+        generation.remove_child(index, name)
+    }
+
+    /// Takes a name out of the root; what stood behind it goes when the kernel forgot it.
+    fn remove_entry(&mut self, name: &str) {
+        let Some(entry) = self.remove_name(name) else { return };
+        if let Some(link) = self.links.get_mut(&entry.node) {
+            link.unlinked = true;
+            self.sweep_link(entry.node);
+        } else if let Some(generation) = self.generations.get_mut(&entry.node.0) {
+            generation.detach();
+            self.sweep_generation(entry.node.0);
+        }
+    }
+}
+
+/// Where a node is.
+enum Place<'a> {
+    Root,
+    Fixed(&'a Fixed),
+    Link(&'a Link),
+    Generation(&'a Attached, Index),
+}
+
+/// Finding and keeping nodes.
+impl Tree {
+    fn place(&self, node: NodeId) -> Result<Place<'_>, Errno> {
+        if node == NodeId::ROOT {
+            return Ok(Place::Root);
+        }
+        if let Some(fixed) = self.fixed_index(node).and_then(|index| self.fixed.get(index)) {
+            return Ok(Place::Fixed(fixed));
+        }
+        if let Some(link) = self.links.get(&node) {
+            return Ok(Place::Link(link));
+        }
+        let (base, index) = self.in_generation(node).ok_or(Errno::ESTALE)?;
+        self.generations.get(&base).map(|generation| Place::Generation(generation, index)).ok_or(Errno::ESTALE)
+    }
+
+    fn fixed_index(&self, node: NodeId) -> Option<usize> {
+        usize::try_from(node.0.checked_sub(NodeId::ROOT.0 + 1)?).ok()
+    }
+
+    fn in_generation(&self, node: NodeId) -> Option<(u64, Index)> {
+        let (base, generation) = self.generations.range(..=node.0).next_back()?;
+        let index = Index::try_from(node.0 - base).ok()?;
+        (index < generation.image().nodes()).then_some((*base, index))
+    }
+
+    fn generation_base(&self, name: &str) -> Option<u64> {
+        let entry = self.entries.get(self.names.get(name)?)?;
+        self.generations.contains_key(&entry.node.0).then_some(entry.node.0)
+    }
+
+    fn child(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
+        match self.place(parent)? {
+            Place::Root => {
+                let entry = self.names.get(name).and_then(|cookie| self.entries.get(cookie));
+                entry.map(|entry| entry.node).ok_or(Errno::ENOENT)
+            }
+            Place::Fixed(fixed) => fixed.children.get(name).copied().ok_or(Errno::ENOENT),
+            Place::Generation(generation, index) => generation.child(index, name).ok_or(Errno::ENOENT),
+            Place::Link(_) => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn parent(&self, node: NodeId) -> NodeId {
+        match self.place(node) {
+            Ok(Place::Fixed(fixed)) => fixed.parent,
+            Ok(Place::Generation(generation, index)) if index > 0 => {
+                NodeId(node.0 - u64::from(index) + u64::from(generation.image().parent(index)))
+            }
+            _ => NodeId::ROOT,
+        }
+    }
+
+    /// The path of a directory below the root, in the form of [`Step::Unlink`].
+    fn directory_path(&self, node: NodeId) -> String {
+        match self.place(node) {
+            Ok(Place::Generation(generation, index)) => generation.path(index),
+            Ok(Place::Fixed(fixed)) if fixed.parent == NodeId::ROOT => fixed.name.clone(),
+            Ok(Place::Fixed(fixed)) => format!("{}/{}", self.directory_path(fixed.parent), fixed.name),
+            _ => String::new(),
+        }
+    }
+
+    fn count(&mut self, node: NodeId) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.lookups += 1;
+        } else if let Some((base, index)) = self.in_generation(node)
+            && let Some(generation) = self.generations.get_mut(&base)
+        {
+            generation.look_up(index);
+        }
+    }
+
+    fn sweep_link(&mut self, node: NodeId) {
+        if self.links.get(&node).is_some_and(|link| link.unlinked && link.lookups == 0) {
+            self.links.remove(&node);
+        }
+    }
+
+    fn sweep_generation(&mut self, base: u64) {
+        if self.generations.get(&base).is_some_and(Attached::is_over) {
+            self.generations.remove(&base);
+        }
+    }
+
+    fn make_fixed(&mut self, path: &str) {
+        let mut parent = NodeId::ROOT;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            parent = match self.child(parent, name) {
+                Ok(existing) => existing,
+                Err(_) => self.push_fixed(parent, name),
+            };
+        }
+    }
+
+    fn push_fixed(&mut self, parent: NodeId, name: &str) -> NodeId {
+        let node = NodeId(self.next);
+        self.next += 1;
+        self.fixed.push(Fixed { parent, name: name.to_owned(), children: BTreeMap::new() });
+        if parent == NodeId::ROOT {
+            self.insert_entry(name, node, NodeKind::Directory);
+        } else if let Some(above) = self.fixed_index(parent).and_then(|index| self.fixed.get_mut(index)) {
+            above.children.insert(name.to_owned(), node);
+        }
+        node
+    }
+
+    fn insert_entry(&mut self, name: &str, node: NodeId, kind: NodeKind) {
+        let cookie = match name {
+            DATA => DATA_COOKIE,
+            DATA_TMP => DATA_TMP_COOKIE,
+            _ => node.0 + FIRST_COOKIE,
+        };
+        self.names.insert(name.to_owned(), cookie);
+        self.entries.insert(cookie, RootEntry { name: name.to_owned(), node, kind });
+    }
+
+    fn remove_name(&mut self, name: &str) -> Option<RootEntry> {
+        let cookie = self.names.remove(name)?;
+        self.entries.remove(&cookie)
+    }
+
+    fn root_subdirectories(&self) -> usize {
+        self.entries.values().filter(|entry| entry.kind == NodeKind::Directory).count()
+    }
+
+    fn directory(&self, node: NodeId, mode: u16, subdirectories: usize, time: SystemTime) -> Attributes {
+        Attributes {
+            node,
+            kind: NodeKind::Directory,
+            mode,
+            size: 0,
+            links: 2 + u32::try_from(subdirectories).unwrap_or(u32::MAX - 2),
+            uid: 0,
+            gid: self.root.gid,
+            time,
+        }
+    }
+}
+
+/// Steps happen in the root; a name that is not UTF-8 was never announced.
+fn announced_name(parent: NodeId, name: &OsStr) -> Result<&str, Errno> {
+    name.to_str().filter(|_| parent == NodeId::ROOT).ok_or(Errno::EROFS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! Keeping the memory of a process that holds secrets to itself.
+
+use std::io;
+
+use nix::sys::resource::{Resource, setrlimit};
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
+/// Bytes above which the allocator returns a freed block to the kernel at once.
+const RETURN_AT: libc::c_int = 128 * 1024;
+
+/// No core dumps, no `ptrace` by others of the same user, no swap: everything this process holds now
+/// or later stays in memory, pages it never touches excepted.
+///
+/// # Errors
+/// When memory cannot be locked (no `CAP_IPC_LOCK`, and a small `RLIMIT_MEMLOCK`). The rest holds then.
+pub fn protect_memory() -> io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    Ok(())
+}
+
+/// Keeps the C allocator small in a process with a thread per volume, and lets large blocks, such as
+/// the read buffers of FUSE sessions, go back to the kernel when they are freed.
+pub fn tune_allocator() {
+    // SAFETY: mallopt only sets parameters; it is called before threads are started.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, RETURN_AT);
+    }
+}

@@ -1,0 +1,80 @@
+//! How a command ends: an exit code and one sentence.
+
+use std::process::ExitCode;
+
+use podfs_fuse::mount::MountError;
+
+use crate::manifest::ManifestError;
+use crate::source::SourceError;
+use crate::supervisor::SupervisorError;
+use crate::supervisor::claim::ClaimError;
+
+/// What went wrong. The codes are part of the node agent's contract.
+#[derive(Debug)]
+pub(super) struct Failure {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// Exit code 1.
+    pub(super) fn general(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 1, error: error.into() }
+    }
+
+    /// Exit code 2: bad arguments or a bad manifest.
+    pub(super) fn input(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 2, error: error.into() }
+    }
+
+    /// Exit code 3: a privilege or a kernel feature is missing.
+    pub(super) fn machine(error: impl Into<anyhow::Error>) -> Self {
+        Self { code: 3, error: error.into() }
+    }
+
+    pub(super) fn report(self) -> ExitCode {
+        eprintln!("podfs: {}", self.error);
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<ManifestError> for Failure {
+    fn from(error: ManifestError) -> Self {
+        Self::input(error)
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Self {
+        Self::input(error)
+    }
+}
+
+impl From<ClaimError> for Failure {
+    fn from(error: ClaimError) -> Self {
+        match error {
+            ClaimError::Directory(error) => error.into(),
+            other => Self::general(other),
+        }
+    }
+}
+
+impl From<MountError> for Failure {
+    fn from(error: MountError) -> Self {
+        match error {
+            MountError::Privilege { .. } | MountError::Unsupported { .. } => Self::machine(error),
+            MountError::Occupied { .. } | MountError::Failed { .. } => Self::general(error),
+        }
+    }
+}
+
+impl From<SupervisorError> for Failure {
+    fn from(error: SupervisorError) -> Self {
+        match error {
+            SupervisorError::Mount { cause: MountError::Privilege { .. } | MountError::Unsupported { .. }, .. } => {
+                Self::machine(error)
+            }
+            _ => Self::general(error),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Logging, to standard error.
+
+use std::io;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+use crate::supervisor::report::Audience;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl LogFormat {
+    /// Starts logging. `RUST_LOG` chooses what is logged; without it, `info` and above.
+    pub(super) fn start(self) {
+        let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+        match self {
+            Self::Text => lines.with_ansi(rustix::termios::isatty(rustix::stdio::stderr())).init(),
+            Self::Json => lines.json().init(),
+        }
+    }
+
+    pub(super) fn audience(self) -> Audience {
+        match self {
+            Self::Text => Audience::People,
+            Self::Json => Audience::Logs,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The command line: one file per subcommand, and what they share.
+
+mod exit;
+mod log;
+mod mount;
+mod run;
+mod server;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use exit::Failure;
+
+/// Kubernetes pod volumes as FUSE mounts, switched atomically.
+#[derive(Parser)]
+#[command(name = "podfs", disable_version_flag = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Run),
+    Mount(mount::Mount),
+    Version(version::Version),
+    #[command(hide = true)]
+    Server(server::Server),
+}
+
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    podfs_fuse::server::secrecy::tune_allocator();
+    let outcome = match Cli::parse().command {
+        Command::Run(run) => run.execute(),
+        Command::Mount(mount) => mount.execute(),
+        Command::Version(version) => version.execute(),
+        Command::Server(server) => server.execute(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// One supervisor needs one thread that waits, and a few that make system calls which may block.
+fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    const BLOCKING_THREADS: usize = 8;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()
+        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?
+        .block_on(future)
+}

@@ -1,0 +1,22 @@
+//! podfs: the volumes of a Kubernetes pod as FUSE mounts.
+//!
+//! Follow a ConfigMap through the house; each room is entered once, in this order:
+//!
+//! | room | what happens there |
+//! |---|---|
+//! | [`source`] | hears of objects and their changes |
+//! | [`manifest`] | pods and objects: typed, validated, defaulted |
+//! | [`volume`] | one file per kind of volume: what is to be mounted |
+//! | [`payload`] | objects become files: items, modes, owners, path rules |
+//! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
+//! | [`podfs_fuse`] | the file systems, and the process that serves them |
+//!
+//! [`cli`] holds one file per subcommand. `manifest`, `volume` and `payload` do no I/O.
+
+pub mod cli;
+pub mod manifest;
+pub mod payload;
+pub mod secrecy;
+pub mod source;
+pub mod supervisor;
+pub mod volume;

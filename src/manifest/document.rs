@@ -1,0 +1,196 @@
+//! Documents: the pieces of a manifest file, each with its place and its kind.
+
+use std::fmt::{self, Debug, Display};
+use std::num::NonZero;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::{ManifestError, syntax};
+
+/// Where a document stands. Reads `objects.yaml`, or `objects.yaml, document 2` when the file has several, or
+/// `objects.yaml, item 3` for an entry of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    file: Arc<Path>,
+    document: Option<NonZero<u32>>,
+    item: Option<NonZero<u32>>,
+}
+
+impl Origin {
+    /// The file as a whole.
+    pub fn file(file: &Path) -> Self {
+        Self { file: file.into(), document: None, item: None }
+    }
+
+    fn document(&self, number: u32) -> Self {
+        Self { document: NonZero::new(number), ..self.clone() }
+    }
+
+    fn item(&self, number: u32) -> Self {
+        Self { item: NonZero::new(number), ..self.clone() }
+    }
+}
+
+impl Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(number) = self.document {
+            write!(f, ", document {number}")?;
+        }
+        if let Some(number) = self.item {
+            write!(f, ", item {number}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One Kubernetes object as it was written, of whatever kind.
+#[derive(Clone)]
+pub struct Document {
+    /// Where it stands.
+    pub origin: Origin,
+    /// Its `apiVersion`.
+    pub api_version: String,
+    /// Its `kind`.
+    pub kind: String,
+    body: Map<String, Value>,
+}
+
+impl Document {
+    /// The document as a typed object.
+    ///
+    /// # Errors
+    ///
+    /// A field of the wrong type: the sentence names document and field, never the value.
+    pub fn into_typed<T: DeserializeOwned>(self) -> Result<T, ManifestError> {
+        typed(&self.origin, Value::Object(self.body))
+    }
+
+    fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
+        let body = mapping(&origin, value)?;
+        Ok(Self {
+            api_version: required_string(&origin, &body, "apiVersion")?,
+            kind: required_string(&origin, &body, "kind")?,
+            origin,
+            body,
+        })
+    }
+}
+
+/// Shows place and kind; the body may hold a secret.
+impl Debug for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Document")
+            .field("origin", &self.origin)
+            .field("api_version", &self.api_version)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All documents of a manifest file, which may hold several YAML documents, JSON, or lists (`List`, `ConfigMapList`
+/// and the like, whose items become documents of their own). Empty documents are skipped and not counted.
+///
+/// `file` names the bytes in errors; its ending `.json` selects JSON.
+///
+/// # Errors
+///
+/// Malformed text, with line and column; a document that is no Kubernetes object.
+pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+    let mut documents = Vec::new();
+    for (origin, value) in placed(file, bytes)? {
+        flatten(Document::from_value(origin, value)?, &mut documents)?;
+    }
+    Ok(documents)
+}
+
+/// A single document without `kind` and `apiVersion`, such as a bare core/v1 Volume.
+///
+/// # Errors
+///
+/// Malformed text; no document or several; a field of the wrong type.
+pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, ManifestError> {
+    let mut values = placed(file, bytes)?;
+    match (values.pop(), values.len()) {
+        (Some((origin, value)), 0) => {
+            let body = mapping(&origin, value)?;
+            typed(&origin, Value::Object(body))
+        }
+        (None, _) => Err(ManifestError::invalid(&Origin::file(file), "", "the file is empty")),
+        (Some(_), others) => {
+            Err(ManifestError::invalid(&Origin::file(file), "", format!("expected one document, found {}", others + 1)))
+        }
+    }
+}
+
+fn placed(file: &Path, bytes: &[u8]) -> Result<Vec<(Origin, Value)>, ManifestError> {
+    let values = syntax::values(file, bytes)?;
+    let whole = Origin::file(file);
+    let several = values.len() > 1;
+    let places = (1..).map(|number| match several {
+        true => whole.document(number),
+        false => whole.clone(),
+    });
+    Ok(places.zip(values).collect())
+}
+
+/// Replaces a list by its items. The items of a typed list, as the API server writes it, need not repeat their kind.
+fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), ManifestError> {
+    let Some(item_kind) = list_of(&list) else {
+        documents.push(list);
+        return Ok(());
+    };
+    let items = match list.body.remove("items") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(items)) => items,
+        Some(_) => return Err(ManifestError::invalid(&list.origin, "items", "must be a list")),
+    };
+    for (number, item) in (1..).zip(items) {
+        let origin = list.origin.item(number);
+        let mut item = mapping(&origin, item)?;
+        if !item_kind.is_empty() {
+            item.entry("kind").or_insert_with(|| item_kind.clone().into());
+            item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
+        }
+        documents.push(Document::from_value(origin, Value::Object(item))?);
+    }
+    Ok(())
+}
+
+/// The kind of a list's items: empty for a plain `List`, whose items say it themselves.
+fn list_of(document: &Document) -> Option<String> {
+    let item_kind = document.kind.strip_suffix("List")?;
+    (document.api_version == "v1").then(|| item_kind.to_owned())
+}
+
+fn mapping(origin: &Origin, value: Value) -> Result<Map<String, Value>, ManifestError> {
+    let found = match value {
+        Value::Object(body) => return Ok(body),
+        Value::Array(_) => "a list",
+        _ => "a single value",
+    };
+    Err(ManifestError::invalid(
+        origin,
+        "",
+        format!("expected a mapping of fields such as kind and metadata, found {found}"),
+    ))
+}
+
+fn required_string(origin: &Origin, body: &Map<String, Value>, field: &str) -> Result<String, ManifestError> {
+    match body.get(field) {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+        None | Some(Value::Null | Value::String(_)) => Err(ManifestError::invalid(
+            origin,
+            "",
+            format!("{field} is missing; every object needs apiVersion and kind"),
+        )),
+        Some(_) => Err(ManifestError::invalid(origin, field, "must be a string")),
+    }
+}
+
+fn typed<T: DeserializeOwned>(origin: &Origin, value: Value) -> Result<T, ManifestError> {
+    serde_path_to_error::deserialize(value).map_err(|error| ManifestError::mistyped(origin, &error))
+}

@@ -1,0 +1,137 @@
+//! What can be wrong with a manifest, one sentence each.
+//!
+//! A sentence says where (file, document, field) and what to do. It never quotes a value: the value may be a secret.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use serde_path_to_error::Segment;
+
+use super::Origin;
+
+/// A manifest podfs cannot use. Its text is one sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// The text is not YAML, JSON or UTF-8.
+    #[error("{}:{line}:{column}: {problem}", file.display())]
+    Syntax {
+        /// The file, as the user named it.
+        file: PathBuf,
+        /// Line of the first fault, from 1.
+        line: u64,
+        /// Column in characters, from 1.
+        column: u64,
+        /// What is wrong.
+        problem: String,
+    },
+
+    /// A document that parses but says something podfs cannot accept.
+    #[error("{origin}: {}{problem}", prefix(field))]
+    Invalid {
+        /// The document.
+        origin: Origin,
+        /// Path of the field, such as `spec.volumes[2].configMap`; empty for the document itself.
+        field: String,
+        /// What is wrong.
+        problem: String,
+    },
+
+    /// One object is described twice.
+    #[error("{object} is described twice, in {first} and in {second}; remove one of them")]
+    Duplicate {
+        /// Kind, namespace and name.
+        object: String,
+        /// Where it was met first.
+        first: Origin,
+        /// Where it was met again.
+        second: Origin,
+    },
+}
+
+impl ManifestError {
+    /// A document that parses but says something podfs cannot accept.
+    ///
+    /// `field` is a path such as `spec.volumes[2].configMap.items[0].path`; it may be empty. `sentence` follows it after
+    /// a colon: what is wrong and what to do, without the value.
+    pub fn invalid(origin: &Origin, field: &str, sentence: impl Into<String>) -> Self {
+        Self::Invalid { origin: origin.clone(), field: field.to_owned(), problem: sentence.into() }
+    }
+
+    /// The same kind, namespace and name in two documents. `object` reads like `ConfigMap default/app`.
+    pub fn duplicate(object: impl Display, first: &Origin, second: &Origin) -> Self {
+        Self::Duplicate { object: object.to_string(), first: first.clone(), second: second.clone() }
+    }
+
+    pub(super) fn syntax(file: &Path, line: u64, column: u64, problem: impl Into<String>) -> Self {
+        Self::Syntax { file: file.to_owned(), line, column, problem: problem.into() }
+    }
+
+    /// A field that does not have the type Kubernetes gives it.
+    pub(super) fn mistyped(origin: &Origin, error: &serde_path_to_error::Error<serde_json::Error>) -> Self {
+        Self::Invalid {
+            origin: origin.clone(),
+            field: field_path(error.path()),
+            problem: complaint(&error.inner().to_string()),
+        }
+    }
+}
+
+fn prefix(field: &str) -> String {
+    match field {
+        "" => String::new(),
+        field => format!("{field}: "),
+    }
+}
+
+/// Spells a path as Kubernetes does: `spec.volumes[2].configMap`, `data[app.conf]`.
+fn field_path(path: &serde_path_to_error::Path) -> String {
+    let mut text = String::new();
+    for segment in path {
+        match segment {
+            Segment::Seq { index } => text += &format!("[{index}]"),
+            Segment::Map { key } if key.contains('.') => text += &format!("[{key}]"),
+            Segment::Map { key } | Segment::Enum { variant: key } => {
+                if !text.is_empty() {
+                    text.push('.');
+                }
+                text += key;
+            }
+            Segment::Unknown => {}
+        }
+    }
+    text
+}
+
+/// What to tell the user about serde's message. The message quotes the value, so only the part that comes from the
+/// type, behind the last `expected`, is looked at, and nothing of the message is passed on but the name of a field.
+fn complaint(message: &str) -> String {
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("{field} is missing");
+    }
+    let expected = message.rsplit_once(", expected ").map(|(_, expected)| expected);
+    let out_of_range = message.starts_with("invalid value: integer");
+    let complaint = match expected {
+        Some("a string") if message.starts_with("invalid type: null") => {
+            "must be a string; write \"\" for an empty one"
+        }
+        Some("a string" | "a base64-encoded string") if is_plain_scalar(message) => {
+            "must be a string; put it in quotes"
+        }
+        Some("a string" | "a base64-encoded string") => "must be a string",
+        Some("a boolean") => "must be true or false",
+        Some("i32" | "i64" | "u32" | "u64") if out_of_range => "is out of range",
+        Some("i32" | "i64" | "u32" | "u64") => "must be a whole number without quotes",
+        Some("a sequence") => "must be a list",
+        Some("a map") => "must be a mapping",
+        // Structures go by the name of their type.
+        Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => "must be a mapping",
+        _ => "has a value of the wrong form",
+    };
+    complaint.to_owned()
+}
+
+fn is_plain_scalar(message: &str) -> bool {
+    ["integer", "floating point", "boolean"]
+        .iter()
+        .any(|kind| message.strip_prefix("invalid type: ").is_some_and(|rest| rest.starts_with(kind)))
+}

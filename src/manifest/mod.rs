@@ -1,0 +1,19 @@
+//! Manifests: what a user writes, as the types the rest of podfs works with.
+//!
+//! Text becomes [`Document`]s ([`parse_documents`]), documents become the pod ([`pod`]) and the objects its volumes
+//! show ([`objects`]). What comes out of here is valid; nothing later has to check it again. No I/O happens here: the
+//! caller brings the bytes and the name they go by.
+//!
+//! Manifests hold secrets. An error names the file, the document and the field, never a value.
+
+mod document;
+mod error;
+pub mod objects;
+pub mod pod;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod unique;
+
+pub use document::{Document, Origin, parse_bare, parse_documents};
+pub use error::ManifestError;

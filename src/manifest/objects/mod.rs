@@ -1,0 +1,215 @@
+//! Objects: what the files of volumes are made of. ConfigMaps, Secrets, and Nodes for what they offer to pods.
+//!
+//! Objects are parsed once, when their document is read; after that every key is a valid file name and every value
+//! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
+
+mod parse;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::{ManifestError, Origin};
+use crate::payload::{Allocatable, Quantity};
+
+pub use parse::parse_object;
+
+/// The objects known at one moment, by kind, namespace and name. Cheap to clone.
+#[derive(Clone, Default, PartialEq)]
+pub struct Objects {
+    by_key: Arc<BTreeMap<ObjectKey, Arc<NamedObject>>>,
+}
+
+impl Objects {
+    /// Collects objects from wherever they were read.
+    ///
+    /// # Errors
+    /// Two objects of the same kind, namespace and name; the error names both places.
+    pub fn collect(objects: impl IntoIterator<Item = Arc<NamedObject>>) -> Result<Objects, ManifestError> {
+        let mut by_key: BTreeMap<ObjectKey, Arc<NamedObject>> = BTreeMap::new();
+        for object in objects {
+            if let Some(first) = by_key.get(&object.key) {
+                return Err(ManifestError::duplicate(&object.key, &first.origin, &object.origin));
+            }
+            by_key.insert(object.key.clone(), object);
+        }
+        Ok(Objects { by_key: Arc::new(by_key) })
+    }
+
+    /// The ConfigMap of that namespace and name.
+    pub fn config_map(&self, namespace: &str, name: &str) -> Option<&ConfigMap> {
+        match self.content(ObjectKind::ConfigMap, namespace, name)? {
+            Content::ConfigMap(config_map) => Some(config_map),
+            _ => None,
+        }
+    }
+
+    /// The Secret of that namespace and name.
+    pub fn secret(&self, namespace: &str, name: &str) -> Option<&Secret> {
+        match self.content(ObjectKind::Secret, namespace, name)? {
+            Content::Secret(secret) => Some(secret),
+            _ => None,
+        }
+    }
+
+    /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
+    pub fn node(&self, name: Option<&str>) -> Option<&Node> {
+        let first = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: String::new() };
+        let mut nodes = self.by_key.range(first..).filter_map(|(_, object)| match &object.content {
+            Content::Node(node) => Some((object.key.name.as_str(), node)),
+            _ => None,
+        });
+        match name {
+            Some(name) => nodes.find(|(key, _)| *key == name).map(|(_, node)| node),
+            None => nodes.next().filter(|_| nodes.next().is_none()).map(|(_, node)| node),
+        }
+    }
+
+    /// The keys of all objects, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.by_key.keys()
+    }
+
+    fn content(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<&Content> {
+        let key = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        self.by_key.get(&key).map(|object| &object.content)
+    }
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.by_key.values()).finish()
+    }
+}
+
+/// An object with its key and the place it was read from.
+#[derive(PartialEq)]
+pub struct NamedObject {
+    /// What it goes by.
+    pub key: ObjectKey,
+    /// The document it was read from.
+    pub origin: Origin,
+    content: Content,
+}
+
+/// Shows key and place.
+impl fmt::Debug for NamedObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.key, self.origin)
+    }
+}
+
+#[derive(PartialEq)]
+enum Content {
+    ConfigMap(ConfigMap),
+    Secret(Secret),
+    Node(Node),
+}
+
+/// What an object goes by. Reads `ConfigMap default/app`, or `Node worker-1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// Its namespace; empty for a Node, which has none.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            ObjectKind::Node => write!(f, "{} {}", self.kind, self.name),
+            _ => write!(f, "{} {}/{}", self.kind, self.namespace, self.name),
+        }
+    }
+}
+
+/// The kinds of object volumes are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectKind {
+    /// Text and bytes by key.
+    ConfigMap,
+    /// Bytes by key, not to be shown.
+    Secret,
+    /// A machine, for what it offers to pods.
+    Node,
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// What a ConfigMap holds. No key is in both maps.
+#[derive(PartialEq)]
+pub struct ConfigMap {
+    /// Text by key.
+    pub data: BTreeMap<String, String>,
+    /// Bytes by key.
+    pub binary_data: BTreeMap<String, Vec<u8>>,
+}
+
+/// What a Secret holds, `stringData` included.
+#[derive(PartialEq)]
+pub struct Secret {
+    /// Bytes by key.
+    pub data: BTreeMap<String, Vec<u8>>,
+}
+
+/// Values by key: what the files of ConfigMaps and Secrets are made of.
+pub trait Values {
+    /// The value of a key.
+    fn value(&self, key: &str) -> Option<&[u8]>;
+
+    /// Every key with its value.
+    fn values(&self) -> impl Iterator<Item = (&str, &[u8])>;
+}
+
+impl Values for ConfigMap {
+    fn value(&self, key: &str) -> Option<&[u8]> {
+        let text = self.data.get(key).map(String::as_bytes);
+        text.or_else(|| self.binary_data.get(key).map(Vec::as_slice))
+    }
+
+    fn values(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let texts = self.data.iter().map(|(key, text)| (key.as_str(), text.as_bytes()));
+        let binary = self.binary_data.iter().map(|(key, bytes)| (key.as_str(), bytes.as_slice()));
+        texts.chain(binary)
+    }
+}
+
+impl Values for Secret {
+    fn value(&self, key: &str) -> Option<&[u8]> {
+        self.data.get(key).map(Vec::as_slice)
+    }
+
+    fn values(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.data.iter().map(|(key, bytes)| (key.as_str(), bytes.as_slice()))
+    }
+}
+
+/// What a Node says it offers to pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    cpu: Option<Quantity>,
+    memory: Option<Quantity>,
+    ephemeral_storage: Option<Quantity>,
+}
+
+impl Node {
+    /// What pods can use of the node; where it does not say, what they can use of `machine`.
+    pub fn allocatable(self, machine: Allocatable) -> Allocatable {
+        let or = |amount: Option<u128>, machine| amount.map_or(machine, |amount| amount.try_into().unwrap_or(u64::MAX));
+        Allocatable {
+            cpu_milli: or(self.cpu.map(Quantity::milli), machine.cpu_milli),
+            memory_bytes: or(self.memory.map(Quantity::units), machine.memory_bytes),
+            ephemeral_storage_bytes: or(self.ephemeral_storage.map(Quantity::units), machine.ephemeral_storage_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Documents into objects: the API server's rules for ConfigMaps, Secrets and Nodes.
+//!
+//! The shapes here are smaller than the API's: what no volume shows need not be valid. Base64 is decoded key by key,
+//! so that a mistake is told with the key, and with nothing of the value.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::apimachinery::pkg::api::resource;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+
+use super::{ConfigMap, Content, NamedObject, Node, ObjectKey, ObjectKind, Secret};
+use crate::manifest::{Document, ManifestError, Origin};
+use crate::payload::Quantity;
+
+/// Longest key the API accepts.
+const MAX_KEY: usize = 253;
+/// Most bytes the API accepts in one object, over all values.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// Parses a document as an object podfs uses; any other kind gives none.
+///
+/// # Errors
+/// A ConfigMap, Secret or Node that the API would refuse: no name, a key that cannot be a file name, a key that is
+/// given twice, bad base64, more than 1 MiB. The sentence names file, document and key, never a value.
+pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestError> {
+    let kind = match (document.api_version.as_str(), document.kind.as_str()) {
+        ("v1", "ConfigMap") => ObjectKind::ConfigMap,
+        ("v1", "Secret") => ObjectKind::Secret,
+        ("v1", "Node") => ObjectKind::Node,
+        _ => return Ok(None),
+    };
+    let origin = document.origin.clone();
+    let (metadata, content) = match kind {
+        ObjectKind::ConfigMap => config_map(document.into_typed()?, &origin)?,
+        ObjectKind::Secret => secret(document.into_typed()?, &origin)?,
+        ObjectKind::Node => node(document.into_typed()?, &origin)?,
+    };
+    Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, content }))
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+}
+
+impl Metadata {
+    fn key(self, kind: ObjectKind, origin: &Origin) -> Result<ObjectKey, ManifestError> {
+        let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let name = given(self.name).ok_or_else(|| {
+            ManifestError::invalid(origin, "metadata.name", format!("a {kind} needs a name for volumes to refer to"))
+        })?;
+        let namespace = match kind {
+            ObjectKind::Node => String::new(),
+            _ => given(self.namespace).unwrap_or_else(|| "default".to_owned()),
+        };
+        Ok(ObjectKey { kind, namespace, name })
+    }
+}
+
+type Texts = Option<BTreeMap<String, String>>;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ConfigMapObject {
+    #[serde(default)]
+    metadata: Metadata,
+    data: Texts,
+    binary_data: Texts,
+}
+
+fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+    let data = object.data.unwrap_or_default();
+    check_keys(origin, "data", data.keys())?;
+    let binary_data = decode_all(origin, "binaryData", object.binary_data)?;
+    if let Some(key) = binary_data.keys().find(|key| data.contains_key(*key)) {
+        let sentence = "the key is in data, too; a ConfigMap has each key once";
+        return Err(ManifestError::invalid(origin, &field("binaryData", key), sentence));
+    }
+    let texts = data.values().map(String::len);
+    check_size(origin, texts.chain(binary_data.values().map(Vec::len)))?;
+    Ok((object.metadata, Content::ConfigMap(ConfigMap { data, binary_data })))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SecretObject {
+    #[serde(default)]
+    metadata: Metadata,
+    data: Texts,
+    string_data: Texts,
+}
+
+fn secret(object: SecretObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+    let mut data = decode_all(origin, "data", object.data)?;
+    let texts = object.string_data.unwrap_or_default();
+    check_keys(origin, "stringData", texts.keys())?;
+    // The API server merges stringData over data when a Secret is written.
+    data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
+    check_size(origin, data.values().map(Vec::len))?;
+    Ok((object.metadata, Content::Secret(Secret { data })))
+}
+
+#[derive(Deserialize)]
+struct NodeObject {
+    #[serde(default)]
+    metadata: Metadata,
+    status: Option<NodeStatus>,
+}
+
+#[derive(Deserialize)]
+struct NodeStatus {
+    allocatable: Option<BTreeMap<String, resource::Quantity>>,
+}
+
+fn node(object: NodeObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+    let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
+    let amount = |resource: &str| {
+        let parse = |text: &resource::Quantity| {
+            Quantity::parse(&text.0).map_err(|error| {
+                ManifestError::invalid(origin, &field("status.allocatable", resource), error.to_string())
+            })
+        };
+        allocatable.get(resource).map(parse).transpose()
+    };
+    let node = Node { cpu: amount("cpu")?, memory: amount("memory")?, ephemeral_storage: amount("ephemeral-storage")? };
+    Ok((object.metadata, Content::Node(node)))
+}
+
+fn check_keys<'a>(origin: &Origin, map: &str, mut keys: impl Iterator<Item = &'a String>) -> Result<(), ManifestError> {
+    keys.try_for_each(|key| check_key(key).map_err(|rule| ManifestError::invalid(origin, &field(map, key), rule)))
+}
+
+fn check_size(origin: &Origin, sizes: impl Iterator<Item = usize>) -> Result<(), ManifestError> {
+    match sizes.sum::<usize>() {
+        0..=MAX_BYTES => Ok(()),
+        bytes => {
+            let sentence = format!("the values have {bytes} bytes together; an object may have at most {MAX_BYTES}");
+            Err(ManifestError::invalid(origin, "", sentence))
+        }
+    }
+}
+
+/// The API's rule for keys, which makes them safe as file names.
+fn check_key(key: &str) -> Result<(), &'static str> {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+    match key {
+        "." => Err("a key must not be '.'"),
+        ".." => Err("a key must not be '..'"),
+        _ if key.len() > MAX_KEY => Err("a key must be no more than 253 characters"),
+        _ if key.starts_with("..") => Err("a key must not start with '..'"),
+        _ if key.is_empty() || !key.bytes().all(plain) => {
+            Err("a valid config key must consist of alphanumeric characters, '-', '_' or '.'")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn decode_all(origin: &Origin, map: &str, texts: Texts) -> Result<BTreeMap<String, Vec<u8>>, ManifestError> {
+    let texts = texts.unwrap_or_default();
+    check_keys(origin, map, texts.keys())?;
+    let decode = |(key, text): (String, String)| decode(origin, map, &key, &text).map(|bytes| (key, bytes));
+    texts.into_iter().map(decode).collect()
+}
+
+/// Decodes base64 as Go does, which skips line breaks: YAML's block scalars have them.
+fn decode(origin: &Origin, map: &str, key: &str, text: &str) -> Result<Vec<u8>, ManifestError> {
+    let joined: String = text.chars().filter(|c| !matches!(c, '\n' | '\r')).collect();
+    let deserializer: StrDeserializer<'_, ValueError> = joined.as_str().into_deserializer();
+    // The decoder's own text quotes a byte of the value.
+    ByteString::deserialize(deserializer).map(|bytes| bytes.0).map_err(|_| {
+        let sentence = match map {
+            "data" => "is not base64; encode the value, or move it to stringData as it is",
+            _ => "is not base64; encode the value, or move it to data if it is text",
+        };
+        ManifestError::invalid(origin, &field(map, key), sentence)
+    })
+}
+
+/// The path of a key, spelled so that dots of the key do not look like a path.
+fn field(map: &str, key: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    match !key.is_empty() && key.chars().all(plain) {
+        true => format!("{map}.{key}"),
+        false => format!("{map}[{}]", key.escape_debug()),
+    }
+}

@@ -1,0 +1,158 @@
+//! Facts of a pod: what its downwardAPI volumes show, and what decides about modes, owners and labels of its files.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements, SELinuxOptions, SecurityContext};
+use k8s_openapi::apimachinery::pkg::api::resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::payload::Quantity;
+use crate::volume::{InvalidField, numeric_id};
+
+/// What a pod's volumes need to know about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations, as the manifest has them.
+    pub annotations: BTreeMap<String, String>,
+    /// Its regular containers.
+    pub containers: Vec<Container>,
+    /// Its init containers.
+    pub init_containers: Vec<Container>,
+    /// The group all volumes are shared with.
+    pub fs_group: Option<u32>,
+    /// The user every container runs as, if it is the same for all. What the images say does not count.
+    pub fs_user: Option<u32>,
+    /// SELinux label of files that only the pod's containers may open.
+    pub selinux_label: Option<String>,
+    /// The node it was scheduled to.
+    pub node_name: Option<String>,
+}
+
+/// A container and what it may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// The most it may use, by resource.
+    pub limits: BTreeMap<String, Quantity>,
+    /// What is set aside for it, by resource.
+    pub requests: BTreeMap<String, Quantity>,
+}
+
+impl PodFacts {
+    /// The facts of a volume that is served without its pod: none.
+    pub fn stand_in() -> PodFacts {
+        PodFacts::default()
+    }
+
+    /// The container of that name: a regular one, else an init container.
+    pub fn container(&self, name: &str) -> Option<&Container> {
+        self.containers.iter().chain(&self.init_containers).find(|container| container.name == name)
+    }
+
+    /// Parses a pod's spec. Errors are relative to it.
+    pub(super) fn parse(metadata: ObjectMeta, spec: &PodSpec) -> Result<PodFacts, InvalidField> {
+        let context = spec.security_context.as_ref();
+        let regular = spec.containers.iter().map(|container| (container.name.as_str(), &container.resources));
+        let init =
+            spec.init_containers.iter().flatten().map(|container| (container.name.as_str(), &container.resources));
+        let fs_group = context.and_then(|context| context.fs_group);
+        let selinux = context.and_then(|context| context.se_linux_options.as_ref());
+        Ok(PodFacts {
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            containers: containers("containers", regular)?,
+            init_containers: containers("initContainers", init)?,
+            fs_group: fs_group.map(|group| numeric_id("securityContext.fsGroup", group)).transpose()?,
+            fs_user: fs_user(spec)?,
+            selinux_label: selinux.map(selinux_label).transpose()?,
+            node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
+        })
+    }
+}
+
+fn containers<'a>(
+    field: &str,
+    containers: impl Iterator<Item = (&'a str, &'a Option<ResourceRequirements>)>,
+) -> Result<Vec<Container>, InvalidField> {
+    let parse = |(index, (name, resources)): (usize, (&str, &Option<ResourceRequirements>))| {
+        container(name, resources.as_ref()).map_err(|error| error.under(format!("{field}[{index}].resources")))
+    };
+    containers.enumerate().map(parse).collect()
+}
+
+fn container(name: &str, resources: Option<&ResourceRequirements>) -> Result<Container, InvalidField> {
+    let limits = amounts("limits", resources.and_then(|resources| resources.limits.as_ref()))?;
+    let mut requests = amounts("requests", resources.and_then(|resources| resources.requests.as_ref()))?;
+    // The API server's default, which podfs applies itself because a manifest file need not have passed through one:
+    // a container asks for what it may use at most.
+    for (resource, limit) in &limits {
+        requests.entry(resource.clone()).or_insert(*limit);
+    }
+    Ok(Container { name: name.to_owned(), limits, requests })
+}
+
+fn amounts(
+    field: &str,
+    amounts: Option<&BTreeMap<String, resource::Quantity>>,
+) -> Result<BTreeMap<String, Quantity>, InvalidField> {
+    let parse = |(name, text): (&String, &resource::Quantity)| match Quantity::parse(&text.0) {
+        Ok(amount) => Ok((name.clone(), amount)),
+        Err(error) => Err(InvalidField::new(format!("{field}.{name}"), error)),
+    };
+    amounts.into_iter().flatten().map(parse).collect()
+}
+
+/// The user all containers run as: each has one, from its own security context or the pod's, and it is the same. Root
+/// counts.
+fn fs_user(spec: &PodSpec) -> Result<Option<u32>, InvalidField> {
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
+    let of_pod = of_pod.map(|user| numeric_id("securityContext.runAsUser", user)).transpose()?;
+    let mut users = Vec::new();
+    for (field, context) in security_contexts(spec) {
+        let own = context.and_then(|context| context.run_as_user);
+        let own = own.map(|user| numeric_id(&format!("{field}.securityContext.runAsUser"), user)).transpose()?;
+        users.push(own.or(of_pod));
+    }
+    users.dedup();
+    Ok(match users.as_slice() {
+        [one] => *one,
+        _ => None,
+    })
+}
+
+/// The security context of each container, of all three kinds, with the container's field.
+fn security_contexts(spec: &PodSpec) -> Vec<(String, Option<&SecurityContext>)> {
+    fn listed<'a>(
+        field: &'static str,
+        contexts: impl Iterator<Item = &'a Option<SecurityContext>>,
+    ) -> impl Iterator<Item = (String, Option<&'a SecurityContext>)> {
+        contexts.enumerate().map(move |(index, context)| (format!("{field}[{index}]"), context.as_ref()))
+    }
+    let init = spec.init_containers.iter().flatten().map(|container| &container.security_context);
+    let regular = spec.containers.iter().map(|container| &container.security_context);
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| &container.security_context);
+    listed("initContainers", init)
+        .chain(listed("containers", regular))
+        .chain(listed("ephemeralContainers", ephemeral))
+        .collect()
+}
+
+/// The label of the pod's files. Role and type in the manifest are those of its processes; files have their own, which
+/// the container runtime does not change either.
+fn selinux_label(options: &SELinuxOptions) -> Result<String, InvalidField> {
+    let user = part("user", options.user.as_deref(), "system_u")?;
+    let level = part("level", options.level.as_deref(), "s0")?;
+    Ok(format!("{user}:object_r:container_file_t:{level}"))
+}
+
+fn part<'a>(field: &str, given: Option<&'a str>, default: &'a str) -> Result<&'a str, InvalidField> {
+    let part = given.filter(|part| !part.is_empty()).unwrap_or(default);
+    if part.bytes().all(|c| c.is_ascii_graphic() && c != b'"') {
+        return Ok(part);
+    }
+    let sentence = "is no part of an SELinux label; a label has no spaces, quotes or control characters";
+    Err(InvalidField::new(format!("securityContext.seLinuxOptions.{field}"), sentence))
+}

@@ -1,0 +1,88 @@
+//! What a pod goes by.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use uuid::Uuid;
+
+use crate::volume::{InvalidField, required};
+
+/// Where uids derived from names live. It never changes: the paths of volumes depend on it.
+const UID_NAMESPACE: Uuid = Uuid::from_u128(0x9a8108f7_80b0_46e0_9e0d_a80b8f5e918c);
+/// Longest name of a directory, in bytes.
+const MAX_UID: usize = 255;
+/// The namespace of objects that name none.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Namespace, name and uid of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    /// Its namespace, and that of the objects its volumes show.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: PodUid,
+}
+
+impl PodIdentity {
+    /// Parses a pod's metadata. Errors are relative to it.
+    pub(super) fn parse(metadata: &ObjectMeta) -> Result<PodIdentity, InvalidField> {
+        let name = required("name", metadata.name.as_deref())?;
+        let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
+        let uid = match metadata.uid.as_deref() {
+            Some(uid) => PodUid::parse(uid)?,
+            None => PodUid::derived(namespace, name),
+        };
+        Ok(PodIdentity { namespace: namespace.to_owned(), name: name.to_owned(), uid })
+    }
+
+    /// The identity of a volume that is served without its pod.
+    pub fn stand_in() -> PodIdentity {
+        let name = "podfs";
+        PodIdentity {
+            namespace: DEFAULT_NAMESPACE.to_owned(),
+            name: name.to_owned(),
+            uid: PodUid::derived(DEFAULT_NAMESPACE, name),
+        }
+    }
+}
+
+/// Reads `default/web`.
+impl fmt::Display for PodIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The uid of a pod: the name of its directory, and so safe as a path element.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(String);
+
+impl PodUid {
+    fn parse(uid: &str) -> Result<PodUid, InvalidField> {
+        let unsafe_as_name = matches!(uid, "" | "." | "..") || uid.contains(['/', '\0']) || uid.len() > MAX_UID;
+        if unsafe_as_name {
+            let sentence = "cannot name a directory; leave it out to have one derived from namespace and name";
+            return Err(InvalidField::new("uid", sentence));
+        }
+        Ok(PodUid(uid.to_owned()))
+    }
+
+    /// The uid of a pod that has none: the same for the same namespace and name, at any time and on any machine.
+    fn derived(namespace: &str, name: &str) -> PodUid {
+        PodUid(Uuid::new_v5(&UID_NAMESPACE, format!("{namespace}/{name}").as_bytes()).to_string())
+    }
+
+    /// The uid as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

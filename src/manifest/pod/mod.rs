@@ -1,0 +1,97 @@
+//! The pod: everything of its manifest that its volumes need, parsed once.
+
+mod facts;
+mod identity;
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1 as core;
+
+pub use facts::{Container, PodFacts};
+pub use identity::{PodIdentity, PodUid};
+
+use super::{Document, ManifestError, Origin};
+use crate::volume::{InvalidField, Volume};
+
+/// A pod and its volumes. While a pod runs, only its facts may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// What it goes by.
+    pub identity: PodIdentity,
+    /// What downwardAPI volumes show of it, and what decides about modes and owners.
+    pub facts: PodFacts,
+    /// Its volumes, in the manifest's order; no name is there twice.
+    pub volumes: Vec<Volume>,
+}
+
+impl Pod {
+    /// Parses a core/v1 Pod.
+    ///
+    /// # Errors
+    /// Another kind of document, a field of the wrong type, or one that the API would refuse. Parts of the pod that no
+    /// volume depends on need not be valid.
+    pub fn parse(document: Document) -> Result<Pod, ManifestError> {
+        let origin = document.origin.clone();
+        if (document.api_version.as_str(), document.kind.as_str()) != ("v1", "Pod") {
+            let sentence = format!("expected a Pod of v1, found a {} of {}", document.kind, document.api_version);
+            return Err(ManifestError::invalid(&origin, "", sentence));
+        }
+        parse(document.into_typed()?).map_err(|error| ManifestError::invalid(&origin, &error.field, error.sentence))
+    }
+}
+
+/// Takes the one Pod out of a file's documents and leaves the others, which may be objects.
+///
+/// # Errors
+/// No Pod, or several; the sentence names the file and what it holds.
+pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<Document>), ManifestError> {
+    let (mut pods, others): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| document.kind == "Pod");
+    match (pods.pop(), pods.len()) {
+        (Some(pod), 0) => Ok((pod, others)),
+        (Some(last), _) => {
+            let places: Vec<String> = pods.iter().chain([&last]).map(|pod| pod.origin.to_string()).collect();
+            let sentence = format!("expected one Pod, found {} ({})", places.len(), places.join("; "));
+            Err(ManifestError::invalid(&Origin::file(file), "", sentence))
+        }
+        (None, _) => {
+            let kinds: Vec<&str> = others.iter().map(|document| document.kind.as_str()).collect();
+            let found = if kinds.is_empty() { "nothing".to_owned() } else { kinds.join(", ") };
+            Err(ManifestError::invalid(&Origin::file(file), "", format!("expected one Pod, found {found}")))
+        }
+    }
+}
+
+fn parse(pod: core::Pod) -> Result<Pod, InvalidField> {
+    let spec = pod.spec.ok_or_else(|| InvalidField::new("spec", "is required"))?;
+    Ok(Pod {
+        identity: PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?,
+        volumes: volumes(&spec).map_err(|error| error.under("spec"))?,
+        facts: PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?,
+    })
+}
+
+fn volumes(spec: &core::PodSpec) -> Result<Vec<Volume>, InvalidField> {
+    let mounts = volume_mounts(spec);
+    let mut volumes: Vec<Volume> = Vec::new();
+    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
+        let at = |error: InvalidField| error.under(format!("volumes[{index}]"));
+        let volume = Volume::parse(volume, &mounts).map_err(at)?;
+        if volumes.iter().any(|other| other.name == volume.name) {
+            let sentence = format!("volume {:?}: another volume of the pod has this name", volume.name.as_str());
+            return Err(at(InvalidField::new("name", sentence)));
+        }
+        volumes.push(volume);
+    }
+    Ok(volumes)
+}
+
+/// The mounts of each container, of all three kinds.
+fn volume_mounts(spec: &core::PodSpec) -> Vec<&[core::VolumeMount]> {
+    let init = spec.init_containers.iter().flatten().map(|container| &container.volume_mounts);
+    let regular = spec.containers.iter().map(|container| &container.volume_mounts);
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| &container.volume_mounts);
+    init.chain(regular).chain(ephemeral).flatten().map(Vec::as_slice).collect()
+}
+
+#[cfg(test)]
+mod tests;

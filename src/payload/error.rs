@@ -1,0 +1,71 @@
+//! Why a payload cannot be assembled, and what is odd about one that can.
+
+use std::fmt;
+
+use super::{ContainerNotFound, InvalidPath, PayloadPath};
+
+/// What a volume waits for: every problem of every source, so that one look tells all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PayloadError {
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for PayloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+        f.write_str(&problems.join("; "))
+    }
+}
+
+impl std::error::Error for PayloadError {}
+
+/// One thing a volume waits for. Texts are the kubelet's where it has one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// A ConfigMap that is not optional is missing.
+    #[error("configmap {0:?} not found")]
+    ConfigMapNotFound(String),
+    /// A Secret that is not optional is missing.
+    #[error("secret {0:?} not found")]
+    SecretNotFound(String),
+    /// An item names a key its ConfigMap does not have.
+    #[error("configmap references non-existent config key: {0}")]
+    ConfigMapKeyNotFound(String),
+    /// An item names a key its Secret does not have.
+    #[error("references non-existent secret key: {0}")]
+    SecretKeyNotFound(String),
+    /// A downwardAPI file names a container the pod does not have.
+    #[error(transparent)]
+    Container(#[from] ContainerNotFound),
+    /// A source only an API server can provide.
+    #[error("{0} needs an API server, and podfs reads manifest files only")]
+    NeedsApiServer(String),
+    /// A key that cannot be the name of a file.
+    #[error(transparent)]
+    Path(#[from] InvalidPath),
+    /// One path is a file, another lies below it.
+    #[error("{:?} of {claim} is a file, and {:?} of {below_claim} needs a directory in its place", file.as_str(), below.as_str())]
+    FileAndDirectory {
+        /// The path that is a file.
+        file: PayloadPath,
+        /// Where the file comes from.
+        claim: String,
+        /// The path below it.
+        below: PayloadPath,
+        /// Where that comes from.
+        below_claim: String,
+    },
+}
+
+/// Two files claim one path; the later one is shown, as in the kubelet, which does not tell.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("two files are called {:?}: {loser} is hidden by {winner}", path.as_str())]
+pub struct Warning {
+    /// The path.
+    pub path: PayloadPath,
+    /// Where the hidden file comes from.
+    pub loser: String,
+    /// Where the shown file comes from.
+    pub winner: String,
+}

@@ -1,0 +1,162 @@
+//! Modes and owners: what a pod's fsGroup, its one user and the manifest's modes come to.
+//!
+//! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
+//! that walk, so that a file has its final mode and owner from the first moment.
+
+use crate::manifest::pod::PodFacts;
+use crate::volume::Medium;
+
+const SETGID: u16 = 0o2000;
+/// Mode of directories before any group gets them.
+const DIRECTORY: u16 = 0o755;
+/// Mode of credentials when the pod has an fsGroup or a single user.
+const CREDENTIAL: u16 = 0o600;
+
+/// What the walk over a volume meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    /// A regular file.
+    File,
+    /// A directory, which also hands the group on to what is made in it.
+    Directory,
+}
+
+/// What the group may do in a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// Projecting volumes.
+    ReadOnly,
+    /// Volumes containers write to, and the empty root of any volume.
+    ReadWrite,
+}
+
+/// The mode an entry has once the fsGroup got it. Bits are only ever added.
+fn fs_group_mode(mode: u16, entry: Entry, access: Access) -> u16 {
+    let mask = match access {
+        Access::ReadOnly => 0o440,
+        Access::ReadWrite => 0o660,
+    };
+    match entry {
+        Entry::File => mode | mask,
+        Entry::Directory => mode | mask | SETGID | 0o110,
+    }
+}
+
+/// The security context of a pod, as far as it decides about the files of its projecting volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    fs_group: Option<u32>,
+    fs_user: Option<u32>,
+}
+
+impl Ownership {
+    /// The ownership a pod asks for.
+    pub fn of(facts: &PodFacts) -> Ownership {
+        Ownership { fs_group: facts.fs_group, fs_user: facts.fs_user }
+    }
+
+    /// Group of everything in the volume, the root and the links included.
+    pub fn gid(self) -> u32 {
+        self.fs_group.unwrap_or(0)
+    }
+
+    /// Mode of the volume's root: that of a fresh emptyDir on the medium. A tmpfs is sticky.
+    pub fn root_mode(self, medium: Medium) -> u16 {
+        let mode = match medium {
+            Medium::Disk => 0o777,
+            Medium::Memory => 0o1777,
+        };
+        self.shared(mode, Entry::Directory, Access::ReadWrite)
+    }
+
+    /// Mode of the directories below the root.
+    pub fn directory_mode(self) -> u16 {
+        self.shared(DIRECTORY, Entry::Directory, Access::ReadOnly)
+    }
+
+    /// Mode and owner of a file made of an object or of the pod's fields. Such files stay root's unless the manifest
+    /// names a user (KEP-5936), even when all containers run as one.
+    pub fn file(self, mode: u16, user: Option<u32>) -> (u16, u32) {
+        (self.shared(mode, Entry::File, Access::ReadOnly), user.unwrap_or(0))
+    }
+
+    /// Mode and owner of a token, a trust bundle or a certificate: private to the pod's user or group as soon as it
+    /// has one, whatever mode the manifest gives.
+    pub fn credential(self, mode: u16, user: Option<u32>) -> (u16, u32) {
+        let private = self.fs_group.is_some() || self.fs_user.is_some();
+        let mode = if private { CREDENTIAL } else { mode };
+        self.file(mode, user.or(self.fs_user))
+    }
+
+    fn shared(self, mode: u16, entry: Entry, access: Access) -> u16 {
+        match self.fs_group {
+            Some(_) => fs_group_mode(mode, entry, access),
+            None => mode,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ownership(fs_user: Option<u32>, fs_group: Option<u32>) -> Ownership {
+        Ownership { fs_group, fs_user }
+    }
+
+    #[test]
+    fn fg_01_mask_table() {
+        use Entry::{Directory, File};
+        let rows = [
+            (File, 0o644, 0o664, 0o644),
+            (File, 0o600, 0o660, 0o640),
+            (File, 0o400, 0o660, 0o440),
+            (File, 0o000, 0o660, 0o440),
+            (Directory, 0o755, 0o2775, 0o2755),
+            (Directory, 0o777, 0o2777, 0o2777),
+            (Directory, 0o1777, 0o3777, 0o3777),
+        ];
+        for (entry, before, read_write, read_only) in rows {
+            assert_eq!(fs_group_mode(before, entry, Access::ReadWrite), read_write, "{entry:?} {before:o}");
+            assert_eq!(fs_group_mode(before, entry, Access::ReadOnly), read_only, "{entry:?} {before:o}");
+        }
+    }
+
+    #[test]
+    fn se_05_the_root_is_that_of_an_empty_dir_on_its_medium() {
+        assert_eq!(ownership(None, None).root_mode(Medium::Disk), 0o777);
+        assert_eq!(ownership(None, None).root_mode(Medium::Memory), 0o1777);
+        assert_eq!(ownership(None, Some(0)).root_mode(Medium::Disk), 0o2777);
+        assert_eq!(ownership(None, Some(1001)).root_mode(Medium::Memory), 0o3777);
+    }
+
+    #[test]
+    fn fg_01_directories_hand_the_group_on() {
+        assert_eq!(ownership(None, None).directory_mode(), 0o755);
+        assert_eq!(ownership(None, Some(1001)).directory_mode(), 0o2755);
+        assert_eq!(ownership(None, Some(1001)).gid(), 1001);
+        assert_eq!(ownership(Some(7), None).gid(), 0);
+    }
+
+    #[test]
+    fn fg_06_a_0400_secret_becomes_readable_for_the_group() {
+        assert_eq!(ownership(None, Some(1001)).file(0o400, None), (0o440, 0));
+        assert_eq!(ownership(None, None).file(0o400, None), (0o400, 0));
+    }
+
+    #[test]
+    fn ex_01_only_an_explicit_user_owns_a_file() {
+        assert_eq!(ownership(Some(1000), None).file(0o644, None), (0o644, 0));
+        assert_eq!(ownership(Some(1000), None).file(0o644, Some(7)), (0o644, 7));
+        assert_eq!(ownership(Some(1000), None).credential(0o644, Some(7)), (0o600, 7));
+    }
+
+    #[test]
+    fn tk_02_tk_03_tk_04_credentials_are_private_to_the_pods_user_or_group() {
+        assert_eq!(ownership(None, None).credential(0o644, None), (0o644, 0));
+        assert_eq!(ownership(Some(1000), None).credential(0o644, None), (0o600, 1000));
+        assert_eq!(ownership(Some(0), None).credential(0o644, None), (0o600, 0));
+        assert_eq!(ownership(None, Some(1000)).credential(0o644, None), (0o640, 0));
+        assert_eq!(ownership(Some(1000), Some(1000)).credential(0o644, None), (0o640, 1000));
+    }
+}

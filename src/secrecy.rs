@@ -1,0 +1,61 @@
+//! Nothing secret stays in memory that was freed.
+//!
+//! Bytes of a Secret pass through readers, parsers and maps before they become a payload. Rather than
+//! trusting each of these to clean up, the binary's allocator overwrites every block when it is freed,
+//! whoever allocated it.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+use zeroize::Zeroize;
+
+/// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
+/// which [`podfs_fuse::server::secrecy::tune_allocator`] fixes), and the kernel never shows it to
+/// anybody. Below, the block would be handed out again as it is.
+const RETURNED_AT_ONCE: usize = 1 << 20;
+
+/// The system's allocator, with every block zeroed before it is freed.
+pub struct ZeroingAllocator;
+
+// SAFETY: every call is passed on to the system's allocator unchanged; a block is only written while
+// it is still allocated. The default `realloc` allocates, copies and frees through these.
+unsafe impl GlobalAlloc for ZeroingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if layout.size() < RETURNED_AT_ONCE {
+            // SAFETY: the block is `layout.size()` bytes long and nobody uses it any more.
+            unsafe { std::slice::from_raw_parts_mut(block, layout.size()) }.zeroize();
+        }
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_block_is_zeroed() {
+        // SE-02. The block is looked at just before the system gets it, as the allocator leaves it.
+        let layout = Layout::array::<u8>(64).expect("a layout");
+        // SAFETY: the layout has a size; the block is written and freed once, below.
+        let block = unsafe { ZeroingAllocator.alloc(layout) };
+        // SAFETY: the block is 64 bytes long.
+        unsafe { block.write_bytes(0x5a, 64) };
+        // SAFETY: the block came from this allocator with this layout.
+        unsafe { ZeroingAllocator.dealloc(block, layout) };
+        // SAFETY: deliberately none in general: the C allocator keeps the page mapped and puts its own
+        // links into the first bytes; the rest shows what was left.
+        let rest = unsafe { std::slice::from_raw_parts(block.add(32), 32) };
+        assert!(!rest.contains(&0x5a));
+    }
+}

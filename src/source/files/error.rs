@@ -1,0 +1,91 @@
+//! What can be wrong with manifest files, one sentence each.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::manifest::ManifestError;
+
+/// A source that cannot be used, or a part of it that cannot be used now. Its text is one sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A configured path leads nowhere.
+    #[error("{}: there is no such file or directory", .0.display())]
+    Missing(PathBuf),
+
+    /// A symbolic link leads nowhere.
+    #[error("{}: the symbolic link leads to nothing", .0.display())]
+    Dangling(PathBuf),
+
+    /// The kernel refuses to open, list or read.
+    #[error("{}: cannot be read: {reason}", path.display())]
+    Unreadable {
+        /// The path, as the user named it.
+        path: PathBuf,
+        /// The kernel's reason.
+        reason: io::Error,
+    },
+
+    /// A pipe, a socket, a device, or a directory where a file belongs.
+    #[error("{}: is {found}; give a regular file", path.display())]
+    WrongType {
+        /// The path, as the user named it.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+
+    /// A file larger than any set of manifests.
+    #[error("{}: is larger than {} MiB; split it", path.display(), limit >> 20)]
+    TooLarge {
+        /// The path, as the user named it.
+        path: PathBuf,
+        /// The limit in bytes.
+        limit: u64,
+    },
+
+    /// A file that does not come to rest while podfs starts.
+    #[error("{}: is being written to all the time; stop the writer, or replace the file by renaming", .0.display())]
+    Restless(PathBuf),
+
+    /// The pod manifest has gone while the pod runs.
+    #[error("{}: has disappeared; the pod it described stays in use", .0.display())]
+    PodGone(PathBuf),
+
+    /// A configured directory has gone while the pod runs.
+    #[error("{}: has disappeared or is another, empty directory; its last objects stay in use", .0.display())]
+    DirectoryGone(PathBuf),
+
+    /// What the file says.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+
+    /// The kernel hands out no more watches.
+    #[error("{}: cannot be watched: the limit on inotify watches is reached; raise the sysctl fs.inotify.max_user_watches", .0.display())]
+    WatchLimit(PathBuf),
+
+    /// The kernel hands out no more inotify instances.
+    #[error(
+        "cannot watch files: the limit on inotify instances or open files is reached; raise the sysctl fs.inotify.max_user_instances or the limit on open files"
+    )]
+    InstanceLimit,
+
+    /// Watching fails for another reason.
+    #[error("cannot watch files: {0}")]
+    Watch(#[source] notify::Error),
+
+    /// The thread that owns the files cannot start.
+    #[error("cannot start the thread that watches the manifests: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl SourceError {
+    /// The sentence, for trouble that comes up while the pod runs: it adds what becomes of the file's objects.
+    pub(super) fn while_running(&self) -> String {
+        match self {
+            Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
+                format!("{self}; until then, what was read before stays in use")
+            }
+            _ => self.to_string(),
+        }
+    }
+}

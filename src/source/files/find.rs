@@ -1,0 +1,161 @@
+//! Finds the manifest files below the configured paths, and has everything on the way watched.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use super::SourceError;
+use super::read::FileId;
+use super::route::{Route, is_manifest};
+use super::watch::Watcher;
+
+/// How often the way is looked at again when it has changed between looking and watching. Links that are switched all
+/// the time are not waited for: each switch causes another scan.
+const ATTEMPTS: usize = 4;
+
+/// What a configured path is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It is the pod manifest.
+    Pod,
+    /// It is a file of objects, or a directory of such files.
+    Objects,
+}
+
+/// A configured path.
+pub(super) struct Root {
+    path: PathBuf,
+    role: Role,
+    /// The directory it was when it was listed last.
+    directory: Option<FileId>,
+}
+
+impl Root {
+    pub(super) fn pod(path: PathBuf) -> Self {
+        Self { path, role: Role::Pod, directory: None }
+    }
+
+    pub(super) fn objects(path: PathBuf) -> Self {
+        Self { path, role: Role::Objects, directory: None }
+    }
+}
+
+/// A file to read.
+pub(super) struct Target {
+    /// The path as configured, with the entry's name when a directory was.
+    pub(super) path: PathBuf,
+    /// Where it leads: the path that events carry.
+    pub(super) real: PathBuf,
+    /// Index of the configured path.
+    pub(super) root: usize,
+    pub(super) role: Role,
+    /// Whether it was found in a directory, not named by the user.
+    pub(super) listed: bool,
+}
+
+impl Target {
+    /// The directory the file is, or was, in.
+    pub(super) fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        }
+    }
+}
+
+/// What there is to read.
+#[derive(Default)]
+pub(super) struct Found {
+    /// The files, in the order of the configured paths and by name.
+    pub(super) targets: Vec<Target>,
+    /// Configured paths that cannot be looked at now; their files stay as they were.
+    pub(super) kept: HashSet<usize>,
+    pub(super) problems: Vec<SourceError>,
+}
+
+impl Found {
+    /// Looks at the configured paths and watches the way to what was found. Nothing found has escaped the watches: when
+    /// a watch is new, everything is looked at again.
+    pub(super) fn look(roots: &mut [Root], watcher: &mut Watcher) -> Self {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let (mut found, mut route) = (Self::default(), Route::default());
+            for (number, root) in roots.iter_mut().enumerate() {
+                found.add(number, root, &mut route);
+            }
+            match watcher.adopt(route) {
+                Ok(true) if attempt < ATTEMPTS => continue,
+                Ok(true) => watcher.activity.stir(),
+                Ok(false) => {}
+                Err(problem) => found.problems.push(problem),
+            }
+            return found;
+        }
+    }
+
+    fn add(&mut self, number: usize, root: &mut Root, route: &mut Route) {
+        let real = route.follow(&root.path).unwrap_or_else(|| root.path.clone());
+        match fs::metadata(&root.path) {
+            Ok(metadata) if metadata.is_dir() && root.role == Role::Objects => {
+                if let Err(problem) = self.add_directory(number, root, &real, &metadata, route) {
+                    self.problems.push(problem);
+                    self.kept.insert(number);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && root.directory.is_some() => {
+                self.problems.push(SourceError::DirectoryGone(root.path.clone()));
+                self.kept.insert(number);
+            }
+            // Whether it can be read shows when it is.
+            _ => self.targets.push(Target {
+                path: root.path.clone(),
+                real,
+                root: number,
+                role: root.role,
+                listed: false,
+            }),
+        }
+    }
+
+    fn add_directory(
+        &mut self,
+        number: usize,
+        root: &mut Root,
+        real: &Path,
+        metadata: &Metadata,
+        route: &mut Route,
+    ) -> Result<(), SourceError> {
+        route.every_manifest(real);
+        let names =
+            manifests_in(&root.path).map_err(|reason| SourceError::Unreadable { path: root.path.clone(), reason })?;
+        let directory = FileId::of(metadata);
+        if names.is_empty() && root.directory.is_some_and(|earlier| earlier != directory) {
+            // The mount point below an unmounted file system, or a directory about to be filled.
+            return Err(SourceError::DirectoryGone(root.path.clone()));
+        }
+        root.directory = Some(directory);
+        self.targets.extend(names.into_iter().map(|name| Target {
+            path: root.path.join(&name),
+            real: route.enter(real, &name).unwrap_or_else(|| real.join(&name)),
+            root: number,
+            role: Role::Objects,
+            listed: true,
+        }));
+        Ok(())
+    }
+}
+
+fn manifests_in(directory: &Path) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        if is_manifest(&name) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,93 @@
+//! Which files are being written, and which have come to rest.
+//!
+//! A file rewritten in place passes through states nobody wants to see: empty, then half written. A writer's `close`
+//! ends that. Some writers keep the file open or change it through a mapping; for them, a second of quiet is enough.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a file without a writer's `close` has to be quiet.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How a file came to rest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Its writer closed it.
+    Closed,
+    /// Nothing was written for a while.
+    Quiet,
+}
+
+/// Files that have come to rest since the last scan.
+pub(super) type Rested = HashMap<PathBuf, Rest>;
+
+/// What has been heard since the last scan began. Paths are real paths.
+#[derive(Default)]
+pub(super) struct Activity {
+    /// When a file was last written to, or a directory was made: who makes a directory is about to fill it.
+    writing: HashMap<PathBuf, Instant>,
+    rested: Rested,
+    /// Something differs that only a scan can tell.
+    stirred: bool,
+}
+
+impl Activity {
+    /// A scan is due.
+    pub(super) fn stir(&mut self) {
+        self.stirred = true;
+    }
+
+    /// Whether a scan is due.
+    pub(super) fn is_stirred(&self) -> bool {
+        self.stirred
+    }
+
+    /// The file is being written, or its directory filled; wait for [`Self::close`], or for quiet.
+    pub(super) fn write(&mut self, path: &Path) {
+        self.rested.remove(path);
+        self.writing.insert(path.to_owned(), Instant::now());
+    }
+
+    /// A writer has closed the file.
+    pub(super) fn close(&mut self, path: &Path) {
+        self.writing.remove(path);
+        self.rested.insert(path.to_owned(), Rest::Closed);
+        self.stir();
+    }
+
+    /// Another file, or none, has the name now.
+    pub(super) fn replace(&mut self, path: &Path) {
+        self.writing.remove(path);
+        self.rested.remove(path);
+        self.stir();
+    }
+
+    /// A scan begins; it is told what has come to rest.
+    pub(super) fn begin_scan(&mut self) -> Rested {
+        self.stirred = false;
+        std::mem::take(&mut self.rested)
+    }
+
+    /// Whether the file is being written, or was written to since the scan began with `rested`.
+    pub(super) fn is_restless(&self, path: &Path, rested: &Rested) -> bool {
+        let being_filled = || path.ancestors().skip(1).any(|directory| self.writing.contains_key(directory));
+        self.writing.contains_key(path)
+            || self.rested.contains_key(path)
+            || !rested.contains_key(path) && being_filled()
+    }
+
+    /// When the next file will have been quiet for long enough.
+    pub(super) fn next_quiet(&self) -> Option<Instant> {
+        self.writing.values().min().map(|last| *last + QUIET)
+    }
+
+    /// Files that have been quiet for long enough come to rest.
+    pub(super) fn let_rest(&mut self) {
+        let now = Instant::now();
+        for (path, _) in self.writing.extract_if(|_, last| *last + QUIET <= now) {
+            self.rested.insert(path, Rest::Quiet);
+            self.stirred = true;
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Files that turn bad or go away while the pod runs.
+
+use std::fs;
+
+use super::*;
+
+#[tokio::test]
+async fn a_malformed_file_keeps_its_last_objects_until_it_is_mended() {
+    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let mut watched = home.watch();
+    home.write("objects/app.yaml", "a: [hunter2\n");
+    home.write("objects/db.yaml", &config_map("db", "2"));
+    watched.change().await;
+    assert_eq!((watched.value("app"), watched.value("db")), (Some("1"), Some("2")));
+    home.write("objects/app.yaml", &config_map("app", "3"));
+    watched.change().await;
+    assert_eq!(watched.value("app"), Some("3"));
+}
+
+#[test]
+fn a_problem_is_told_once_and_again_when_it_comes_back() {
+    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let mut steps = home.step_by_step(&["objects"]);
+    home.write("objects/app.yaml", "a: [hunter2\n");
+    assert!(steps.scan().is_none());
+    let told: Vec<_> = steps.ledger.told().collect();
+    let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, what was read before stays in use";
+    assert!(matches!(told[..], [only] if only.ends_with(sentence)), "{told:?}");
+
+    home.write("objects/db.yaml", &config_map("db", "2"));
+    assert!(steps.scan().is_some());
+    assert_eq!(steps.ledger.told().count(), 1, "still the same problem");
+
+    home.write("objects/app.yaml", &config_map("app", "1"));
+    assert!(steps.scan().is_none(), "mended to what it was");
+    assert_eq!(steps.ledger.told().count(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_turns_bad_or_disappears_stays() {
+    let home = Home::with_objects(&[("app", "1")]);
+    home.write("pod.yaml", &pod("one"));
+    let mut watched = home.open(Some("pod.yaml"), &["objects"]).expect("good manifests");
+    for (round, spoil) in ["in place", "no pod", "gone"].into_iter().enumerate() {
+        match spoil {
+            "in place" => home.write("pod.yaml", "kind: ["),
+            "no pod" => home.replace("pod.yaml", &config_map("other", "1")),
+            _ => fs::remove_file(home.path("pod.yaml")).expect("a removal"),
+        }
+        let value = format!("after {round}");
+        home.write("objects/app.yaml", &config_map("app", &value));
+        watched.until("app", Some(&value)).await;
+        assert_eq!(watched.label("version"), Some("one"), "{spoil}");
+        assert_eq!(watched.value("other"), None);
+    }
+    home.write("pod.yaml", &pod("two"));
+    watched.change().await;
+    assert_eq!(watched.label("version"), Some("two"));
+}
+
+#[tokio::test]
+async fn a_duplicate_keeps_the_last_snapshot() {
+    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let mut watched = home.watch();
+    home.write("objects/again.yaml", &config_map("app", "2"));
+    home.write("objects/db.yaml", &config_map("db", "2"));
+    fs::remove_file(home.path("objects/again.yaml")).expect("a removal");
+    watched.change().await;
+    assert_eq!((watched.value("app"), watched.value("db")), (Some("1"), Some("2")));
+}
+
+#[test]
+fn a_duplicate_is_told_with_both_places() {
+    let home = Home::with_objects(&[("app", "1")]);
+    let mut steps = home.step_by_step(&["objects"]);
+    home.write("objects/again.yaml", &config_map("app", "2"));
+    assert!(steps.scan().is_none());
+    let told: Vec<_> = steps.ledger.told().collect();
+    assert!(
+        matches!(told[..], [only] if only.contains("objects/again.yaml") && only.contains("objects/app.yaml")),
+        "{told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_vanished_directory_keeps_its_objects() {
+    let home = Home::with_objects(&[("app", "1")]);
+    home.write("db.yaml", &config_map("db", "1"));
+    let mut watched = home.open(None, &["objects", "db.yaml"]).expect("good manifests");
+
+    home.rename("objects", "away");
+    home.write("db.yaml", &config_map("db", "2"));
+    watched.change().await;
+    assert_eq!((watched.value("app"), watched.value("db")), (Some("1"), Some("2")));
+
+    // An empty mount point looks like this.
+    fs::create_dir(home.path("objects")).expect("a directory");
+    home.write("db.yaml", &config_map("db", "3"));
+    watched.change().await;
+    assert_eq!((watched.value("app"), watched.value("db")), (Some("1"), Some("3")));
+
+    fs::remove_dir(home.path("objects")).expect("a removal");
+    home.write("away/app.yaml", &config_map("app", "2"));
+    home.rename("away", "objects");
+    watched.change().await;
+    assert_eq!(watched.value("app"), Some("2"));
+    home.write("objects/app.yaml", &config_map("app", "3"));
+    watched.change().await;
+    assert_eq!(watched.value("app"), Some("3"));
+}
+
+#[tokio::test]
+async fn a_file_whose_directory_vanished_keeps_its_objects() {
+    let home = Home::with_objects(&[("app", "1")]);
+    home.write("db.yaml", &config_map("db", "1"));
+    let mut watched = home.open(None, &["objects/app.yaml", "db.yaml"]).expect("good manifests");
+    home.rename("objects", "away");
+    home.write("db.yaml", &config_map("db", "2"));
+    watched.change().await;
+    assert_eq!((watched.value("app"), watched.value("db")), (Some("1"), Some("2")));
+}
+
+#[tokio::test]
+async fn the_last_file_of_a_directory_may_be_deleted() {
+    let home = Home::with_objects(&[("app", "1")]);
+    let mut watched = home.watch();
+    fs::remove_file(home.path("objects/app.yaml")).expect("a removal");
+    watched.change().await;
+    assert_eq!(watched.value("app"), None);
+}

@@ -1,0 +1,275 @@
+//! Hears of changes, by inotify.
+//!
+//! Only directories are watched: an entry of them is how a file is replaced, and writes to a file are reported there
+//! too. Events that tell of reading are dropped at once; the scan's own reading raises them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, RenameMode};
+use notify::{Config, Event, INotifyWatcher, RecursiveMode, Watcher as _};
+
+use super::SourceError;
+use super::route::Route;
+use super::settle::Activity;
+
+/// After an event, a scan waits for this much calm, so that a burst costs one scan.
+const CALM: Duration = Duration::from_millis(2);
+
+/// A scan waits no longer than this, however busy the directory is.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long the kernel may take to report the marker. It takes microseconds.
+const MARKER_PATIENCE: Duration = Duration::from_millis(100);
+
+/// What the watching thread is told.
+pub(super) enum Signal {
+    /// Something happened to a file.
+    Event(notify::Result<Event>),
+    /// The source is no longer needed.
+    Stop,
+}
+
+/// The watches, and what has been heard.
+pub(super) struct Watcher {
+    inotify: INotifyWatcher,
+    signals: Receiver<Signal>,
+    marker: Marker,
+    route: Route,
+    /// Directories with a watch, or without permission for one.
+    watched: BTreeSet<PathBuf>,
+    /// Events were lost; nothing known about files holds any more.
+    lost_track: bool,
+    stopped: bool,
+    pub(super) activity: Activity,
+}
+
+impl Watcher {
+    /// A watcher of nothing, and the way to stop it.
+    pub(super) fn new() -> Result<(Self, Sender<Signal>), SourceError> {
+        let (sender, signals) = mpsc::channel();
+        let events = sender.clone();
+        let forward = move |event: notify::Result<Event>| {
+            if !tells_of_reading(&event) {
+                // Fails only when the watching thread is gone.
+                let _ = events.send(Signal::Event(event));
+            }
+        };
+        let mut inotify = INotifyWatcher::new(forward, Config::default()).map_err(instance_error)?;
+        let marker = Marker::new(&mut inotify)?;
+        let watcher = Self {
+            inotify,
+            signals,
+            marker,
+            route: Route::default(),
+            watched: BTreeSet::new(),
+            lost_track: false,
+            stopped: false,
+            activity: Activity::default(),
+        };
+        Ok((watcher, sender))
+    }
+
+    /// Watches the directories of `route` and no others. Returns whether there are new ones: then what was looked at to
+    /// find the route may have changed unheard.
+    pub(super) fn adopt(&mut self, route: Route) -> Result<bool, SourceError> {
+        self.route = route;
+        let wanted: BTreeSet<PathBuf> = self.route.directories().map(Path::to_owned).collect();
+        for directory in self.watched.difference(&wanted) {
+            // Fails when the directory is gone, and its watch with it.
+            let _ = self.inotify.unwatch(directory);
+        }
+        self.watched.retain(|directory| wanted.contains(directory));
+        let mut news = false;
+        for directory in wanted {
+            if self.watched.contains(&directory) {
+                continue;
+            }
+            news = true;
+            match self.inotify.watch(&directory, RecursiveMode::NonRecursive) {
+                Err(error) if is_not_found(&error) => continue,
+                // Who may pass through a directory but not list it cannot watch it either.
+                Err(error) if is_denied(&error) => {}
+                Err(error) => return Err(watch_error(directory, error)),
+                Ok(()) => {}
+            }
+            self.watched.insert(directory);
+        }
+        Ok(news)
+    }
+
+    /// Sleeps until something has changed and calm has returned. False when the source is no longer needed.
+    pub(super) fn wait(&mut self) -> bool {
+        while !self.activity.is_stirred() {
+            match self.hear(self.activity.next_quiet()) {
+                Heard::Nothing => self.activity.let_rest(),
+                Heard::Stop => return false,
+                Heard::Event | Heard::Marker => {}
+            }
+        }
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            let calm = Instant::now() + CALM;
+            match self.hear(Some(calm.min(patience))) {
+                Heard::Nothing => return true,
+                Heard::Stop => return false,
+                Heard::Event | Heard::Marker => {}
+            }
+        }
+    }
+
+    /// Hears every event that the kernel has queued so far.
+    pub(super) fn catch_up(&mut self) {
+        let patience = Instant::now() + MARKER_PATIENCE;
+        self.marker.put();
+        while let Heard::Event = self.hear(Some(patience)) {}
+        self.marker.take();
+    }
+
+    /// Whether events were lost since this was asked last.
+    pub(super) fn has_lost_track(&mut self) -> bool {
+        std::mem::take(&mut self.lost_track)
+    }
+
+    /// Waits for one signal that matters, until `until` at the latest.
+    fn hear(&mut self, until: Option<Instant>) -> Heard {
+        while !self.stopped {
+            // A deadline counts even when there is always something to hear.
+            let signal = match until.map(|until| until.checked_duration_since(Instant::now())) {
+                None => self.signals.recv().map_err(RecvTimeoutError::from),
+                Some(None) => return Heard::Nothing,
+                Some(Some(left)) => self.signals.recv_timeout(left),
+            };
+            match signal {
+                Ok(Signal::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => return Heard::Marker,
+                Ok(Signal::Event(Ok(event))) if !event.need_rescan() => {
+                    if self.note(&event) {
+                        return Heard::Event;
+                    }
+                }
+                Ok(Signal::Event(_)) => {
+                    self.lose_track();
+                    return Heard::Event;
+                }
+                Err(RecvTimeoutError::Timeout) => return Heard::Nothing,
+                Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+            }
+        }
+        Heard::Stop
+    }
+
+    /// Notes what an event says about the file it names. False when the file is none of ours.
+    fn note(&mut self, event: &Event) -> bool {
+        let Some(path) = event.paths.first().filter(|path| self.route.passes(path)) else {
+            return false;
+        };
+        match event.kind {
+            EventKind::Access(AccessKind::Close(AccessMode::Write)) => self.activity.close(path),
+            EventKind::Modify(ModifyKind::Data(_)) => self.activity.write(path),
+            EventKind::Modify(ModifyKind::Metadata(_)) => self.activity.stir(),
+            EventKind::Create(CreateKind::Folder) => {
+                self.activity.write(path);
+                self.activity.stir();
+            }
+            EventKind::Create(_) if awaits_its_writer(path) => self.activity.write(path),
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+                // The watches of a directory that has left its place are gone.
+                self.watched.retain(|directory| !directory.starts_with(path));
+                self.activity.replace(path);
+            }
+            _ => self.activity.replace(path),
+        }
+        true
+    }
+
+    /// Events were lost, which may have been about anything.
+    fn lose_track(&mut self) {
+        self.watched.clear();
+        self.lost_track = true;
+        self.activity.stir();
+    }
+}
+
+/// What [`Watcher::hear`] has waited for.
+enum Heard {
+    Event,
+    Marker,
+    Nothing,
+    Stop,
+}
+
+/// A pipe of our own among the watched files. The kernel queues the event of a write to it behind all events that were
+/// queued before: once it is heard, so are they.
+struct Marker {
+    reader: PipeReader,
+    writer: PipeWriter,
+    path: PathBuf,
+}
+
+impl Marker {
+    fn new(inotify: &mut INotifyWatcher) -> Result<Self, SourceError> {
+        let (reader, writer) = io::pipe().map_err(|error| instance_error(notify::Error::io(error)))?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", reader.as_raw_fd()));
+        inotify.watch(&path, RecursiveMode::NonRecursive).map_err(|error| watch_error(path.clone(), error))?;
+        Ok(Self { reader, writer, path })
+    }
+
+    fn put(&mut self) {
+        self.writer.write_all(&[0]).expect("one byte fits into an empty pipe with a reader");
+    }
+
+    fn take(&mut self) {
+        self.reader.read_exact(&mut [0]).expect("the byte is in the pipe");
+    }
+}
+
+fn tells_of_reading(event: &notify::Result<Event>) -> bool {
+    event.as_ref().is_ok_and(|event| match event.kind {
+        EventKind::Access(kind) => kind != AccessKind::Close(AccessMode::Write),
+        // Its two halves are told as well.
+        EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => true,
+        _ => false,
+    })
+}
+
+/// Whether a new entry is a file that was opened to be written, unlike a symbolic or hard link, which is complete.
+fn awaits_its_writer(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|entry| entry.is_file() && entry.nlink() == 1)
+}
+
+fn is_not_found(error: &notify::Error) -> bool {
+    matches!(error.kind, notify::ErrorKind::PathNotFound) || io_kind(error) == Some(io::ErrorKind::NotFound)
+}
+
+fn is_denied(error: &notify::Error) -> bool {
+    io_kind(error) == Some(io::ErrorKind::PermissionDenied)
+}
+
+fn io_kind(error: &notify::Error) -> Option<io::ErrorKind> {
+    match &error.kind {
+        notify::ErrorKind::Io(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+fn watch_error(path: PathBuf, error: notify::Error) -> SourceError {
+    match error.kind {
+        notify::ErrorKind::MaxFilesWatch => SourceError::WatchLimit(path),
+        _ => SourceError::Watch(error),
+    }
+}
+
+fn instance_error(error: notify::Error) -> SourceError {
+    match &error.kind {
+        notify::ErrorKind::Io(cause) if matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            SourceError::InstanceLimit
+        }
+        _ => SourceError::Watch(error),
+    }
+}

@@ -1,0 +1,24 @@
+//! What this machine offers to pods, where no Node object says it.
+
+use std::path::Path;
+
+use rustix::fs::statvfs;
+use rustix::system::sysinfo;
+
+use crate::payload::Allocatable;
+
+/// CPUs, memory, and the size of the file system below `volume`, as far as the kernel tells.
+pub(super) fn allocatable(volume: Option<&Path>) -> Allocatable {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let memory = sysinfo();
+    let disk = volume.and_then(existing).and_then(|path| statvfs(path).ok());
+    Allocatable {
+        cpu_milli: cpus * 1000,
+        memory_bytes: memory.totalram.saturating_mul(memory.mem_unit.into()),
+        ephemeral_storage_bytes: disk.map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize)),
+    }
+}
+
+fn existing(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|ancestor| ancestor.is_dir())
+}

@@ -1,0 +1,23 @@
+//! configMap volumes: the keys of a ConfigMap as files.
+
+use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, Volume};
+
+use super::field::InvalidField;
+use super::projection::{self, Medium, ObjectSource, Projection, Source};
+use super::{Kind, VolumeSource};
+
+pub(super) const KIND: Kind = Kind {
+    word: "configMap",
+    directory: "kubernetes.io~configmap",
+    parse: |volume: &Volume| volume.config_map.as_ref().map(parse),
+};
+
+fn parse(source: &ConfigMapVolumeSource) -> Result<VolumeSource, InvalidField> {
+    let object = ObjectSource::parse("name", Some(&source.name), source.items.as_deref(), source.optional)?;
+    Ok(VolumeSource::Projection(Projection {
+        default_mode: projection::default_mode(source.default_mode)?,
+        default_user: projection::default_user(source.default_user)?,
+        medium: Medium::Disk,
+        sources: vec![Source::ConfigMap(object)],
+    }))
+}

@@ -1,0 +1,164 @@
+//! Volumes of a pod: from the manifest's words to what is to be mounted. Nothing is read or written here.
+//!
+//! Each kind of volume is one file with a [`Kind`], and one line in [`KINDS`]. A kind says under which names the
+//! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
+
+mod config_map;
+mod downward_api;
+mod field;
+mod field_path;
+mod names;
+mod nested;
+mod projected;
+mod projection;
+mod secret;
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1 as core;
+
+pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
+pub use field::InvalidField;
+pub(crate) use field::{numeric_id, required};
+pub use field_path::{InvalidFieldPath, PodField};
+pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
+
+use crate::payload::PayloadPath;
+
+/// Every kind of volume this version knows.
+const KINDS: &[&Kind] = &[&config_map::KIND, &secret::KIND, &downward_api::KIND, &projected::KIND];
+
+/// One volume of a pod. Two that are equal need not be mounted anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name in the pod.
+    pub name: VolumeName,
+    /// Its kind.
+    pub kind: &'static Kind,
+    /// Directories in its root that other volumes of the pod are mounted on.
+    pub nested: Vec<PayloadPath>,
+    /// What is to be seen in it.
+    pub source: VolumeSource,
+}
+
+impl Volume {
+    /// Parses one entry of a pod's `spec.volumes`.
+    ///
+    /// `containers` are the `volumeMounts` of each container of the pod; none when the volume stands alone.
+    ///
+    /// # Errors
+    /// The first field that breaks a rule of the API, or a kind podfs does not know; the sentence names the volume, the
+    /// path is relative to it.
+    pub fn parse(volume: &core::Volume, containers: &[&[core::VolumeMount]]) -> Result<Volume, InvalidField> {
+        let name = VolumeName::parse(&volume.name)?;
+        let named = |error: InvalidField| InvalidField {
+            sentence: format!("volume {:?}: {}", name.as_str(), error.sentence),
+            ..error
+        };
+        let (kind, source) = parse_source(volume).map_err(named)?;
+        let nested =
+            nested::directories(name.as_str(), containers).map_err(|error| named(InvalidField::new("", error)))?;
+        Ok(Volume { name, kind, nested, source })
+    }
+}
+
+/// What is to be seen in a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeSource {
+    /// Files that podfs assembles.
+    Projection(Projection),
+}
+
+/// A kind of volume: the names it goes by and its parser.
+pub struct Kind {
+    /// Its field in the manifest, such as `configMap`.
+    pub word: &'static str,
+    /// The directory the kubelet keeps such volumes in, such as `kubernetes.io~configmap`.
+    pub directory: &'static str,
+    /// Parses the kind's field; none when the volume does not have it. Errors are relative to the field.
+    parse: fn(&core::Volume) -> Option<Result<VolumeSource, InvalidField>>,
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        self.word == other.word
+    }
+}
+
+impl Eq for Kind {}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word)
+    }
+}
+
+/// The name of a volume in its pod: a DNS label, and so safe as a path element.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeName(String);
+
+impl VolumeName {
+    fn parse(name: &str) -> Result<VolumeName, InvalidField> {
+        field::required("name", Some(name))?;
+        if !names::is_dns_label(name) {
+            let sentence = format!(
+                "volume {name:?}: a volume's name is at most 63 lower-case letters, digits and '-', \
+                 with a letter or digit at both ends"
+            );
+            return Err(InvalidField::new("name", sentence));
+        }
+        Ok(VolumeName(name.to_owned()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn parse_source(volume: &core::Volume) -> Result<(&'static Kind, VolumeSource), InvalidField> {
+    let given = sources_given(volume);
+    let word = match given.as_slice() {
+        [word] => word,
+        [] => {
+            return Err(InvalidField::new("", format!("it has no source; supported are {}", supported())));
+        }
+        several => {
+            let sentence = format!("may not specify more than 1 volume type; it has {}", several.join(" and "));
+            return Err(InvalidField::new("", sentence));
+        }
+    };
+    let parsed = KINDS.iter().find_map(|kind| (kind.parse)(volume).map(|source| (*kind, source)));
+    match parsed {
+        Some((kind, source)) => Ok((kind, source.map_err(|error| error.under(kind.word))?)),
+        None => {
+            let supported = supported();
+            let sentence = format!("{word} volumes are not supported by this version; supported are {supported}");
+            Err(InvalidField::new(word.clone(), sentence))
+        }
+    }
+}
+
+/// The fields of a volume that say where its content comes from: all but its name.
+fn sources_given(volume: &core::Volume) -> Vec<String> {
+    match serde_json::to_value(volume) {
+        Ok(serde_json::Value::Object(fields)) => {
+            fields.into_iter().map(|(word, _)| word).filter(|w| w != "name").collect()
+        }
+        // A struct of plain fields always becomes an object.
+        _ => Vec::new(),
+    }
+}
+
+fn supported() -> String {
+    KINDS.iter().map(|kind| kind.word).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! What a projecting volume shows: the sources of its files, with modes and owners.
+//!
+//! configMap, secret, downwardAPI and projected volumes all become one [`Projection`]; the first three have a single
+//! source. What is in here is checked: modes are permission bits, paths are clean.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::KeyToPath;
+
+use super::downward_api::DownwardFile;
+use super::field::{self, InvalidField};
+use crate::payload::PayloadPath;
+
+/// Mode of files whose volume and item say nothing: the API server's default, which podfs applies itself because a
+/// manifest file need not have passed through one.
+const DEFAULT_MODE: u16 = 0o644;
+
+/// A volume made of files that podfs assembles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Projection {
+    /// Permission bits of files whose item gives none.
+    pub default_mode: u16,
+    /// Owner of files whose item gives none (KEP-5936).
+    pub default_user: Option<u32>,
+    /// What the kubelet would keep the files on.
+    pub medium: Medium,
+    /// Where the files come from; of two that give the same path the later one wins.
+    pub sources: Vec<Source>,
+}
+
+impl Projection {
+    /// Whether the volume shows anything of its pod.
+    pub fn needs_pod(&self) -> bool {
+        self.sources.iter().any(|source| matches!(source, Source::DownwardApi(_)))
+    }
+
+    /// The objects the volume needs, in the order of its sources.
+    pub fn references(&self) -> impl Iterator<Item = Reference<'_>> {
+        self.sources.iter().filter_map(|source| match source {
+            Source::ConfigMap(object) => Some(Reference::to("ConfigMap", object)),
+            Source::Secret(object) => Some(Reference::to("Secret", object)),
+            _ => None,
+        })
+    }
+}
+
+/// What the kubelet would keep a volume's files on. It shows in the mode of the volume's root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// The node's disk, as for configMap volumes.
+    Disk,
+    /// A tmpfs, as for everything that may be secret.
+    Memory,
+}
+
+/// Where some of a volume's files come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Keys of a ConfigMap.
+    ConfigMap(ObjectSource),
+    /// Keys of a Secret.
+    Secret(ObjectSource),
+    /// Fields of the pod.
+    DownwardApi(Vec<DownwardFile>),
+    /// A token of the pod's service account, issued by the API server.
+    ServiceAccountToken {
+        /// Where the token goes.
+        path: PayloadPath,
+    },
+    /// Trust anchors, published by the API server.
+    ClusterTrustBundle {
+        /// Where the PEM blocks go.
+        path: PayloadPath,
+    },
+    /// A key and a certificate for the pod, issued through the API server.
+    PodCertificate {
+        /// Where the key, the chain or both go.
+        paths: Vec<PayloadPath>,
+    },
+}
+
+impl Source {
+    /// The paths the manifest itself gives to files of this source.
+    pub fn explicit_paths(&self) -> Vec<&PayloadPath> {
+        match self {
+            Source::ConfigMap(object) | Source::Secret(object) => object.items.iter().map(|item| &item.path).collect(),
+            Source::DownwardApi(files) => files.iter().map(|file| &file.path).collect(),
+            Source::ServiceAccountToken { path } | Source::ClusterTrustBundle { path } => {
+                vec![path]
+            }
+            Source::PodCertificate { paths } => paths.iter().collect(),
+        }
+    }
+}
+
+/// Reads `configMap "app"`, or `serviceAccountToken "token"` with the path for sources without a name.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::ConfigMap(object) => write!(f, "configMap {:?}", object.name),
+            Source::Secret(object) => write!(f, "secret {:?}", object.name),
+            Source::DownwardApi(_) => f.write_str("downwardAPI"),
+            Source::ServiceAccountToken { path } => {
+                write!(f, "serviceAccountToken {:?}", path.as_str())
+            }
+            Source::ClusterTrustBundle { path } => {
+                write!(f, "clusterTrustBundle {:?}", path.as_str())
+            }
+            Source::PodCertificate { paths } => {
+                let paths: Vec<&str> = paths.iter().map(PayloadPath::as_str).collect();
+                write!(f, "podCertificate {:?}", paths.join(", "))
+            }
+        }
+    }
+}
+
+/// Keys of one ConfigMap or Secret of the pod's namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectSource {
+    /// The object's name.
+    pub name: String,
+    /// The keys to show; none means every key, under its own name.
+    pub items: Vec<Item>,
+    /// Whether the object, or a listed key of it, may be absent.
+    pub optional: bool,
+}
+
+impl ObjectSource {
+    /// Parses what configMap and secret sources have in common, in volumes and in projected volumes alike.
+    ///
+    /// `name_field` is the field that names the object. Errors are relative to the source.
+    pub(super) fn parse(
+        name_field: &str,
+        name: Option<&str>,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+    ) -> Result<ObjectSource, InvalidField> {
+        let items = items.unwrap_or_default().iter().enumerate();
+        Ok(ObjectSource {
+            name: field::required(name_field, name)?.to_owned(),
+            items: items
+                .map(|(index, item)| Item::parse(item).map_err(|error| error.under(format!("items[{index}]"))))
+                .collect::<Result<_, _>>()?,
+            optional: optional.unwrap_or(false),
+        })
+    }
+}
+
+/// One key of an object, and the file it becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The key in the object.
+    pub key: String,
+    /// The file in the volume.
+    pub path: PayloadPath,
+    /// Permission bits, before the volume's default.
+    pub mode: Option<u16>,
+    /// Owner, before the volume's default (KEP-5936).
+    pub user: Option<u32>,
+}
+
+impl Item {
+    fn parse(item: &KeyToPath) -> Result<Item, InvalidField> {
+        Ok(Item {
+            key: field::required("key", Some(&item.key))?.to_owned(),
+            path: path("path", &item.path)?,
+            mode: item.mode.map(|mode| field::mode("mode", mode)).transpose()?,
+            user: item.user.map(|user| field::numeric_id("user", user)).transpose()?,
+        })
+    }
+}
+
+/// An object a volume needs. Reads `ConfigMap app`, or `ConfigMap app (optional)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reference<'a> {
+    /// `ConfigMap` or `Secret`.
+    pub kind: &'static str,
+    /// The object's name, in the pod's namespace.
+    pub name: &'a str,
+    /// Whether the volume comes up without it.
+    pub optional: bool,
+}
+
+impl<'a> Reference<'a> {
+    fn to(kind: &'static str, object: &'a ObjectSource) -> Reference<'a> {
+        Reference { kind, name: &object.name, optional: object.optional }
+    }
+}
+
+impl fmt::Display for Reference<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let optional = if self.optional { " (optional)" } else { "" };
+        write!(f, "{} {}{optional}", self.kind, self.name)
+    }
+}
+
+/// A path the manifest gives.
+pub(super) fn path(field: &str, text: &str) -> Result<PayloadPath, InvalidField> {
+    PayloadPath::parse(text).map_err(|error| InvalidField::new(field, error))
+}
+
+/// A volume's `defaultMode`.
+pub(super) fn default_mode(mode: Option<i32>) -> Result<u16, InvalidField> {
+    mode.map_or(Ok(DEFAULT_MODE), |mode| field::mode("defaultMode", mode))
+}
+
+/// A volume's `defaultUser`.
+pub(super) fn default_user(user: Option<i64>) -> Result<Option<u32>, InvalidField> {
+    user.map(|user| field::numeric_id("defaultUser", user)).transpose()
+}

@@ -1,0 +1,24 @@
+//! secret volumes: the keys of a Secret as files, never on a disk.
+
+use k8s_openapi::api::core::v1::{SecretVolumeSource, Volume};
+
+use super::field::InvalidField;
+use super::projection::{self, Medium, ObjectSource, Projection, Source};
+use super::{Kind, VolumeSource};
+
+pub(super) const KIND: Kind = Kind {
+    word: "secret",
+    directory: "kubernetes.io~secret",
+    parse: |volume: &Volume| volume.secret.as_ref().map(parse),
+};
+
+fn parse(source: &SecretVolumeSource) -> Result<VolumeSource, InvalidField> {
+    let name = source.secret_name.as_deref();
+    let object = ObjectSource::parse("secretName", name, source.items.as_deref(), source.optional)?;
+    Ok(VolumeSource::Projection(Projection {
+        default_mode: projection::default_mode(source.default_mode)?,
+        default_user: projection::default_user(source.default_user)?,
+        medium: Medium::Memory,
+        sources: vec![Source::Secret(object)],
+    }))
+}

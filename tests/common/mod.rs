@@ -1,0 +1,335 @@
+//! What the end-to-end tests share: manifests in a directory of their own, a running podfs, and guards
+//! that leave no mount and no process behind, also when a test fails.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use podfs_fuse::mount::private::MountOptions;
+use podfs_fuse::mount::table::mounts;
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::projection::image::DirectoryAttributes;
+use podfs_fuse::projection::tree::Root;
+use podfs_fuse::projection::{Commit, Entry, Layout, Projection};
+use podfs_fuse::server::Server;
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
+
+/// How long anything may take that takes milliseconds on a quiet machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `condition` holds.
+#[track_caller]
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "still not true: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A directory with a pod manifest, a directory of objects, and podfs' own directories.
+pub struct Fixture {
+    directory: TempDir,
+}
+
+impl Fixture {
+    pub fn new(pod: &str) -> Self {
+        let fixture = Self { directory: TempDir::with_prefix("podfs-test-").expect("a directory") };
+        fs::create_dir(fixture.objects()).expect("a directory");
+        fixture.write("pod.yaml", pod);
+        fixture
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn pod(&self) -> PathBuf {
+        self.path("pod.yaml")
+    }
+
+    pub fn objects(&self) -> PathBuf {
+        self.path("objects")
+    }
+
+    /// Writes a file beside its place and renames it over.
+    pub fn write(&self, name: &str, content: &str) {
+        let new = self.path(".new");
+        fs::write(&new, content).expect("written");
+        fs::rename(new, self.path(name)).expect("renamed");
+    }
+
+    pub fn remove(&self, name: &str) {
+        fs::remove_file(self.path(name)).expect("removed");
+    }
+
+    /// `podfs run` on this directory's manifests.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(PODFS);
+        command.arg("run").arg("--pod").arg(self.pod()).arg("--objects").arg(self.objects());
+        command.arg("--root-dir").arg(self.path("root")).arg("--run-dir").arg(self.path("run"));
+        command
+    }
+
+    /// Starts podfs and waits until it is ready.
+    pub fn run(&self) -> Running {
+        let mut running = self.start();
+        running.wait_ready();
+        running
+    }
+
+    /// Starts podfs.
+    pub fn start(&self) -> Running {
+        self.start_command(self.command())
+    }
+
+    pub fn start_command(&self, mut command: Command) -> Running {
+        let (ready, theirs) = std::io::pipe().expect("a pipe");
+        let theirs = OwnedFd::from(theirs);
+        const READY_FD: i32 = 9;
+        command.arg("--ready-fd").arg(READY_FD.to_string());
+        let log = self.path("log");
+        let output = File::options().create(true).append(true).open(&log).expect("a log");
+        let raw = theirs.as_raw_fd();
+        // SAFETY: dup2 is async-signal-safe, and the descriptor is open until the child is started.
+        unsafe {
+            command.pre_exec(move || match libc::dup2(raw, READY_FD) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output).spawn().expect("podfs starts");
+        Running { child, ready: Some(ready), json: Value::Null, log, root: self.path("root") }
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        unmount_below(self.directory.path());
+    }
+}
+
+/// Takes away every mount below `directory`, innermost first.
+pub fn unmount_below(directory: &Path) {
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    for mounted in mounts().expect("a mount table").iter().rev() {
+        if mounted.at.starts_with(&directory) {
+            let _ = umount2(&mounted.at, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+/// A podfs that was started; it is killed when the test ends.
+pub struct Running {
+    child: Child,
+    ready: Option<std::io::PipeReader>,
+    json: Value,
+    log: PathBuf,
+    root: PathBuf,
+}
+
+impl Running {
+    #[track_caller]
+    pub fn wait_ready(&mut self) {
+        let mut json = String::new();
+        self.ready.take().expect("readiness is read once").read_to_string(&mut json).expect("readiness");
+        assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());
+        self.json = serde_json::from_str(&json).expect("readiness is JSON");
+    }
+
+    /// Whether readiness has been told by now.
+    pub fn is_ready(&mut self) -> bool {
+        let Some(ready) = &self.ready else { return true };
+        let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
+        nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO).expect("poll") > 0
+    }
+
+    /// What was written to `--ready-fd`.
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).expect("a log")
+    }
+
+    #[track_caller]
+    pub fn wait_log(&self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.log().contains(text) {
+            assert!(Instant::now() < deadline, "not in the log: {text}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
+    }
+
+    /// The server process.
+    pub fn server(&self) -> Pid {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid());
+        let children = fs::read_to_string(children).expect("children");
+        Pid::from_raw(children.split_whitespace().next().expect("a server").parse().expect("a pid"))
+    }
+
+    /// Where a volume is, from the readiness object.
+    #[track_caller]
+    pub fn volume(&self, name: &str) -> PathBuf {
+        let volumes = self.json["volumes"].as_array().expect("volumes");
+        let volume = volumes.iter().find(|volume| volume["name"] == name).expect("a volume of this name");
+        PathBuf::from(volume["path"].as_str().expect("a path"))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("podfs is there");
+    }
+
+    /// Waits for the end of podfs.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "podfs does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[track_caller]
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.wait()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The server ends with its supervisor.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        unmount_below(&self.root);
+    }
+}
+
+/// Waits until `path` has this content.
+#[track_caller]
+pub fn wait_content(path: &Path, content: &str) {
+    eventually(&format!("{} is {content:?}", path.display()), || fs::read_to_string(path).is_ok_and(|is| is == content));
+}
+
+/// A ConfigMap manifest.
+pub fn config_map(name: &str, data: &[(&str, &str)]) -> String {
+    object("ConfigMap", name, "data", data)
+}
+
+/// A Secret manifest.
+pub fn secret(name: &str, data: &[(&str, &str)]) -> String {
+    object("Secret", name, "stringData", data)
+}
+
+fn object(kind: &str, name: &str, field: &str, data: &[(&str, &str)]) -> String {
+    let data: serde_json::Map<_, _> = data.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+    serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data}).to_string()
+}
+
+/// A pod manifest with these volumes (a YAML or JSON sequence).
+pub fn pod(volumes: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, labels: {{app: web}}}}\n\
+         spec:\n  containers: [{{name: web, image: web}}]\n  volumes: {volumes}\n"
+    )
+}
+
+/// A pod with one configMap volume `config` of ConfigMap `app`.
+pub fn config_pod() -> String {
+    pod("[{name: config, configMap: {name: app}}]")
+}
+
+pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
+
+/// A projection with its own server process, used through the library.
+pub struct Served {
+    pub visible: VisibleMount,
+    pub projection: Projection,
+    pub server: Child,
+    _directory: TempDir,
+}
+
+impl Served {
+    /// Mounts an empty projection, visible before its first commit.
+    pub fn new(root: &Root) -> Self {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let server = Command::new(PODFS)
+            .args(["server", "--pod", "test/test"])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()
+            .expect("the server starts");
+        let client = Arc::new(Server::new(ours));
+        let projection = Projection::start(client, root, &MountOptions::default(), false).expect("a mount");
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead).expect("a mount point");
+        let visible = projection.show(point).expect("a visible mount");
+        Self { visible, projection, server, _directory: directory }
+    }
+
+    pub fn with(payload: &[(&str, &str)]) -> Self {
+        let mut served = Self::new(&plain_root());
+        served.commit(payload);
+        served
+    }
+
+    pub fn path(&self) -> &Path {
+        self.visible.path()
+    }
+
+    pub fn commit(&mut self, payload: &[(&str, &str)]) -> Commit {
+        self.projection.commit(&layout(payload), DIRECTORIES).expect("a commit")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = umount2(self.visible.path(), MntFlags::MNT_DETACH);
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+pub fn plain_root() -> Root {
+    Root { mode: 0o777, gid: 0, directories: Default::default() }
+}
+
+pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
+    let entries = payload.iter().map(|(path, content)| Entry {
+        path,
+        content: content.as_bytes(),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+    });
+    Layout::new(entries, DIRECTORIES).expect("a tree")
+}
+
+/// Replaces a symbolic link by rename, as everybody who switches directories does.
+pub fn switch_link(link: &Path, target: &str) {
+    let new = link.with_extension("new");
+    symlink(target, &new).expect("a link");
+    fs::rename(new, link).expect("renamed");
+}
