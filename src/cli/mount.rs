@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::api::core::v1 as core;
-use podfs_fuse::mount::visible::Leftovers;
+use podfs_fuse::mount::directories::Directories;
 
 use super::block_on;
 use super::exit::Failure;
@@ -53,7 +53,8 @@ impl Mount {
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
         let report = Report::new(identity.clone(), 1, Audience::People, None);
         let volumes = vec![(volume, self.directory)];
-        let assignment = Assignment { identity, facts, volumes, leftovers: Leftovers::RemoveDead, trace: self.trace };
+        let directories = Directories::default();
+        let assignment = Assignment { identity, facts, volumes, claim: None, directories, trace: self.trace };
         block_on(async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 

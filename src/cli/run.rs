@@ -9,7 +9,6 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::mount::private::open_device;
-use podfs_fuse::mount::visible::Leftovers;
 use podfs_fuse::server::secrecy;
 use tracing::warn;
 
@@ -52,7 +51,7 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = FileSource::open(Some(pod_input(&self.pod)?), &self.objects)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let _claim = Claim::take(&self.run_dir, &pod.identity.uid)?;
+        let (claim, directories) = Claim::take(&self.run_dir, &pod.identity.uid)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),
@@ -61,7 +60,8 @@ impl Run {
                 .iter()
                 .map(|volume| (volume.clone(), volume_path(&self.root_dir, &pod, volume)))
                 .collect(),
-            leftovers: Leftovers::Remove,
+            claim: Some(claim),
+            directories,
             trace: false,
         };
         let report = Report::new(pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{ManifestError, syntax};
+use super::{ManifestError, quantity, syntax};
 
 /// Where a document stands. Reads `objects.yaml`, or `objects.yaml, document 2` when the file has several, or
 /// `objects.yaml, item 3` for an entry of a list.
@@ -65,7 +65,10 @@ impl Document {
     /// # Errors
     ///
     /// A field of the wrong type: the sentence names document and field, never the value.
-    pub fn into_typed<T: DeserializeOwned>(self) -> Result<T, ManifestError> {
+    pub fn into_typed<T: DeserializeOwned>(mut self) -> Result<T, ManifestError> {
+        if quantity::has_quantities(&self.kind) {
+            quantity::quote_numbers(&mut self.body);
+        }
         typed(&self.origin, Value::Object(self.body))
     }
 
@@ -116,7 +119,8 @@ pub fn parse_bare<T: DeserializeOwned>(file: &Path, bytes: &[u8]) -> Result<T, M
     let mut values = placed(file, bytes)?;
     match (values.pop(), values.len()) {
         (Some((origin, value)), 0) => {
-            let body = mapping(&origin, value)?;
+            let mut body = mapping(&origin, value)?;
+            quantity::quote_numbers(&mut body);
             typed(&origin, Value::Object(body))
         }
         (None, _) => Err(ManifestError::invalid(&Origin::file(file), "", "the file is empty")),

@@ -10,6 +10,7 @@ mod document;
 mod error;
 pub mod objects;
 pub mod pod;
+mod quantity;
 mod syntax;
 #[cfg(test)]
 mod tests;

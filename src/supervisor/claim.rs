@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
+use serde::{Deserialize, Serialize};
 
 use crate::manifest::pod::PodUid;
 
@@ -21,7 +22,7 @@ pub enum ClaimError {
         /// The pod.
         uid: String,
         /// The other supervisor.
-        pid: String,
+        pid: u32,
     },
     /// The run directory cannot be made.
     #[error(transparent)]
@@ -36,23 +37,33 @@ pub enum ClaimError {
     },
 }
 
-/// The right to serve a pod. Dropping it removes the lock file and the directories made for it.
+/// The right to serve a pod. Dropping it removes the lock file.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    // Unlocked before the directories go.
-    _lock: Flock<File>,
-    _directories: Directories,
+    lock: Flock<File>,
+    // Removed after the file in it, which `drop` does first.
+    _run: Directories,
+}
+
+/// What the lock file says.
+#[derive(Default, Serialize, Deserialize)]
+struct Record {
+    /// The supervisor.
+    pid: u32,
+    /// The directories to remove when the pod ends, in the order they were made.
+    directories: Vec<PathBuf>,
 }
 
 impl Claim {
-    /// Claims the pod.
+    /// Claims the pod, and gives the directories that a podfs which was killed made for it.
     ///
     /// # Errors
     /// When another process has it, or the run directory cannot be written.
-    pub fn take(run_directory: &Path, uid: &PodUid) -> Result<Self, ClaimError> {
+    pub fn take(run_directory: &Path, uid: &PodUid) -> Result<(Self, Directories), ClaimError> {
         let directory = run_directory.join(uid.as_str());
-        let directories = Directories::make(&directory)?;
+        let mut run = Directories::default();
+        run.make(&directory)?;
         let path = directory.join("lock");
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
         loop {
@@ -61,18 +72,30 @@ impl Claim {
             let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
                 Err((mut file, Errno::EWOULDBLOCK)) => {
-                    let mut pid = String::new();
-                    let _unknown_stays_empty = file.read_to_string(&mut pid);
-                    return Err(ClaimError::Taken { uid: uid.to_string(), pid: pid.trim().to_owned() });
+                    return Err(ClaimError::Taken { uid: uid.to_string(), pid: read(&mut file).pid });
                 }
                 Err((_, errno)) => return Err(failed(errno.into())),
             };
             // A supervisor that ended between open and lock has removed the file this lock is on.
             if is_still_at(&lock, &path) {
-                write_pid(&mut lock).map_err(failed)?;
-                return Ok(Self { path, _lock: lock, _directories: directories });
+                let inherited = Directories::inherit(read(&mut lock).directories);
+                let mut claim = Self { path: path.clone(), lock, _run: run };
+                claim.record(&inherited).map_err(failed)?;
+                return Ok((claim, inherited));
             }
         }
+    }
+
+    /// Writes down the directories made for the pod's volumes, so that they are removed even if this
+    /// process is killed: by the next one that serves the pod.
+    ///
+    /// # Errors
+    /// When the lock file cannot be written.
+    pub fn record(&mut self, directories: &Directories) -> io::Result<()> {
+        let record = Record { pid: std::process::id(), directories: directories.made().to_vec() };
+        self.lock.set_len(0)?;
+        self.lock.rewind()?;
+        self.lock.write_all(&serde_json::to_vec(&record)?)
     }
 }
 
@@ -83,17 +106,17 @@ impl Drop for Claim {
     }
 }
 
+/// A file that another process is just writing, or that is no record, says nothing.
+fn read(file: &mut File) -> Record {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
 fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
         _ => false,
     }
-}
-
-fn write_pid(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
-    file.rewind()?;
-    writeln!(file, "{}", std::process::id())
 }
 
 #[cfg(test)]
@@ -105,11 +128,25 @@ mod tests {
     fn a_pod_has_one_supervisor_at_a_time() {
         let run = tempfile::tempdir().expect("a directory");
         let uid = PodIdentity::stand_in().uid;
-        let first = Claim::take(run.path(), &uid).expect("the pod is free");
+        let (first, _) = Claim::take(run.path(), &uid).expect("the pod is free");
         let error = Claim::take(run.path(), &uid).expect_err("the pod is taken").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0, "nothing stays behind");
         Claim::take(run.path(), &uid).expect("the pod is free again");
+    }
+
+    #[test]
+    fn directories_of_a_killed_supervisor_are_removed_by_the_next() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let uid = PodIdentity::stand_in().uid;
+        let made = [root.path().join("pods"), root.path().join("pods/a")];
+        made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
+        let directory = run.path().join(uid.as_str());
+        std::fs::create_dir(&directory).expect("a directory");
+        let record = Record { pid: 1, directories: made.to_vec() };
+        std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
+        drop(Claim::take(run.path(), &uid).expect("nobody holds the lock"));
+        assert_eq!(std::fs::read_dir(root.path()).expect("a listing").count(), 0);
     }
 }

@@ -13,10 +13,11 @@
 //! So a volume that hangs holds up no other.
 //!
 //! Shutdown loses nothing and leaves nothing:
-//! 1. No new work is started; work under way is given [`PATIENCE`], then the server is killed, which
+//! 1. No new work is started; work under way is given two seconds, then the server is killed, which
 //!    ends every call that waits for it.
-//! 2. Each volume is unmounted while the server still answers, and its directories are removed.
+//! 2. Each volume is unmounted while the server still answers.
 //! 3. The server's socket is closed; it ends by itself, and is killed if it does not.
+//! 4. The directories made for the volumes are removed, then the claim is given up.
 
 pub mod claim;
 mod machine;
@@ -35,11 +36,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::visible::Leftovers;
+use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::visible::{Leftovers, MountPoint};
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::{FileSource, Snapshot};
 use crate::volume::Volume;
+use claim::Claim;
 use report::Report;
 use server::ServerProcess;
 use volume::{Attempt, PodVolume, Refresh};
@@ -55,8 +58,10 @@ pub struct Assignment {
     pub facts: PodFacts,
     /// The volumes, and where each is to be seen.
     pub volumes: Vec<(Volume, PathBuf)>,
-    /// What to do with mounts that are at these places already.
-    pub leftovers: Leftovers,
+    /// The right to serve them, where somebody else might.
+    pub claim: Option<Claim>,
+    /// Directories made for the pod so far.
+    pub directories: Directories,
     /// Report every FUSE request on standard output.
     pub trace: bool,
 }
@@ -78,6 +83,9 @@ pub enum SupervisorError {
     /// The server ended while it was needed.
     #[error("the server process ended unexpectedly ({0}); the volumes of the pod are unmounted")]
     ServerEnded(String),
+    /// What was made could not be written down.
+    #[error("cannot write the run directory: {0}")]
+    Record(#[source] std::io::Error),
     /// Readiness could not be reported where it was asked for.
     #[error("cannot write to the descriptor given with --ready-fd: {0}")]
     Ready(#[source] std::io::Error),
@@ -97,11 +105,50 @@ pub async fn run(
     report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
-    let server = ServerProcess::start(&assignment.identity).map_err(SupervisorError::Start)?;
-    let mut supervisor = Supervisor::new(assignment, source, snapshot, report, server)?;
+    let Assignment { identity, facts, volumes, mut claim, mut directories, trace } = assignment;
+    let leftovers = if claim.is_some() { Leftovers::Remove } else { Leftovers::RemoveDead };
+    let points = mount_points(&volumes, leftovers, &mut directories)?;
+    if let Some(claim) = &mut claim {
+        claim.record(&directories).map_err(SupervisorError::Record)?;
+    }
+    let allocatable = machine::allocatable(points.first().map(MountPoint::path));
+    let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
+    let refresh = Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable };
+
+    let server = ServerProcess::start(&identity).map_err(SupervisorError::Start)?;
+    let volumes: Vec<_> = volumes.into_iter().map(|(volume, _)| volume).collect();
+    let idle = volumes.iter().zip(points).enumerate();
+    let idle = idle.map(|(place, (spec, point))| (place, PodVolume::new(spec.clone(), point, trace, server.client())));
+    let mut supervisor = Supervisor {
+        identity,
+        source,
+        report,
+        idle: idle.collect(),
+        server,
+        working: JoinSet::new(),
+        refreshed: vec![0; volumes.len()],
+        retry_at: vec![None; volumes.len()],
+        refresh: Arc::new(refresh),
+        version: 1,
+        volumes,
+    };
     let outcome = supervisor.serve(&mut stop).await;
     supervisor.shut_down().await;
+    drop(directories);
+    drop(claim);
     outcome
+}
+
+fn mount_points(
+    volumes: &[(Volume, PathBuf)],
+    leftovers: Leftovers,
+    directories: &mut Directories,
+) -> Result<Vec<MountPoint>, SupervisorError> {
+    let prepare = |(volume, path): &(Volume, PathBuf)| {
+        let point = MountPoint::prepare(path, leftovers, directories);
+        point.map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
+    };
+    volumes.iter().map(prepare).collect()
 }
 
 struct Supervisor {
@@ -121,38 +168,6 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(
-        assignment: Assignment,
-        source: FileSource,
-        snapshot: Snapshot,
-        report: Report,
-        server: ServerProcess,
-    ) -> Result<Self, SupervisorError> {
-        let Assignment { identity, facts, volumes, leftovers, trace } = assignment;
-        let mut idle = HashMap::new();
-        for (place, (volume, path)) in volumes.iter().enumerate() {
-            let prepared = PodVolume::prepare(volume.clone(), path, leftovers, trace, server.client());
-            let named = |cause| SupervisorError::Mount { volume: volume.name.to_string(), cause };
-            idle.insert(place, prepared.map_err(named)?);
-        }
-        let allocatable = machine::allocatable(volumes.first().map(|(_, path)| path.as_path()));
-        let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let refresh = Arc::new(Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable });
-        Ok(Self {
-            identity,
-            source,
-            report,
-            server,
-            idle,
-            working: JoinSet::new(),
-            refreshed: vec![0; volumes.len()],
-            retry_at: vec![None; volumes.len()],
-            refresh,
-            version: 1,
-            volumes: volumes.into_iter().map(|(volume, _)| volume).collect(),
-        })
-    }
-
     async fn serve(&mut self, stop: &mut StopSignals) -> Result<(), SupervisorError> {
         self.report.started();
         loop {
@@ -241,29 +256,26 @@ impl Supervisor {
 
     async fn shut_down(mut self) {
         self.report.stopping();
-        let finished = async {
-            while let Some(done) = self.working.join_next().await {
-                if let Ok((place, volume, _)) = done {
-                    self.idle.insert(place, volume);
-                }
-            }
-        };
-        if timeout(PATIENCE, finished).await.is_err() {
+        if timeout(PATIENCE, self.finish_all()).await.is_err() {
             warn!("a commit does not end; the server is killed");
             self.server.kill().await;
-            while let Some(done) = self.working.join_next().await {
-                if let Ok((place, volume, _)) = done {
-                    self.idle.insert(place, volume);
-                }
-            }
+            self.finish_all().await;
         }
-        for (_, volume) in self.idle.drain() {
+        for (_, volume) in self.idle {
             let name = volume.spec().name.clone();
             if let Err(error) = volume.take_down() {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
         self.server.stop(PATIENCE).await;
+    }
+
+    async fn finish_all(&mut self) {
+        while let Some(done) = self.working.join_next().await {
+            if let Ok((place, volume, _)) = done {
+                self.idle.insert(place, volume);
+            }
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! One volume of the pod: what it waits for, what it shows, and its next refresh.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::MountOptions;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::commit::CommitError;
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
@@ -64,12 +64,9 @@ pub enum Attempt {
 /// A volume of the pod.
 pub struct PodVolume {
     spec: Volume,
-    path: PathBuf,
-    leftovers: Leftovers,
+    point: MountPoint,
     trace: bool,
     server: Arc<Server>,
-    /// The mount point, until the volume is shown on it.
-    point: Option<MountPoint>,
     shown: Option<Shown>,
     state: State,
     warned: Vec<String>,
@@ -95,30 +92,11 @@ enum RefreshError {
 }
 
 impl PodVolume {
-    /// Makes the mount point. Nothing is mounted before the first payload is complete.
-    ///
-    /// # Errors
-    /// When nothing can be mounted there.
-    pub fn prepare(
-        spec: Volume,
-        path: &Path,
-        leftovers: Leftovers,
-        trace: bool,
-        server: Arc<Server>,
-    ) -> Result<Self, MountError> {
-        let point = MountPoint::prepare(path, leftovers)?;
-        Ok(Self {
-            spec,
-            path: point.path().to_owned(),
-            leftovers,
-            trace,
-            server,
-            point: Some(point),
-            shown: None,
-            state: State::Waiting("its first payload".to_owned()),
-            warned: Vec::new(),
-            failures: 0,
-        })
+    /// A volume that is going to be shown at `point`. Nothing is mounted before the first payload is
+    /// complete.
+    pub fn new(spec: Volume, point: MountPoint, trace: bool, server: Arc<Server>) -> Self {
+        let state = State::Waiting("its first payload".to_owned());
+        Self { spec, point, trace, server, shown: None, state, warned: Vec::new(), failures: 0 }
     }
 
     /// The volume, as the manifest describes it.
@@ -128,7 +106,7 @@ impl PodVolume {
 
     /// Where it is, or will be, seen.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.point.path()
     }
 
     /// Where it is in its life.
@@ -156,7 +134,7 @@ impl PodVolume {
         }
     }
 
-    /// Unmounts the volume and removes the directories made for it.
+    /// Unmounts the volume.
     ///
     /// # Errors
     /// When the kernel does not unmount it.
@@ -202,11 +180,7 @@ impl PodVolume {
         let options = MountOptions { selinux_context };
         let mut projection = Projection::start(Arc::clone(&self.server), &root, &options, self.trace)?;
         projection.commit(layout, directories)?;
-        let point = match self.point.take() {
-            Some(point) => point,
-            None => MountPoint::prepare(&self.path, self.leftovers)?,
-        };
-        let visible = projection.show(point)?;
+        let visible = projection.show(&self.point)?;
         let generation = current(&projection);
         self.shown = Some(Shown { visible, projection });
         Ok(generation)

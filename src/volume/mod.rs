@@ -1,6 +1,6 @@
 //! Volumes of a pod: from the manifest's words to what is to be mounted. Nothing is read or written here.
 //!
-//! Each kind of volume is one file with a [`Kind`], and one line in [`KINDS`]. A kind says under which names the
+//! Each kind of volume is one file with a [`Kind`], and one line in `KINDS`. A kind says under which names the
 //! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
 
 mod config_map;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
@@ -48,8 +49,9 @@ impl Mounted {
         let mut projection =
             Projection::start(Arc::new(Server::new(ours)), &root, &MountOptions::default(), false).expect("a mount");
         projection.commit(&layout(payload), DIRECTORIES).expect("a commit");
-        let point = MountPoint::prepare(path, Leftovers::RemoveDead).expect("a mount point");
-        let visible = projection.show(point).expect("a visible mount");
+        let mut directories = Directories::default();
+        let point = MountPoint::prepare(path, Leftovers::RemoveDead, &mut directories).expect("a mount point");
+        let visible = projection.show(&point).expect("a visible mount");
         Self { _visible: visible, projection, server }
     }
 }

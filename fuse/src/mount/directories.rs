@@ -11,31 +11,41 @@ use super::MountError;
 /// Mode of what is made, as the kubelet makes its directories.
 const MODE: u32 = 0o750;
 
-/// A directory and those above it that had to be made. Dropping it takes them back.
-#[derive(Debug)]
+/// Directories that were made. Dropping it takes them back.
+#[derive(Debug, Default)]
 pub struct Directories {
-    /// Outermost first.
+    /// In the order they were made, so that what is inside another comes after it.
     made: Vec<PathBuf>,
 }
 
 impl Directories {
+    /// None yet, but those that `made` lists, in their order: another process made them and ended without
+    /// taking them back.
+    pub fn inherit(made: Vec<PathBuf>) -> Self {
+        Self { made }
+    }
+
+    /// What was made, in that order.
+    pub fn made(&self) -> &[PathBuf] {
+        &self.made
+    }
+
     /// Makes `path` and what is missing above it.
     ///
     /// # Errors
-    /// When one cannot be made; those made before it are taken back.
-    pub fn make(path: &Path) -> Result<Self, MountError> {
+    /// When one cannot be made. Those made before it are taken back with all the others.
+    pub fn make(&mut self, path: &Path) -> Result<(), MountError> {
         // Another podfs may take back a directory just when this one needs it.
         const TRIES: usize = 8;
-        let mut directories = Self { made: Vec::new() };
         let mut outcome = Ok(());
         for _ in 0..TRIES {
-            outcome = directories.make_missing(path);
+            outcome = self.make_missing(path);
             match &outcome {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 _ => break,
             }
         }
-        outcome.map(|()| directories).map_err(|cause| explain(path, cause))
+        outcome.map_err(|cause| explain(path, cause))
     }
 
     fn make_missing(&mut self, path: &Path) -> io::Result<()> {
@@ -80,9 +90,11 @@ mod tests {
     fn only_what_was_made_is_taken_back() {
         let base = tempfile::tempdir().expect("a directory");
         let (mine, below) = (base.path().join("mine"), base.path().join("mine/deep/er"));
-        let directories = Directories::make(&below).expect("made");
+        let mut directories = Directories::default();
+        directories.make(&below).expect("made");
         assert!(below.is_dir());
-        let again = Directories::make(&below).expect("there already");
+        let mut again = Directories::default();
+        again.make(&below).expect("there already");
         drop(again);
         assert!(below.is_dir(), "the second maker made nothing");
         fs::write(mine.join("foreign"), "").expect("a file");
@@ -95,7 +107,9 @@ mod tests {
     fn a_file_in_the_way_is_named_and_nothing_stays_behind() {
         let base = tempfile::tempdir().expect("a directory");
         fs::write(base.path().join("file"), "").expect("a file");
-        let error = Directories::make(&base.path().join("file/below")).expect_err("a file is no directory");
+        let mut directories = Directories::default();
+        let error = directories.make(&base.path().join("file/below")).expect_err("a file is no directory");
+        drop(directories);
         assert!(error.to_string().contains("a file is in the way"), "{error}");
         assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 1);
     }

@@ -26,27 +26,26 @@ pub enum Leftovers {
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
-    _directories: Directories,
 }
 
 impl MountPoint {
-    /// Makes `path` and what is missing above it ready to be mounted on; mounts that a podfs which is
-    /// gone left there are taken away first.
+    /// Makes `path` ready to be mounted on; what is missing of it is made as one of `directories`, and
+    /// mounts that a podfs which is gone left there are taken away.
     ///
     /// # Errors
     /// When something else is mounted there, when it is not an empty directory, or when a directory
-    /// cannot be made; nothing made stays behind then.
-    pub fn prepare(path: &Path, leftovers: Leftovers) -> Result<Self, MountError> {
+    /// cannot be made.
+    pub fn prepare(path: &Path, leftovers: Leftovers, directories: &mut Directories) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
-        let directories = Directories::make(&absolute)?;
+        directories.make(&absolute)?;
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
-        let point = Self { path, _directories: directories };
+        let point = Self { path };
         point.clear(leftovers)?;
         point.check_empty()?;
         Ok(point)
     }
 
-    /// The resolved path.
+    /// The path, without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -54,11 +53,11 @@ impl MountPoint {
     /// Shows `clone` here.
     ///
     /// # Errors
-    /// When the kernel refuses; the mount point is taken back then.
-    pub fn attach(self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
+    /// When the kernel refuses.
+    pub fn attach(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
         move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|errno| MountError::at("mount on", &self.path, errno))?;
-        Ok(VisibleMount { point: self, mounted: true })
+        Ok(VisibleMount { path: self.path.clone(), mounted: true })
     }
 
     fn clear(&self, leftovers: Leftovers) -> Result<(), MountError> {
@@ -97,17 +96,17 @@ impl MountPoint {
     }
 }
 
-/// A mount that containers see. Dropping it unmounts it, and takes its mount point back.
+/// A mount that containers see. Dropping it unmounts it.
 #[derive(Debug)]
 pub struct VisibleMount {
-    point: MountPoint,
+    path: PathBuf,
     mounted: bool,
 }
 
 impl VisibleMount {
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.point.path
+        &self.path
     }
 
     /// Unmounts it, lazily when it is busy: it disappears from the path at once, and whoever is inside
@@ -117,14 +116,14 @@ impl VisibleMount {
     /// When the kernel refuses; the mount stays then.
     pub fn unmount(mut self) -> Result<(), MountError> {
         self.mounted = false;
-        take_off(&self.point.path)
+        take_off(&self.path)
     }
 }
 
 impl Drop for VisibleMount {
     fn drop(&mut self) {
         if self.mounted {
-            let _ = detach(&self.point.path);
+            let _ = detach(&self.path);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The supervisor's side of one projection: its mounts, and the commits from generation to generation.
 //!
-//! A commit stages the new generation with the server and then performs [steps](super::steps) as
+//! A commit stages the new generation with the server and then performs [`steps`] as
 //! ordinary system calls on the private mount. That is what makes the kernel raise the same inotify
 //! events as the kubelet's writer, in every mount namespace, and keeps its caches right.
 //!
@@ -130,7 +130,7 @@ impl Projection {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn show(&self, point: MountPoint) -> Result<VisibleMount, MountError> {
+    pub fn show(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
         point.attach(&self.mount.read_only_clone()?)
     }
 
