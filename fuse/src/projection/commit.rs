@@ -13,7 +13,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, chmodat, mkdirat, openat2, renameat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, chmodat, mkdirat, openat2, renameat, statx, symlinkat,
+    unlinkat,
+};
 
 use super::generation::GenerationName;
 use super::image::{DirectoryAttributes, Image, Layout};
@@ -122,6 +125,7 @@ impl Projection {
         if let Some((old, image)) = &old {
             self.remove_generation(Shown { name: old, image }, time)?;
         }
+        self.refresh_root()?;
         self.untidy = false;
         Ok(Commit::Switched { generation, staged_in, switched_in })
     }
@@ -151,6 +155,17 @@ impl Projection {
         let steps = steps::removal(old, &known);
         self.server.announce(self.volume, &steps, None, time).map_err(CommitError::Server)?;
         self.perform(&steps)
+    }
+
+    /// Makes the kernel ask for the root's attributes once more. A container's `stat` that was answered
+    /// before the commit may be stored after it, and would be believed for ever; the kernel drops an
+    /// answer that is older than the one it has.
+    fn refresh_root(&self) -> Result<(), CommitError> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        let refreshed = statx(&self.mount, c"", flags, StatxFlags::BASIC_STATS);
+        refreshed
+            .map(drop)
+            .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
     /// Puts right what an earlier commit left half-done.

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::projection::generation::is_generation;
 use crate::projection::image::{DirectoryAttributes, Entry, Layout};
-use crate::projection::steps::{Shown, removal, repair, switch};
+use crate::projection::steps::{DATA, DATA_TMP, Shown, removal, repair, switch};
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -179,10 +179,8 @@ fn every_change_that_was_not_announced_is_refused() {
 fn announced_steps_are_accepted_in_their_order_and_once() {
     let mut rig = Rig::new();
     let (_, _, steps) = rig.announce(&[("a", "1")]);
-    for late in 1..steps.len() {
-        if let Step::MakeLink { .. } | Step::Switch = steps[late] {
-            assert_eq!(rig.perform_one(&steps[late]), Err(Errno::EROFS), "{:?} comes later", steps[late]);
-        }
+    for late in steps.iter().filter(|step| matches!(step, Step::MakeLink { .. } | Step::Switch)) {
+        assert_eq!(rig.perform_one(late), Err(Errno::EROFS), "{late:?} comes later");
     }
     rig.perform(&steps).expect("in order");
     assert_eq!(rig.perform_one(&steps[0]), Err(Errno::EROFS), "a step is accepted once");

@@ -22,11 +22,14 @@ use serde::{Deserialize, Serialize};
 
 use super::generation::GenerationName;
 use super::image::{Image, Index, Kind};
-use super::steps::{DATA, DATA_TMP, Step};
+use super::steps::Step;
 
 mod attached;
+mod changes;
+mod entries;
 
 use attached::Attached;
+use entries::Entries;
 
 /// The kernel's number for a node; also its inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,10 +108,7 @@ pub type Listed<'a> = (NodeId, u64, NodeKind, &'a str);
 pub struct Tree {
     root: Root,
     fixed: Vec<Fixed>,
-    names: HashMap<String, u64>,
-    /// Root entries by the cookie that `readdir` continues from: a name keeps its cookie while it
-    /// stands, so a listing that crosses a switch shows nothing twice and skips nothing (FU-15).
-    entries: BTreeMap<u64, RootEntry>,
+    entries: Entries,
     links: HashMap<NodeId, Link>,
     generations: BTreeMap<u64, Attached>,
     staged: Option<Staged>,
@@ -116,12 +116,6 @@ pub struct Tree {
     next: u64,
     created: SystemTime,
     time: SystemTime,
-}
-
-struct RootEntry {
-    name: String,
-    node: NodeId,
-    kind: NodeKind,
 }
 
 /// A directory that is there from the start.
@@ -143,9 +137,6 @@ struct Link {
 /// Cookies of the entries that every directory has.
 const SELF_COOKIE: u64 = 1;
 const PARENT_COOKIE: u64 = 2;
-/// `..data` and `..data_tmp` keep theirs, whichever link stands behind them.
-const DATA_COOKIE: u64 = 3;
-const DATA_TMP_COOKIE: u64 = 4;
 /// Every other cookie is this plus the node id.
 const FIRST_COOKIE: u64 = 8;
 
@@ -156,8 +147,7 @@ impl Tree {
         let mut tree = Self {
             root,
             fixed: Vec::new(),
-            names: HashMap::new(),
-            entries: BTreeMap::new(),
+            entries: Entries::default(),
             links: HashMap::new(),
             generations: BTreeMap::new(),
             staged: None,
@@ -170,23 +160,6 @@ impl Tree {
             tree.make_fixed(path);
         }
         tree
-    }
-
-    /// From now on these steps are accepted, in this order; what was announced before is void.
-    pub fn announce(&mut self, steps: Vec<Step>, staged: Option<Staged>, time: SystemTime) {
-        self.announced = steps.into();
-        self.staged = staged;
-        self.time = time;
-    }
-
-    /// The nodes of generation `name` that the kernel knows. From now on no other can be looked up,
-    /// so that the answer stays true while they are unlinked.
-    ///
-    /// # Errors
-    /// `ENOENT` when no such generation is attached.
-    pub fn close_generation(&mut self, name: &str) -> Result<Vec<Index>, Errno> {
-        let base = self.generation_base(name).ok_or(Errno::ENOENT)?;
-        self.generations.get_mut(&base).ok_or(Errno::ENOENT).map(Attached::close)
     }
 
     /// The entry `name` of a directory, counted as known to the kernel.
@@ -219,7 +192,7 @@ impl Tree {
     /// `ESTALE` for a node that is gone.
     pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
         match self.place(node)? {
-            Place::Root => Ok(self.directory(node, self.root.mode, self.root_subdirectories(), self.time)),
+            Place::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
             Place::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len(), self.created)),
             Place::Link(link) => Ok(Attributes {
                 node,
@@ -275,8 +248,8 @@ impl Tree {
         }
         match place {
             Place::Root => {
-                for (at, entry) in self.entries.range(cookie.saturating_add(1)..) {
-                    if emit((entry.node, *at, entry.kind, &entry.name)) {
+                for (at, entry) in self.entries.after(cookie) {
+                    if emit((entry.node, at, entry.kind, &entry.name)) {
                         break;
                     }
                 }
@@ -311,130 +284,6 @@ impl Tree {
             Ok(Place::Link(link)) => format!("/{}", link.name),
             Ok(_) => format!("/{}", self.directory_path(node)),
             Err(_) => format!("/?{}", node.0),
-        }
-    }
-}
-
-/// The changes. Each is `EROFS` unless it is the next announced step.
-impl Tree {
-    /// `mkdir(2)`: attaches the staged generation.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
-        let name = announced_name(parent, name)?;
-        self.take_step(&Step::MakeGeneration { name: name.to_owned() })?;
-        let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
-        let base = self.next;
-        let generation = Attached::new(staged, base, self.time);
-        self.next += u64::from(generation.image().nodes());
-        self.generations.insert(base, generation);
-        self.insert_entry(name, NodeId(base), NodeKind::Directory);
-        self.count(NodeId(base));
-        self.attributes(NodeId(base))
-    }
-
-    /// `chmod(2)` of a generation's directory.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn set_mode(&mut self, node: NodeId, mode: u16) -> Result<Attributes, Errno> {
-        let name = match self.place(node)? {
-            Place::Generation(generation, 0) => generation.name().to_string(),
-            _ => return Err(Errno::EROFS),
-        };
-        self.take_step(&Step::SetMode { name, mode })?;
-        if let Some(generation) = self.generations.get_mut(&node.0) {
-            generation.set_mode(mode);
-        }
-        self.attributes(node)
-    }
-
-    /// `symlink(2)` in the root.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<Attributes, Errno> {
-        let name = announced_name(parent, name)?;
-        let target = target.to_str().ok_or(Errno::EROFS)?;
-        let uid = match self.announced.front() {
-            Some(Step::MakeLink { uid, .. }) => *uid,
-            _ => return Err(Errno::EROFS),
-        };
-        self.take_step(&Step::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
-        let node = NodeId(self.next);
-        self.next += 1;
-        let (name, target) = (name.to_owned(), target.to_owned());
-        self.insert_entry(&name, node, NodeKind::Link);
-        self.links.insert(node, Link { name, target, uid, time: self.time, lookups: 1, unlinked: false });
-        self.attributes(node)
-    }
-
-    /// `rename(2)` of `..data_tmp` to `..data`.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn rename(&mut self, parent: NodeId, name: &OsStr, new_parent: NodeId, new_name: &OsStr) -> Result<(), Errno> {
-        if announced_name(parent, name)? != DATA_TMP || announced_name(new_parent, new_name)? != DATA {
-            return Err(Errno::EROFS);
-        }
-        self.take_step(&Step::Switch)?;
-        self.remove_entry(DATA);
-        let entry = self.remove_name(DATA_TMP).ok_or(Errno::ENOENT)?;
-        if let Some(link) = self.links.get_mut(&entry.node) {
-            link.name = DATA.to_owned();
-        }
-        self.insert_entry(DATA, entry.node, NodeKind::Link);
-        Ok(())
-    }
-
-    /// `unlink(2)` of a link, or of a file of a closed generation.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn unlink(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
-        let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take_step(&Step::Unlink { directory: self.directory_path(parent), name: name.to_owned() })?;
-        self.remove(parent, name)
-    }
-
-    /// `rmdir(2)` in a closed generation, or of a generation with all that is left of it.
-    ///
-    /// # Errors
-    /// `EROFS` when it was not announced.
-    pub fn remove_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
-        let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take_step(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() })?;
-        self.remove(parent, name)
-    }
-
-    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
-        if self.announced.front() != Some(step) {
-            return Err(Errno::EROFS);
-        }
-        self.announced.pop_front();
-        Ok(())
-    }
-
-    fn remove(&mut self, parent: NodeId, name: &str) -> Result<(), Errno> {
-        if parent == NodeId::ROOT {
-            self.remove_entry(name);
-            return Ok(());
-        }
-        let (base, index) = self.in_generation(parent).ok_or(Errno::EROFS)?;
-        let generation = self.generations.get_mut(&base).ok_or(Errno::ESTALE)?;
-        generation.remove_child(index, name)
-    }
-
-    /// Takes a name out of the root; what stood behind it goes when the kernel forgot it.
-    fn remove_entry(&mut self, name: &str) {
-        let Some(entry) = self.remove_name(name) else { return };
-        if let Some(link) = self.links.get_mut(&entry.node) {
-            link.unlinked = true;
-            self.sweep_link(entry.node);
-        } else if let Some(generation) = self.generations.get_mut(&entry.node.0) {
-            generation.detach();
-            self.sweep_generation(entry.node.0);
         }
     }
 }
@@ -474,16 +323,13 @@ impl Tree {
     }
 
     fn generation_base(&self, name: &str) -> Option<u64> {
-        let entry = self.entries.get(self.names.get(name)?)?;
+        let entry = self.entries.find(name)?;
         self.generations.contains_key(&entry.node.0).then_some(entry.node.0)
     }
 
     fn child(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match self.place(parent)? {
-            Place::Root => {
-                let entry = self.names.get(name).and_then(|cookie| self.entries.get(cookie));
-                entry.map(|entry| entry.node).ok_or(Errno::ENOENT)
-            }
+            Place::Root => self.entries.find(name).map(|entry| entry.node).ok_or(Errno::ENOENT),
             Place::Fixed(fixed) => fixed.children.get(name).copied().ok_or(Errno::ENOENT),
             Place::Generation(generation, index) => generation.child(index, name).ok_or(Errno::ENOENT),
             Place::Link(_) => Err(Errno::ENOTDIR),
@@ -547,30 +393,11 @@ impl Tree {
         self.next += 1;
         self.fixed.push(Fixed { parent, name: name.to_owned(), children: BTreeMap::new() });
         if parent == NodeId::ROOT {
-            self.insert_entry(name, node, NodeKind::Directory);
+            self.entries.insert(name, node, NodeKind::Directory);
         } else if let Some(above) = self.fixed_index(parent).and_then(|index| self.fixed.get_mut(index)) {
             above.children.insert(name.to_owned(), node);
         }
         node
-    }
-
-    fn insert_entry(&mut self, name: &str, node: NodeId, kind: NodeKind) {
-        let cookie = match name {
-            DATA => DATA_COOKIE,
-            DATA_TMP => DATA_TMP_COOKIE,
-            _ => node.0 + FIRST_COOKIE,
-        };
-        self.names.insert(name.to_owned(), cookie);
-        self.entries.insert(cookie, RootEntry { name: name.to_owned(), node, kind });
-    }
-
-    fn remove_name(&mut self, name: &str) -> Option<RootEntry> {
-        let cookie = self.names.remove(name)?;
-        self.entries.remove(&cookie)
-    }
-
-    fn root_subdirectories(&self) -> usize {
-        self.entries.values().filter(|entry| entry.kind == NodeKind::Directory).count()
     }
 
     fn directory(&self, node: NodeId, mode: u16, subdirectories: usize, time: SystemTime) -> Attributes {
@@ -585,11 +412,6 @@ impl Tree {
             time,
         }
     }
-}
-
-/// Steps happen in the root; a name that is not UTF-8 was never announced.
-fn announced_name(parent: NodeId, name: &OsStr) -> Result<&str, Errno> {
-    name.to_str().filter(|_| parent == NodeId::ROOT).ok_or(Errno::EROFS)
 }
 
 #[cfg(test)]

@@ -1,0 +1,58 @@
+//! The entries of a projection's root.
+//!
+//! A listing goes on from a cookie. A name keeps its cookie while it stands, and a new name gets a
+//! higher one than all before it, so a listing that crosses a switch shows nothing twice and skips
+//! nothing (FU-15).
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::super::steps::{DATA, DATA_TMP};
+use super::{FIRST_COOKIE, NodeId, NodeKind};
+
+/// `..data` and `..data_tmp` keep theirs, whichever link stands behind them.
+const DATA_COOKIE: u64 = 3;
+const DATA_TMP_COOKIE: u64 = 4;
+
+/// Names in the root, and what stands behind them.
+#[derive(Default)]
+pub(super) struct Entries {
+    cookies: HashMap<String, u64>,
+    by_cookie: BTreeMap<u64, Entry>,
+}
+
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) node: NodeId,
+    pub(super) kind: NodeKind,
+}
+
+impl Entries {
+    pub(super) fn insert(&mut self, name: &str, node: NodeId, kind: NodeKind) {
+        let cookie = match name {
+            DATA => DATA_COOKIE,
+            DATA_TMP => DATA_TMP_COOKIE,
+            _ => node.0 + FIRST_COOKIE,
+        };
+        self.cookies.insert(name.to_owned(), cookie);
+        self.by_cookie.insert(cookie, Entry { name: name.to_owned(), node, kind });
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+        let cookie = self.cookies.remove(name)?;
+        self.by_cookie.remove(&cookie)
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Entry> {
+        self.by_cookie.get(self.cookies.get(name)?)
+    }
+
+    /// The entries whose cookie is higher than `cookie`, each with its own.
+    pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &Entry)> {
+        self.by_cookie.range(cookie.saturating_add(1)..).map(|(at, entry)| (*at, entry))
+    }
+
+    /// Number of entries that are directories.
+    pub(super) fn directories(&self) -> usize {
+        self.by_cookie.values().filter(|entry| entry.kind == NodeKind::Directory).count()
+    }
+}
