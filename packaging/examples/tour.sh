@@ -53,4 +53,5 @@ echo "still:  $(head -n 1 "$config/web.conf")"
 
 say "kill -TERM: everything is unmounted, and the directories are gone"
 kill "$pid"; wait "$pid"; pid=
-ls -A "$work"
+echo "mounts left: $(grep -c " $work/" /proc/self/mountinfo || true)"
+[ -e "$work/root" ] || echo "directories left: none"

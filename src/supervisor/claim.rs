@@ -42,8 +42,10 @@ pub enum ClaimError {
 pub struct Claim {
     path: PathBuf,
     lock: Flock<File>,
-    // Removed after the file in it, which `drop` does first.
-    _run: Directories,
+    // Both are removed after the file in them, which `drop` does first; what this process made is inside
+    // what one before it made.
+    run: Directories,
+    inherited_run: Directories,
 }
 
 /// What the lock file says.
@@ -51,7 +53,9 @@ pub struct Claim {
 struct Record {
     /// The supervisor.
     pid: u32,
-    /// The directories to remove when the pod ends, in the order they were made.
+    /// The directories that were made for the lock file, in the order they were made.
+    run: Vec<PathBuf>,
+    /// Those that were made for the pod's volumes.
     directories: Vec<PathBuf>,
 }
 
@@ -62,6 +66,8 @@ impl Claim {
     /// When another process has it, or the run directory cannot be written.
     pub fn take(run_directory: &Path, uid: &PodUid) -> Result<(Self, Directories), ClaimError> {
         let directory = run_directory.join(uid.as_str());
+        // Recorded paths must mean the same to a process with another working directory.
+        let directory = std::path::absolute(&directory).unwrap_or(directory);
         let mut run = Directories::default();
         run.make(&directory)?;
         let path = directory.join("lock");
@@ -78,8 +84,10 @@ impl Claim {
             };
             // A supervisor that ended between open and lock has removed the file this lock is on.
             if is_still_at(&lock, &path) {
-                let inherited = Directories::inherit(read(&mut lock).directories);
-                let mut claim = Self { path: path.clone(), lock, _run: run };
+                let record = read(&mut lock);
+                let inherited = Directories::inherit(record.directories);
+                let inherited_run = Directories::inherit(record.run);
+                let mut claim = Self { path: path.clone(), lock, run, inherited_run };
                 claim.record(&inherited).map_err(failed)?;
                 return Ok((claim, inherited));
             }
@@ -92,7 +100,8 @@ impl Claim {
     /// # Errors
     /// When the lock file cannot be written.
     pub fn record(&mut self, directories: &Directories) -> io::Result<()> {
-        let record = Record { pid: std::process::id(), directories: directories.made().to_vec() };
+        let run = [self.inherited_run.made(), self.run.made()].concat();
+        let record = Record { pid: std::process::id(), run, directories: directories.made().to_vec() };
         self.lock.set_len(0)?;
         self.lock.rewind()?;
         self.lock.write_all(&serde_json::to_vec(&record)?)
@@ -144,9 +153,11 @@ mod tests {
         made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
         let directory = run.path().join(uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
-        let record = Record { pid: 1, directories: made.to_vec() };
+        let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
         drop(Claim::take(run.path(), &uid).expect("nobody holds the lock"));
-        assert_eq!(std::fs::read_dir(root.path()).expect("a listing").count(), 0);
+        for directory in [&run, &root] {
+            assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
+        }
     }
 }

@@ -36,6 +36,26 @@ impl Objects {
         Ok(Objects { by_key: Arc::new(by_key) })
     }
 
+    /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
+    /// object keeps its content until it has been gone; each one refused is told with the second result.
+    pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
+        let changed = |object: &Arc<NamedObject>| {
+            let old = before.by_key.get(&object.key)?;
+            (old.immutable && old.content != object.content).then(|| (Arc::clone(old), object.origin.clone()))
+        };
+        let refused: Vec<_> = self.by_key.values().filter_map(changed).collect();
+        if refused.is_empty() {
+            return (self, Vec::new());
+        }
+        let by_key = Arc::make_mut(&mut self.by_key);
+        let origins = refused.into_iter().map(|(old, origin)| {
+            by_key.insert(old.key.clone(), old);
+            origin
+        });
+        let origins = origins.collect();
+        (self, origins)
+    }
+
     /// The ConfigMap of that namespace and name.
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<&ConfigMap> {
         match self.content(ObjectKind::ConfigMap, namespace, name)? {
@@ -89,6 +109,7 @@ pub struct NamedObject {
     pub key: ObjectKey,
     /// The document it was read from.
     pub origin: Origin,
+    immutable: bool,
     content: Content,
 }
 

@@ -33,12 +33,18 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
         _ => return Ok(None),
     };
     let origin = document.origin.clone();
-    let (metadata, content) = match kind {
+    let Parsed { metadata, immutable, content } = match kind {
         ObjectKind::ConfigMap => config_map(document.into_typed()?, &origin)?,
         ObjectKind::Secret => secret(document.into_typed()?, &origin)?,
         ObjectKind::Node => node(document.into_typed()?, &origin)?,
     };
-    Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, content }))
+    Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, immutable, content }))
+}
+
+struct Parsed {
+    metadata: Metadata,
+    immutable: bool,
+    content: Content,
 }
 
 #[derive(Default, Deserialize)]
@@ -68,11 +74,12 @@ type Texts = Option<BTreeMap<String, String>>;
 struct ConfigMapObject {
     #[serde(default)]
     metadata: Metadata,
+    immutable: Option<bool>,
     data: Texts,
     binary_data: Texts,
 }
 
-fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let data = object.data.unwrap_or_default();
     check_keys(origin, "data", data.keys())?;
     let binary_data = decode_all(origin, "binaryData", object.binary_data)?;
@@ -82,7 +89,8 @@ fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<(Metadata, Con
     }
     let texts = data.values().map(String::len);
     check_size(origin, texts.chain(binary_data.values().map(Vec::len)))?;
-    Ok((object.metadata, Content::ConfigMap(ConfigMap { data, binary_data })))
+    let content = Content::ConfigMap(ConfigMap { data, binary_data });
+    Ok(Parsed { metadata: object.metadata, immutable: object.immutable.unwrap_or(false), content })
 }
 
 #[derive(Deserialize)]
@@ -90,18 +98,20 @@ fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<(Metadata, Con
 struct SecretObject {
     #[serde(default)]
     metadata: Metadata,
+    immutable: Option<bool>,
     data: Texts,
     string_data: Texts,
 }
 
-fn secret(object: SecretObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+fn secret(object: SecretObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let mut data = decode_all(origin, "data", object.data)?;
     let texts = object.string_data.unwrap_or_default();
     check_keys(origin, "stringData", texts.keys())?;
     // The API server merges stringData over data when a Secret is written.
     data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
     check_size(origin, data.values().map(Vec::len))?;
-    Ok((object.metadata, Content::Secret(Secret { data })))
+    let content = Content::Secret(Secret { data });
+    Ok(Parsed { metadata: object.metadata, immutable: object.immutable.unwrap_or(false), content })
 }
 
 #[derive(Deserialize)]
@@ -116,7 +126,7 @@ struct NodeStatus {
     allocatable: Option<BTreeMap<String, resource::Quantity>>,
 }
 
-fn node(object: NodeObject, origin: &Origin) -> Result<(Metadata, Content), ManifestError> {
+fn node(object: NodeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
     let amount = |resource: &str| {
         let parse = |text: &resource::Quantity| {
@@ -127,7 +137,7 @@ fn node(object: NodeObject, origin: &Origin) -> Result<(Metadata, Content), Mani
         allocatable.get(resource).map(parse).transpose()
     };
     let node = Node { cpu: amount("cpu")?, memory: amount("memory")?, ephemeral_storage: amount("ephemeral-storage")? };
-    Ok((object.metadata, Content::Node(node)))
+    Ok(Parsed { metadata: object.metadata, immutable: false, content: Content::Node(node) })
 }
 
 fn check_keys<'a>(origin: &Origin, map: &str, mut keys: impl Iterator<Item = &'a String>) -> Result<(), ManifestError> {

@@ -16,7 +16,7 @@ use super::watch::Watcher;
 use super::{PodInput, SourceError};
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, only_pod};
-use crate::manifest::{ManifestError, parse_documents};
+use crate::manifest::{ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
 /// How long the files may take to come to rest when podfs starts.
@@ -30,6 +30,9 @@ pub(super) struct Ledger {
     fixed: Option<Contents>,
     hasher: RandomState,
     published: Option<Vec<Fingerprint>>,
+    objects: Objects,
+    /// Documents that change an immutable object.
+    refused: Vec<Origin>,
     told: BTreeSet<String>,
 }
 
@@ -71,6 +74,8 @@ impl Ledger {
             fixed: None,
             hasher: RandomState::new(),
             published: None,
+            objects: Objects::default(),
+            refused: Vec::new(),
             told: BTreeSet::new(),
         };
         match pod {
@@ -163,6 +168,10 @@ impl Ledger {
             problems.push(problem.into());
             None
         });
+        problems.extend(self.refused.iter().map(|origin| {
+            let sentence = "field is immutable when `immutable` is set; delete the object and create it again";
+            ManifestError::invalid(origin, "data", sentence).into()
+        }));
         Scan { problems, restless, snapshot }
     }
 
@@ -203,8 +212,11 @@ impl Ledger {
             return Ok(None);
         }
         let objects = Objects::collect(all().flat_map(|contents| &contents.objects).cloned())?;
+        let (objects, refused) = objects.keep_immutable(&self.objects);
         let pod = all().find_map(|contents| contents.pod.clone());
         self.published = Some(fingerprints);
+        self.refused = refused;
+        self.objects = objects.clone();
         Ok(Some(Snapshot { pod, objects }))
     }
 

@@ -165,3 +165,20 @@ async fn a_wait_may_be_cancelled() {
     watched.change().await;
     assert_eq!(watched.value("app"), Some("2"));
 }
+
+#[tokio::test]
+async fn an_immutable_object_keeps_its_content_until_it_was_gone() {
+    // CM-12, MG-03
+    let immutable = |value| config_map("app", value).replace("kind:", "immutable: true\nkind:");
+    let home = Home::with_objects(&[("other", "1")]);
+    home.write("objects/app.yaml", &immutable("1"));
+    let mut watched = home.watch();
+    home.replace("objects/app.yaml", &immutable("2"));
+    home.replace("objects/other.yaml", &config_map("other", "2"));
+    watched.until("other", Some("2")).await;
+    assert_eq!(watched.value("app"), Some("1"));
+    std::fs::remove_file(home.path("objects/app.yaml")).expect("removed");
+    watched.until("app", None).await;
+    home.replace("objects/app.yaml", &immutable("3"));
+    watched.until("app", Some("3")).await;
+}
