@@ -15,7 +15,7 @@ use super::run::{check_machine, pod_input};
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::FileSource;
-use crate::supervisor::report::{Audience, Report};
+use crate::supervisor::report::{Audience, Report, Subject};
 use crate::supervisor::{self, Assignment};
 use crate::volume::{Volume, VolumeSource};
 
@@ -51,7 +51,7 @@ impl Mount {
             None => (PodIdentity::stand_in(), PodFacts::stand_in()),
         };
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
-        let report = Report::new(identity.clone(), 1, Audience::People, None);
+        let report = Report::new(Subject::Volume, identity.clone(), 1, Audience::People, None);
         let volumes = vec![(volume, self.directory)];
         let directories = Directories::default();
         let assignment = Assignment { identity, facts, volumes, claim: None, directories, trace: self.trace };

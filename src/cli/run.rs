@@ -18,7 +18,7 @@ use super::log::LogFormat;
 use crate::manifest::pod::Pod;
 use crate::source::{FileSource, PodInput};
 use crate::supervisor::claim::Claim;
-use crate::supervisor::report::Report;
+use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::{self, Assignment};
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
@@ -64,7 +64,8 @@ impl Run {
             directories,
             trace: false,
         };
-        let report = Report::new(pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
+        let report =
+            Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
         block_on(async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 }

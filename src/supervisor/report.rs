@@ -29,8 +29,18 @@ pub enum Audience {
     Logs,
 }
 
+/// What is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The volumes of a pod.
+    Pod,
+    /// One volume, by a person who looks at it.
+    Volume,
+}
+
 /// Collects the state of the volumes, and tells when it changes.
 pub struct Report {
+    subject: Subject,
     identity: PodIdentity,
     expected: usize,
     volumes: BTreeMap<usize, VolumeReport>,
@@ -69,15 +79,23 @@ struct ReadyVolume<'a> {
 }
 
 impl Report {
-    /// Reports on `expected` volumes of a pod.
-    pub fn new(identity: PodIdentity, expected: usize, audience: Audience, ready_fd: Option<OwnedFd>) -> Self {
+    /// Reports on `expected` volumes.
+    pub fn new(
+        subject: Subject,
+        identity: PodIdentity,
+        expected: usize,
+        audience: Audience,
+        ready_fd: Option<OwnedFd>,
+    ) -> Self {
         let (volumes, status) = (BTreeMap::new(), String::new());
-        Self { identity, expected, volumes, audience, ready_fd, ready: false, status }
+        Self { subject, identity, expected, volumes, audience, ready_fd, ready: false, status }
     }
 
     /// The supervisor begins.
     pub(super) fn started(&mut self) {
-        info!("serving {} volume(s) of pod {}", self.expected, self.identity);
+        if self.subject == Subject::Pod {
+            info!("serving {} volume(s) of pod {}", self.expected, self.identity);
+        }
     }
 
     /// A volume was refreshed.
@@ -134,7 +152,10 @@ impl Report {
     }
 
     fn tell_ready(&mut self) -> io::Result<()> {
-        let line = format!("pod {} is ready: {}", self.identity, self.places());
+        let line = match self.subject {
+            Subject::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
+            Subject::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
+        };
         match self.audience {
             Audience::People => eprintln!("podfs: {line}"),
             Audience::Logs => info!("{line}"),
@@ -157,6 +178,12 @@ impl Report {
         let places: Vec<_> =
             names.iter().map(|(directory, names)| format!("{} in {}", names.join(", "), directory.display())).collect();
         if places.is_empty() { "it has no volumes".to_owned() } else { places.join("; ") }
+    }
+
+    /// `volume "config" is ready at /mnt`
+    fn volume_places(&self) -> String {
+        let place = |volume: &VolumeReport| format!("volume {:?} is ready at {}", volume.name, volume.path.display());
+        self.volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
     fn ready_object(&self) -> Ready<'_> {

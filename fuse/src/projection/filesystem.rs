@@ -123,9 +123,10 @@ impl Filesystem for ProjectionFilesystem {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
             InitFlags::FUSE_HAS_RESEND,
-            InitFlags::FUSE_ALLOW_IDMAP,
         ];
-        for capability in wanted {
+        // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
+        let idmap = self.trace.is_none().then_some(InitFlags::FUSE_ALLOW_IDMAP);
+        for capability in wanted.into_iter().chain(idmap) {
             let _unsupported = config.add_capabilities(capability);
         }
         Ok(())

@@ -2,9 +2,10 @@
 
 use std::io;
 
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// Bytes above which the allocator returns a freed block to the kernel at once.
 const RETURN_AT: libc::c_int = 128 * 1024;
@@ -13,12 +14,21 @@ const RETURN_AT: libc::c_int = 128 * 1024;
 /// or later stays in memory, pages it never touches excepted.
 ///
 /// # Errors
-/// When memory cannot be locked (no `CAP_IPC_LOCK`, and a small `RLIMIT_MEMLOCK`). The rest holds then.
+/// When memory cannot be locked (no `CAP_IPC_LOCK`, and a limit in `RLIMIT_MEMLOCK`). The rest holds then.
 pub fn protect_memory() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    // Under a limit, locking what comes later would make some later allocation fail.
+    if !may_lock_without_limit()? {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     Ok(())
+}
+
+fn may_lock_without_limit() -> io::Result<bool> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
+    Ok(soft == RLIM_INFINITY || capabilities(None)?.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
 /// Keeps the C allocator small in a process with a thread per volume, and lets large blocks, such as
