@@ -86,9 +86,6 @@ pub enum SupervisorError {
     /// What was made could not be written down.
     #[error("cannot write the run directory: {0}")]
     Record(#[source] std::io::Error),
-    /// Readiness could not be reported where it was asked for.
-    #[error("cannot write to the descriptor given with --ready-fd: {0}")]
-    Ready(#[source] std::io::Error),
     /// The process cannot listen for signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
@@ -172,7 +169,7 @@ impl Supervisor {
         self.report.started();
         loop {
             self.start_work();
-            self.report.progress().map_err(SupervisorError::Ready)?;
+            self.report.progress();
             let retry = self.retry_at.iter().flatten().min().copied();
             tokio::select! {
                 signal = stop.received() => {

@@ -110,10 +110,7 @@ impl Report {
     }
 
     /// Tells what has changed since the last time.
-    ///
-    /// # Errors
-    /// When `--ready-fd` cannot be written: the node agent would wait for ever.
-    pub(super) fn progress(&mut self) -> io::Result<()> {
+    pub(super) fn progress(&mut self) {
         let status = self.describe();
         if status != self.status {
             notify(&[NotifyState::Status(&status)]);
@@ -121,9 +118,8 @@ impl Report {
         }
         if !self.ready && self.is_ready() {
             self.ready = true;
-            self.tell_ready()?;
+            self.tell_ready();
         }
-        Ok(())
     }
 
     /// The supervisor ends.
@@ -151,7 +147,7 @@ impl Report {
         text.replace('\n', " ")
     }
 
-    fn tell_ready(&mut self) -> io::Result<()> {
+    fn tell_ready(&mut self) {
         let line = match self.subject {
             Subject::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
             Subject::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
@@ -160,13 +156,19 @@ impl Report {
             Audience::People => eprintln!("podfs: {line}"),
             Audience::Logs => info!("{line}"),
         }
-        if let Some(descriptor) = self.ready_fd.take() {
-            let mut json = serde_json::to_vec(&self.ready_object())?;
-            json.push(b'\n');
-            File::from(descriptor).write_all(&json)?;
+        if let Some(descriptor) = self.ready_fd.take()
+            && let Err(error) = self.write_ready(descriptor)
+        {
+            // The pod's volumes do not depend on who wanted to hear of them.
+            warn!("cannot write to the descriptor given with --ready-fd: {error}");
         }
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status)]);
-        Ok(())
+    }
+
+    fn write_ready(&self, descriptor: OwnedFd) -> io::Result<()> {
+        let mut json = serde_json::to_vec(&self.ready_object())?;
+        json.push(b'\n');
+        File::from(descriptor).write_all(&json)
     }
 
     /// Volumes are listed by directory: `config in /…/kubernetes.io~configmap`.

@@ -6,10 +6,11 @@ use std::io::Read;
 use std::path::Path;
 
 use super::atomic_writer;
-use super::rig::{Mounted, Tmpfs, header, payload, per_call, row};
+use super::rig::{Mounted, Tmpfs, header, median, payload, per_call, row};
 
-const ROUNDS: usize = 31;
-const BATCH: u32 = 2_000;
+const WARM_UP: usize = 3;
+const ROUNDS: usize = 101;
+const BATCH: u32 = 1_000;
 
 pub fn run() {
     let keys = payload(10, 1024, 0);
@@ -34,11 +35,17 @@ pub fn run() {
     println!("requests sent by one more warm round: {}", after - before);
 }
 
+/// Both in turn, so that what else the machine does meets both alike.
 fn compare(what: &str, ours: &Path, peer: &Path, call: fn(&Path)) {
-    // The first rounds warm both; alternating would let one evict the other's CPU caches.
-    per_call(3, BATCH, || call(ours));
-    per_call(3, BATCH, || call(peer));
-    row(what, per_call(ROUNDS, BATCH, || call(ours)), per_call(ROUNDS, BATCH, || call(peer)));
+    let (mut our_rounds, mut peer_rounds) = (Vec::new(), Vec::new());
+    for round in 0..WARM_UP + ROUNDS {
+        let (our, peer) = (per_call(BATCH, || call(ours)), per_call(BATCH, || call(peer)));
+        if round >= WARM_UP {
+            our_rounds.push(our);
+            peer_rounds.push(peer);
+        }
+    }
+    row(what, median(our_rounds), median(peer_rounds));
 }
 
 fn open_read_close(volume: &Path) {

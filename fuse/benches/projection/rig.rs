@@ -99,14 +99,11 @@ pub fn median(mut samples: Vec<Duration>) -> Duration {
     samples[samples.len() / 2]
 }
 
-/// Median time of one call, from rounds of `batch` calls.
-pub fn per_call(rounds: usize, batch: u32, mut call: impl FnMut()) -> Duration {
-    let samples = (0..rounds).map(|_| {
-        let began = Instant::now();
-        (0..batch).for_each(|_| call());
-        began.elapsed() / batch
-    });
-    median(samples.collect())
+/// Time of one call, from `batch` of them.
+pub fn per_call(batch: u32, mut call: impl FnMut()) -> Duration {
+    let began = Instant::now();
+    (0..batch).for_each(|_| call());
+    began.elapsed() / batch
 }
 
 pub fn row(what: &str, ours: Duration, peer: Duration) {
