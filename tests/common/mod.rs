@@ -2,6 +2,12 @@
 //! that leave no mount and no process behind, also when a test fails.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod namespace;
+pub mod outcome;
+pub mod stopped;
+pub mod tree;
+pub mod watch;
+
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,6 +22,7 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::table::mounts;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
@@ -97,24 +104,70 @@ impl Fixture {
         self.start_command(self.command())
     }
 
-    pub fn start_command(&self, mut command: Command) -> Running {
+    pub fn start_command(&self, command: Command) -> Running {
+        self.start_with_input(command, Stdio::null())
+    }
+
+    /// Starts podfs with this standard input.
+    pub fn start_with_input(&self, mut command: Command, input: impl Into<Stdio>) -> Running {
         let (ready, theirs) = std::io::pipe().expect("a pipe");
         let theirs = OwnedFd::from(theirs);
         const READY_FD: i32 = 9;
         command.arg("--ready-fd").arg(READY_FD.to_string());
-        let log = self.path("log");
-        let output = File::options().create(true).append(true).open(&log).expect("a log");
         let raw = theirs.as_raw_fd();
-        // SAFETY: dup2 is async-signal-safe, and the descriptor is open until the child is started.
+        // SAFETY: both calls are async-signal-safe, and the descriptor is open until the child is started.
         unsafe {
-            command.pre_exec(move || match libc::dup2(raw, READY_FD) {
-                -1 => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
+            command.pre_exec(move || {
+                // The pipe may have this very number; dup2 would leave it to be closed by exec.
+                let given =
+                    if raw == READY_FD { libc::fcntl(raw, libc::F_SETFD, 0) } else { libc::dup2(raw, READY_FD) };
+                if given == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
             });
         }
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output).spawn().expect("podfs starts");
-        Running { child, ready: Some(ready), json: Value::Null, log, root: self.path("root") }
+        let mut running = self.spawn(command.stdin(input));
+        running.ready = Some(ready);
+        running
     }
+
+    /// Starts a podfs that tells nobody when it is ready; what it prints goes to the files `out` and `log`.
+    pub fn spawn(&self, command: &mut Command) -> Running {
+        let log = self.path("log");
+        let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
+        let command = self.mark(command).stdout(append(&self.path("out"))).stderr(append(&log));
+        let child = command.spawn().expect("podfs starts");
+        Running { child, ready: None, json: Value::Null, log, root: self.path("root") }
+    }
+
+    /// Lets [`Self::processes`] find the command and all it starts.
+    fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(MARK, self.directory.path())
+    }
+
+    /// The processes that were started here, and theirs.
+    pub fn processes(&self) -> Vec<Pid> {
+        let mark = format!("{MARK}={}\0", self.directory.path().display());
+        let of_process = |entry: std::io::Result<fs::DirEntry>| {
+            let directory = entry.ok()?.path();
+            let pid = directory.file_name()?.to_str()?.parse().ok()?;
+            let environment = fs::read(directory.join("environ")).ok()?;
+            environment.windows(mark.len()).any(|part| part == mark.as_bytes()).then_some(Pid::from_raw(pid))
+        };
+        fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
+    }
+
+    /// Mount points below this directory, outermost first.
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        mounts_below(self.directory.path())
+    }
+}
+
+/// The environment variable by which the processes of a fixture are known.
+const MARK: &str = "PODFS_TEST_FIXTURE";
+
+fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let all = mounts().expect("a mount table").into_iter().map(|mounted| mounted.at);
+    all.filter(|at| at.starts_with(&directory)).collect()
 }
 
 impl Drop for Fixture {
@@ -125,11 +178,8 @@ impl Drop for Fixture {
 
 /// Takes away every mount below `directory`, innermost first.
 pub fn unmount_below(directory: &Path) {
-    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    for mounted in mounts().expect("a mount table").iter().rev() {
-        if mounted.at.starts_with(&directory) {
-            let _ = umount2(&mounted.at, MntFlags::MNT_DETACH);
-        }
+    for mount in mounts_below(directory).iter().rev() {
+        let _ = umount2(mount, MntFlags::MNT_DETACH);
     }
 }
 
@@ -228,10 +278,19 @@ impl Drop for Running {
     }
 }
 
+/// What `..data` of a volume points to.
+#[track_caller]
+pub fn generation(volume: &Path) -> String {
+    let target = fs::read_link(volume.join("..data")).expect("a link");
+    target.into_os_string().into_string().expect("text")
+}
+
 /// Waits until `path` has this content.
 #[track_caller]
 pub fn wait_content(path: &Path, content: &str) {
-    eventually(&format!("{} is {content:?}", path.display()), || fs::read_to_string(path).is_ok_and(|is| is == content));
+    eventually(&format!("{} is {content:?}", path.display()), || {
+        fs::read_to_string(path).is_ok_and(|is| is == content)
+    });
 }
 
 /// A ConfigMap manifest.
@@ -264,28 +323,51 @@ pub fn config_pod() -> String {
 
 pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
+/// A server process, killed when the test ends.
+pub struct ServerChild(Child);
+
+impl ServerChild {
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for ServerChild {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a server process without a supervisor.
+pub fn start_server() -> (Server, ServerChild) {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let server = Command::new(PODFS)
+        .args(["server", "--pod", "test/test"])
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()
+        .expect("the server starts");
+    (Server::new(ours), ServerChild(server))
+}
+
 /// A projection with its own server process, used through the library.
 pub struct Served {
     pub visible: VisibleMount,
     pub projection: Projection,
-    pub server: Child,
+    pub server: ServerChild,
     _directory: TempDir,
 }
 
 impl Served {
     /// Mounts an empty projection, visible before its first commit.
     pub fn new(root: &Root) -> Self {
-        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        let server = Command::new(PODFS)
-            .args(["server", "--pod", "test/test"])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .spawn()
-            .expect("the server starts");
-        let client = Arc::new(Server::new(ours));
-        let projection = Projection::start(client, root, &MountOptions::default(), false).expect("a mount");
+        let (client, server) = start_server();
+        let projection = Projection::start(Arc::new(client), root, &MountOptions::default(), false).expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-        let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead).expect("a mount point");
-        let visible = projection.show(point).expect("a visible mount");
+        let mut directories = Directories::default();
+        let point =
+            MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
+        let visible = projection.show(&point).expect("a visible mount");
         Self { visible, projection, server, _directory: directory }
     }
 
@@ -307,8 +389,6 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         let _ = umount2(self.visible.path(), MntFlags::MNT_DETACH);
-        let _ = self.server.kill();
-        let _ = self.server.wait();
     }
 }
 
@@ -317,19 +397,14 @@ pub fn plain_root() -> Root {
 }
 
 pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
-    let entries = payload.iter().map(|(path, content)| Entry {
-        path,
-        content: content.as_bytes(),
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-    });
+    let entries =
+        payload.iter().map(|(path, content)| Entry { path, content: content.as_bytes(), mode: 0o644, uid: 0, gid: 0 });
     Layout::new(entries, DIRECTORIES).expect("a tree")
 }
 
 /// Replaces a symbolic link by rename, as everybody who switches directories does.
 pub fn switch_link(link: &Path, target: &str) {
-    let new = link.with_extension("new");
+    let new = link.with_file_name(".new-link");
     symlink(target, &new).expect("a link");
     fs::rename(new, link).expect("renamed");
 }

@@ -19,6 +19,7 @@ use fuser::{
 };
 
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
+use super::undo::Undo;
 use crate::server::trace::Trace;
 
 /// How long the kernel may keep what it was told: in practice, for ever.
@@ -72,13 +73,14 @@ impl Activity {
 pub struct ProjectionFilesystem {
     tree: SharedTree,
     activity: Arc<Activity>,
+    undo: Arc<Undo>,
     trace: Option<Trace>,
 }
 
 impl ProjectionFilesystem {
     /// Serves `tree`, keeps account in `activity`, and reports each to `trace`.
-    pub fn new(tree: SharedTree, activity: Arc<Activity>, trace: Option<Trace>) -> Self {
-        Self { tree, activity, trace }
+    pub fn new(tree: SharedTree, activity: Arc<Activity>, undo: Arc<Undo>, trace: Option<Trace>) -> Self {
+        Self { tree, activity, undo, trace }
     }
 
     /// Runs one request against the tree.
@@ -349,6 +351,7 @@ impl Filesystem for ProjectionFilesystem {
         reply: ReplyWrite,
     ) {
         reply.error(self.refuse("WRITE", request, (node, None), READ_ONLY));
+        self.undo.file(node);
     }
 
     fn fallocate(&self, request: &Request, node: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {

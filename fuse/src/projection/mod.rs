@@ -14,6 +14,7 @@
 //! | [`steps`] | the system calls of a commit, in the `AtomicWriter`'s order |
 //! | [`tree`] | the server's view: generations, links, node ids; changes only by announced steps |
 //! | [`filesystem`] | the FUSE shim over [`tree`] |
+//! | [`undo`] | dropping what was stored through a writable mapping |
 //! | [`commit`] | the supervisor's view: one mounted projection and its commits |
 
 pub mod commit;
@@ -21,6 +22,7 @@ pub mod filesystem;
 pub mod image;
 pub mod steps;
 pub mod tree;
+pub mod undo;
 
 mod generation;
 mod memory;

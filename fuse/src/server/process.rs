@@ -13,6 +13,7 @@ use super::protocol::{Reply, Request, VolumeId, receive, send};
 use super::trace::Trace;
 use crate::projection::filesystem::{Activity, ProjectionFilesystem, SharedTree};
 use crate::projection::tree::{Root, Staged, Tree};
+use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
 
 /// Serves until the supervisor closes `control`.
@@ -65,10 +66,12 @@ impl Volumes {
     fn start(&mut self, volume: VolumeId, root: Root, trace: bool, device: OwnedFd) -> io::Result<Reply> {
         let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
         let activity = Arc::new(Activity::default());
+        let undo = Arc::new(Undo::default());
         let trace = trace.then(|| self.trace.get_or_insert_with(|| Trace::new(io::stdout())).clone());
-        let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), trace);
+        let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), Arc::clone(&undo), trace);
         // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
         let session = Session::from_fd(filesystem, device, SessionACL::All, Config::default())?;
+        undo.enable(session.notifier());
         // The session ends when the file system is unmounted everywhere; nobody waits for that.
         drop(session.spawn()?);
         self.volumes.insert(volume, Volume { tree, activity });

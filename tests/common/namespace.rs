@@ -1,0 +1,77 @@
+//! Mount namespaces of their own, as containers have.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+/// What mounts made later on the host do in the namespace.
+#[derive(Clone, Copy)]
+pub enum Propagation {
+    /// They do not appear.
+    Private,
+    /// They appear, where the host shares them.
+    FromHost,
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A thread with a mount namespace of its own. When it is dropped the namespace ends, and with it every
+/// mount made inside.
+pub struct Container {
+    tasks: Option<Sender<Task>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Container {
+    pub fn new(propagation: Propagation) -> Self {
+        let (tasks, mine) = channel::<Task>();
+        let thread = thread::spawn(move || mine.into_iter().for_each(|task| task()));
+        let container = Self { tasks: Some(tasks), thread: Some(thread) };
+        container.run(move || {
+            unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).expect("a mount namespace");
+            let propagation = match propagation {
+                Propagation::Private => MsFlags::MS_PRIVATE,
+                Propagation::FromHost => MsFlags::MS_SLAVE,
+            };
+            change_mount(Path::new("/"), propagation | MsFlags::MS_REC);
+        });
+        container
+    }
+
+    /// Runs `inside` in the namespace; commands started there live in it too. A panic goes on outside.
+    pub fn run<T: Send + 'static>(&self, inside: impl FnOnce() -> T + Send + 'static) -> T {
+        let (result, ended) = channel::<Result<T, Box<dyn Any + Send>>>();
+        let task = move || drop(result.send(catch_unwind(AssertUnwindSafe(inside))));
+        self.tasks.as_ref().expect("it runs until it is dropped").send(Box::new(task)).expect("the thread is there");
+        ended.recv().expect("every task ends").unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.tasks = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Changes the mount at `path`: its propagation, or with `MS_REMOUNT` its flags.
+pub fn change_mount(path: &Path, flags: MsFlags) {
+    mount(None::<&Path>, path, None::<&Path>, flags, None::<&Path>).expect("the mount is changed");
+}
+
+/// Shows `from` at `to` as well.
+pub fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&Path>, MsFlags::MS_BIND, None::<&Path>).expect("a bind mount");
+}
+
+/// Mounts an empty tmpfs.
+pub fn mount_tmpfs(at: &Path) {
+    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=1m")).expect("a tmpfs");
+}

@@ -1,0 +1,78 @@
+//! Commands that end by themselves, and what they leave behind.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Fixture, PATIENCE};
+
+/// How a command ended.
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Outcome {
+    let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
+    let same = |file: &File| Stdio::from(file.try_clone().expect("a descriptor"));
+    let mut child = command.stdout(same(&out)).stderr(same(&err)).spawn().expect("the command starts");
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait().expect("a child") {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    if status.is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let (stdout, stderr) = (written(&mut out), written(&mut err));
+    let status = status.unwrap_or_else(|| panic!("the command does not end by itself:\n{stderr}"));
+    Outcome { code: status.code(), stdout, stderr }
+}
+
+fn written(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    file.rewind().expect("rewound");
+    file.read_to_end(&mut bytes).expect("read");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl Outcome {
+    /// Checks the exit code and that the one sentence says all of this.
+    #[track_caller]
+    pub fn says(&self, code: i32, parts: &[&str]) {
+        let sentence = self.stderr.lines().last().unwrap_or_default();
+        assert!(sentence.starts_with("podfs: "), "the last line is no sentence of podfs:\n{}", self.stderr);
+        for part in parts {
+            assert!(sentence.contains(part), "{part:?} is not in: {sentence}");
+        }
+        assert_eq!(self.code, Some(code), "{sentence}");
+    }
+}
+
+impl Fixture {
+    /// Runs a podfs that refuses to go on, and checks that no process of it is left.
+    #[track_caller]
+    pub fn refused(&self, command: &mut Command) -> Outcome {
+        let outcome = finish(self.mark(command).stdin(Stdio::null()));
+        assert_eq!(self.processes(), [], "a process stays behind:\n{}", outcome.stderr);
+        outcome
+    }
+
+    /// Checks that nothing is mounted, that no process is left, and that podfs took its directories away.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        assert_eq!(self.mounts(), Vec::<std::path::PathBuf>::new());
+        assert_eq!(self.processes(), []);
+        for name in ["root", "run"] {
+            assert!(!self.path(name).exists(), "{name} stays behind");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A server that answers nothing for a while.
+
+use std::fs;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{PATIENCE, Served, eventually};
+
+/// A stopped server process. A call that needs it hangs until it is continued, which happens after
+/// [`PATIENCE`] so that a test fails instead of hanging.
+pub struct Stopped {
+    server: Pid,
+    end: Sender<()>,
+    watchdog: Option<JoinHandle<bool>>,
+}
+
+impl Stopped {
+    pub fn server(of: &Served) -> Self {
+        let server = Pid::from_raw(i32::try_from(of.server.id()).expect("a pid"));
+        kill(server, Signal::SIGSTOP).expect("the server is there");
+        let (end, ended) = channel();
+        let watchdog = thread::spawn(move || {
+            let hangs = ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if hangs {
+                let _ = kill(server, Signal::SIGCONT);
+            }
+            hangs
+        });
+        let stopped = Self { server, end, watchdog: Some(watchdog) };
+        eventually("every thread of the server is stopped", || all_stopped(server));
+        stopped
+    }
+
+    /// Lets the server go on, and checks that nobody had to wait for it until now.
+    #[track_caller]
+    pub fn was_not_needed(mut self) {
+        let _ = self.end.send(());
+        let hung = self.watchdog.take().expect("it runs until here").join().expect("it does not panic");
+        assert!(!hung, "a call waited for the server");
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.server, Signal::SIGCONT);
+        let _ = self.end.send(());
+        if let Some(watchdog) = self.watchdog.take() {
+            let _ = watchdog.join();
+        }
+    }
+}
+
+/// The state stands behind the name in parentheses (`proc_pid_stat(5)`).
+fn all_stopped(process: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten();
+    let mut states = threads.map(|thread| fs::read_to_string(thread.path().join("stat")).expect("a thread"));
+    states.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}

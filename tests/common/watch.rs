@@ -1,0 +1,109 @@
+//! An inotify watcher that tells what it heard in a few words, such as `root CREATE|ISDIR new`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use podfs_fuse::projection::Commit;
+
+use super::eventually;
+
+/// Words for events, in the order they are told.
+const WORDS: [(AddWatchFlags, &str); 15] = [
+    (AddWatchFlags::IN_ACCESS, "ACCESS"),
+    (AddWatchFlags::IN_MODIFY, "MODIFY"),
+    (AddWatchFlags::IN_ATTRIB, "ATTRIB"),
+    (AddWatchFlags::IN_CLOSE_WRITE, "CLOSE_WRITE"),
+    (AddWatchFlags::IN_CLOSE_NOWRITE, "CLOSE_NOWRITE"),
+    (AddWatchFlags::IN_OPEN, "OPEN"),
+    (AddWatchFlags::IN_MOVED_FROM, "MOVED_FROM"),
+    (AddWatchFlags::IN_MOVED_TO, "MOVED_TO"),
+    (AddWatchFlags::IN_CREATE, "CREATE"),
+    (AddWatchFlags::IN_DELETE, "DELETE"),
+    (AddWatchFlags::IN_DELETE_SELF, "DELETE_SELF"),
+    (AddWatchFlags::IN_MOVE_SELF, "MOVE_SELF"),
+    (AddWatchFlags::IN_UNMOUNT, "UNMOUNT"),
+    (AddWatchFlags::IN_IGNORED, "IGNORED"),
+    (AddWatchFlags::IN_ISDIR, "ISDIR"),
+];
+
+/// Watches, each with a label.
+pub struct Watcher {
+    inotify: Inotify,
+    labels: BTreeMap<WatchDescriptor, &'static str>,
+}
+
+impl Watcher {
+    /// Watches one path for everything, links followed.
+    pub fn on(label: &'static str, path: &Path) -> Self {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).expect("inotify");
+        let mut watcher = Self { inotify, labels: BTreeMap::new() };
+        watcher.add(label, path);
+        watcher
+    }
+
+    /// Watches one more path.
+    pub fn add(&mut self, label: &'static str, path: &Path) {
+        let watch = self.inotify.add_watch(path, AddWatchFlags::IN_ALL_EVENTS).expect("a watch");
+        self.labels.insert(watch, label);
+    }
+
+    /// Everything that was heard since the last call. The kernel queues events before the system call
+    /// that raises them returns, so after a commit all of its events are here.
+    pub fn heard(&self) -> Vec<String> {
+        let mut heard = Vec::new();
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => heard.extend(events.iter().map(|event| self.tell(event))),
+                Err(Errno::EAGAIN) => return heard,
+                Err(error) => panic!("cannot read events: {error}"),
+            }
+        }
+    }
+
+    /// Waits for the end of a commit in another process, the removal of the old generation, which the
+    /// watch with this label hears of.
+    #[track_caller]
+    pub fn heard_until_removal(&self, label: &str) -> Vec<String> {
+        let mut heard = Vec::new();
+        let removal = format!("{label} DELETE|ISDIR ..");
+        eventually(&removal, || {
+            heard.extend(self.heard());
+            heard.iter().any(|event| event.starts_with(&removal))
+        });
+        heard
+    }
+
+    /// As [`Self::heard`], with the names of these generations replaced by words.
+    pub fn heard_of(&self, generations: &[(&str, &str)]) -> Vec<String> {
+        self.heard().into_iter().map(|heard| renamed(heard, generations)).collect()
+    }
+
+    /// How often a watched volume has switched since the last call (EV-01).
+    pub fn switches(&self) -> usize {
+        self.heard().iter().filter(|event| event.ends_with(" MOVED_TO ..data")).count()
+    }
+
+    fn tell(&self, event: &InotifyEvent) -> String {
+        let words: Vec<_> =
+            WORDS.iter().filter(|(flag, _)| event.mask.contains(*flag)).map(|(_, word)| *word).collect();
+        let label = self.labels.get(&event.wd).copied().unwrap_or("?");
+        let name = event.name.as_ref().map(|name| format!(" {}", name.to_string_lossy())).unwrap_or_default();
+        format!("{label} {}{name}", words.join("|"))
+    }
+}
+
+/// An event with the names of these generations replaced by words.
+pub fn renamed(heard: String, generations: &[(&str, &str)]) -> String {
+    generations.iter().fold(heard, |heard, (name, word)| heard.replace(name, word))
+}
+
+/// The name of the generation that a commit made current.
+#[track_caller]
+pub fn switched(commit: Commit) -> String {
+    match commit {
+        Commit::Switched { generation, .. } => generation.to_string(),
+        Commit::Unchanged => panic!("the commit changed nothing"),
+    }
+}

@@ -1,0 +1,95 @@
+//! Several podfs beside each other, and processes that are killed.
+
+mod common;
+
+use std::fs;
+
+use common::outcome::finish;
+use common::*;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+
+/// A pod whose one volume `config` has the file `a` with content 1.
+fn fixture() -> Fixture {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+#[test]
+fn a_second_podfs_for_the_pod_is_refused_and_the_first_goes_on() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let second = finish(&mut fixture.command());
+    second.says(1, &["is already served by podfs", &format!("(pid {})", running.pid()), "stop that one first"]);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&running.volume("config").join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn two_pods_below_one_root_stop_independently() {
+    // FU-17, VM-13
+    let fixture = fixture();
+    let mut first = fixture.run();
+    fixture.write("pod.yaml", &config_pod().replace("name: web, labels", "name: db, labels"));
+    let mut second = fixture.run();
+    assert_ne!(first.volume("config"), second.volume("config"));
+    assert_eq!(first.stop().code(), Some(0));
+    assert_eq!(fixture.mounts(), [second.volume("config")]);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&second.volume("config").join("a"), "2");
+    assert_eq!(second.stop().code(), Some(0));
+    assert_eq!((fixture.mounts(), fixture.processes()), (vec![], vec![]));
+}
+
+#[test]
+fn the_server_ends_with_a_supervisor_that_is_killed_and_the_next_run_heals_the_mounts() {
+    // RC-05
+    let volumes = "[{name: config, configMap: {name: app}}, {name: more, configMap: {name: app}}]";
+    let fixture = Fixture::new(&pod(volumes));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut killed = fixture.run();
+    let dead = killed.volume("config");
+    killed.signal(Signal::SIGKILL);
+    killed.wait();
+    eventually("the server ends by itself", || fixture.processes().is_empty());
+    let gone = fs::read_dir(&dead).expect_err("nobody answers").raw_os_error().map(Errno::from_raw);
+    assert!(matches!(gone, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{gone:?}");
+    assert_eq!(fixture.mounts().len(), 2, "the dead mounts are still there");
+
+    let mut next = fixture.run();
+    assert_eq!(next.volume("config"), dead);
+    wait_content(&dead.join("a"), "1");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&dead.join("a"), "2");
+    assert_eq!(fixture.mounts().len(), 2, "the dead mounts do not lie below the new ones");
+    assert_eq!(next.stop().code(), Some(0));
+    // The directories that the killed one made are gone, too.
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn podfs_ends_with_a_sentence_and_without_mounts_when_its_server_is_killed() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    assert_eq!(running.wait().code(), Some(1));
+    let log = running.log();
+    let last = log.lines().last().expect("a line");
+    assert!(last.starts_with("podfs: the server process ended unexpectedly (signal: 9"), "{log}");
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_killed_while_a_volume_comes_up_leaves_nothing_either() {
+    // The second volume waits, so the pod is not ready yet.
+    let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]"));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut running = fixture.start();
+    running.wait_log(r#"configmap "late" not found"#);
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    assert_eq!(running.wait().code(), Some(1));
+    fixture.assert_nothing_left();
+}
