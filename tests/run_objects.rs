@@ -117,6 +117,29 @@ fn an_optional_object_shows_when_it_comes_and_vanishes_when_it_goes() {
 }
 
 #[test]
+fn an_immutable_object_keeps_its_content_until_it_was_deleted() {
+    // CM-12, MG-03, SE-01
+    for (source, object) in [
+        ("configMap: {name: app}", config_map as fn(&str, &[(&str, &str)]) -> String),
+        ("secret: {secretName: app}", secret),
+    ] {
+        let immutable = |value| object("app", &[("a", value)]).replace(r#""kind""#, r#""immutable":true,"kind""#);
+        let fixture = Fixture::new(&pod(&format!("[{{name: v, {source}}}]")));
+        fixture.write("objects/app.json", &immutable("1"));
+        let running = fixture.run();
+        let file = running.volume("v").join("a");
+        fixture.write("objects/app.json", &immutable("2"));
+        running.wait_log("field is immutable when `immutable` is set; delete the object and create it again");
+        assert_eq!(fs::read_to_string(&file).expect("kept"), "1");
+        fixture.remove("objects/app.json");
+        running.wait_log(r#""app" not found"#);
+        assert_eq!(fs::read_to_string(&file).expect("kept"), "1");
+        fixture.write("objects/app.json", &immutable("3"));
+        wait_content(&file, "3");
+    }
+}
+
+#[test]
 fn an_object_of_another_namespace_is_never_shown() {
     // SE-03
     let fixture =
