@@ -6,7 +6,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use zeroize::Zeroize;
+use podfs_fuse::server::secrecy::wipe;
 
 /// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
 /// which [`podfs_fuse::server::secrecy::tune_allocator`] fixes), and the kernel never shows it to
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for ZeroingAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if layout.size() < RETURNED_AT_ONCE {
             // SAFETY: the block is `layout.size()` bytes long and nobody uses it any more.
-            unsafe { std::slice::from_raw_parts_mut(block, layout.size()) }.zeroize();
+            wipe(unsafe { std::slice::from_raw_parts_mut(block, layout.size()) });
         }
         // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(block, layout) }

@@ -195,3 +195,24 @@ fn poll<T: PartialEq + Send + Sync>(name: &str, look: impl Fn(&Path) -> io::Resu
 fn read(path: &Path) -> String {
     fs::read_to_string(path).expect("a file")
 }
+
+#[test]
+fn viper_itself_notices() {
+    // Built from Debian's golang-github-spf13-viper-dev.
+    let build = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let watcher = build.path().join("watcher");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/viper.go");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .args([&watcher, &source])
+        .envs([("GO111MODULE", "off"), ("GOPATH", "/usr/share/gocode")])
+        .env("GOCACHE", build.path().join("cache"))
+        .status();
+    assert!(built.expect("go is installed").success());
+
+    let mut served = Served::with(&[("app.yaml", "port: 8080")]);
+    let program = Program::watching(Command::new(&watcher).arg(served.path().join("app.yaml")), Stdio::null());
+    program.wait_output("watching 8080");
+    served.commit(&[("app.yaml", "port: 9090")]);
+    program.wait_output("changed to 9090");
+}

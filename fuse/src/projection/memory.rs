@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
-use zeroize::{Zeroize, Zeroizing};
+
+use crate::server::secrecy::wipe;
 
 /// A shared, locked, fixed-size block of memory.
 pub(crate) struct Block {
@@ -88,7 +89,7 @@ impl Drop for Block {
         if *self.owned.get_mut() {
             // SAFETY: `&mut self` proves that no slice of this mapping is alive in this process, and
             // the other process gave the block up.
-            unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }.zeroize();
+            wipe(unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) });
         }
         // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
@@ -99,10 +100,9 @@ impl Drop for Block {
 /// Fills a new file. `write(2)` costs no page faults, unlike a mapping, and a buffer between spares
 /// many passes through the page cache when the parts are small.
 fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
-    const BUFFER: usize = 128 * 1024;
+    const BUFFER: usize = 64 * 1024;
     let length = parts.iter().map(|part| part.len()).sum();
-    // Zeroed when it is dropped: it holds what the parts hold.
-    let mut buffer = Zeroizing::new(Vec::with_capacity(BUFFER.min(length)));
+    let mut buffer = Vec::with_capacity(BUFFER.min(length));
     let mut file = File::from(file.try_clone()?);
     for part in parts {
         if buffer.len() + part.len() > buffer.capacity() {
@@ -116,6 +116,9 @@ fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
         }
     }
     file.write_all(&buffer)?;
+    // It holds some of what the parts hold, up to where it was once filled.
+    buffer.resize(buffer.capacity(), 0);
+    wipe(&mut buffer);
     Ok(length)
 }
 

@@ -6,6 +6,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities};
+use zeroize::Zeroize;
 
 /// Bytes above which the allocator returns a freed block to the kernel at once.
 const RETURN_AT: libc::c_int = 128 * 1024;
@@ -24,6 +25,15 @@ pub fn protect_memory() -> io::Result<()> {
     }
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     Ok(())
+}
+
+/// Overwrites `bytes` with zeros; the compiler keeps the stores even if nobody reads them any more.
+pub fn wipe(bytes: &mut [u8]) {
+    // SAFETY: any eight bytes are a `u64`. Whole words make an eighth of the stores.
+    let (head, words, tail) = unsafe { bytes.align_to_mut::<u64>() };
+    head.zeroize();
+    words.zeroize();
+    tail.zeroize();
 }
 
 fn may_lock_without_limit() -> io::Result<bool> {

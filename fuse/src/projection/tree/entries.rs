@@ -18,6 +18,8 @@ const DATA_TMP_COOKIE: u64 = 4;
 pub(super) struct Entries {
     cookies: HashMap<String, u64>,
     by_cookie: BTreeMap<u64, Entry>,
+    /// How many are directories. The kernel asks for the root's link count in the middle of each commit.
+    directories: u32,
 }
 
 pub(super) struct Entry {
@@ -33,13 +35,16 @@ impl Entries {
             DATA_TMP => DATA_TMP_COOKIE,
             _ => node.0 + FIRST_COOKIE,
         };
+        self.directories += u32::from(kind == NodeKind::Directory);
         self.cookies.insert(name.to_owned(), cookie);
         self.by_cookie.insert(cookie, Entry { name: name.to_owned(), node, kind });
     }
 
     pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
         let cookie = self.cookies.remove(name)?;
-        self.by_cookie.remove(&cookie)
+        let entry = self.by_cookie.remove(&cookie)?;
+        self.directories -= u32::from(entry.kind == NodeKind::Directory);
+        Some(entry)
     }
 
     pub(super) fn find(&self, name: &str) -> Option<&Entry> {
@@ -52,7 +57,7 @@ impl Entries {
     }
 
     /// Number of entries that are directories.
-    pub(super) fn directories(&self) -> usize {
-        self.by_cookie.values().filter(|entry| entry.kind == NodeKind::Directory).count()
+    pub(super) fn directories(&self) -> u32 {
+        self.directories
     }
 }

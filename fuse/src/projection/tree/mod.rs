@@ -193,7 +193,7 @@ impl Tree {
     pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
         match self.place(node)? {
             Place::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
-            Place::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len(), self.created)),
+            Place::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len() as u32, self.created)),
             Place::Link(link) => Ok(Attributes {
                 node,
                 kind: NodeKind::Link,
@@ -400,13 +400,13 @@ impl Tree {
         node
     }
 
-    fn directory(&self, node: NodeId, mode: u16, subdirectories: usize, time: SystemTime) -> Attributes {
+    fn directory(&self, node: NodeId, mode: u16, subdirectories: u32, time: SystemTime) -> Attributes {
         Attributes {
             node,
             kind: NodeKind::Directory,
             mode,
             size: 0,
-            links: 2 + u32::try_from(subdirectories).unwrap_or(u32::MAX - 2),
+            links: subdirectories.saturating_add(2),
             uid: 0,
             gid: self.root.gid,
             time,
