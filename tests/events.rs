@@ -27,6 +27,17 @@ const SWITCH: [&str; 5] = [
 /// How every switch ends.
 const OLD_REMOVED: &str = "root DELETE|ISDIR old";
 
+/// How a switch ends where file `a` and its generation are watched, and `a` is the last to go.
+const OLD_A_REMOVED: [&str; 7] = [
+    "file ATTRIB",
+    "file DELETE_SELF",
+    "file IGNORED",
+    "data DELETE a",
+    "data DELETE_SELF",
+    "data IGNORED",
+    OLD_REMOVED,
+];
+
 fn between(middle: &[&'static str], last: &[&'static str]) -> Vec<&'static str> {
     [&SWITCH, middle, last].concat()
 }
@@ -51,19 +62,7 @@ fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
     watcher.add("file", &served.path().join("a"));
     watcher.add("data", &served.path().join("..data"));
     let new = switched(served.commit(&[("a", "2"), ("c", "2")]));
-    let expected = between(
-        &["root CREATE c", "root DELETE b"],
-        &[
-            "data DELETE b",
-            "file ATTRIB",
-            "file DELETE_SELF",
-            "file IGNORED",
-            "data DELETE a",
-            "data DELETE_SELF",
-            "data IGNORED",
-            OLD_REMOVED,
-        ],
-    );
+    let expected = between(&["root CREATE c", "root DELETE b", "data DELETE b"], &OLD_A_REMOVED);
     assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
 }
 
@@ -114,18 +113,7 @@ fn an_unchanged_payload_raises_no_event() {
     watcher.add("file", &served.path().join("a"));
     assert_eq!(served.commit(&[("a", "1"), ("sub/b", "1")]), Commit::Unchanged);
     let new = switched(served.commit(&[("a", "2"), ("sub/b", "1")]));
-    let expected = between(
-        &[],
-        &[
-            "file ATTRIB",
-            "file DELETE_SELF",
-            "file IGNORED",
-            "data DELETE a",
-            "data DELETE_SELF",
-            "data IGNORED",
-            OLD_REMOVED,
-        ],
-    );
+    let expected = between(&[], &OLD_A_REMOVED);
     assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
 }
 

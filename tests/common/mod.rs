@@ -6,6 +6,7 @@ pub mod namespace;
 pub mod outcome;
 pub mod stopped;
 pub mod tree;
+pub mod undisturbed;
 pub mod watch;
 
 use std::fs::{self, File};
