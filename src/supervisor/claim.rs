@@ -69,12 +69,15 @@ impl Claim {
         // Recorded paths must mean the same to a process with another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
         let mut run = Directories::default();
-        run.make(&directory)?;
         let path = directory.join("lock");
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
         loop {
-            let file =
-                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+            run.make(&directory)?;
+            let file = match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
+                // A supervisor that ends just now has taken the directory back.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(failed)?,
+            };
             let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
                 Err((mut file, Errno::EWOULDBLOCK)) => {
@@ -84,7 +87,11 @@ impl Claim {
             };
             // A supervisor that ended between open and lock has removed the file this lock is on.
             if is_still_at(&lock, &path) {
-                let record = read(&mut lock);
+                let mut record = read(&mut lock);
+                // The pod's run directory goes with its last claim, whichever podfs made it.
+                if !record.run.contains(&directory) && !run.made().contains(&directory) {
+                    record.run.push(directory);
+                }
                 let inherited = Directories::inherit(record.directories);
                 let inherited_run = Directories::inherit(record.run);
                 let mut claim = Self { path: path.clone(), lock, run, inherited_run };
@@ -159,5 +166,22 @@ mod tests {
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
+    }
+
+    #[test]
+    fn claims_that_come_and_go_never_meet_a_missing_directory() {
+        let run = tempfile::tempdir().expect("a directory");
+        let uid = PodIdentity::stand_in().uid;
+        let come_and_go = || {
+            for _ in 0..200 {
+                match Claim::take(run.path(), &uid) {
+                    Ok(claim) => drop(claim),
+                    Err(ClaimError::Taken { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(come_and_go))));
+        assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
     }
 }
