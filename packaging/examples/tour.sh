@@ -4,7 +4,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 
-cargo build --release --quiet --locked --manifest-path "$top/Cargo.toml"
+# The first build takes a few minutes.
+cargo build --release --locked --manifest-path "$top/Cargo.toml"
 podfs=${CARGO_TARGET_DIR:-$top/target}/release/podfs
 
 # The manifests are copied, so that the edit below does not touch the example.
