@@ -1,6 +1,5 @@
 //! `podfs run`: the volumes of one pod, until told to stop.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -117,6 +116,5 @@ fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     let only_here = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     only_here.context("--ready-fd cannot be used").map_err(Failure::input)?;
-    let file = File::from(descriptor);
-    Ok(file.into())
+    Ok(descriptor)
 }
