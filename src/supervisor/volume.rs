@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::payload::{Allocatable, Inputs, Ownership, Payload, PayloadError};
+use crate::payload::{Allocatable, Assembled, Inputs, Ownership, Payload, PayloadError};
 use crate::volume::{Volume, VolumeSource};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
@@ -143,37 +143,40 @@ impl PodVolume {
     }
 
     fn show_payload(&mut self, refresh: &Refresh) -> Result<GenerationName, RefreshError> {
-        let VolumeSource::Projection(source) = self.spec.source.clone();
+        let VolumeSource::Projection(source) = &self.spec.source;
         let inputs = Inputs {
             identity: &refresh.identity,
             facts: &refresh.facts,
             objects: &refresh.objects,
             machine: refresh.allocatable,
         };
-        let assembled = Payload::assemble(&source, inputs)?;
-        self.warn_once(assembled.warnings.iter().map(ToString::to_string).collect());
+        let assembled = Payload::assemble(source, inputs)?;
+        warn_once(&mut self.warned, self.spec.name.as_str(), &assembled);
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;
-        match &mut self.shown {
+        let generation = match &mut self.shown {
             Some(shown) => {
                 shown.projection.commit(&layout, directories)?;
-                Ok(current(&shown.projection))
+                current(&shown.projection)
             }
             None => {
-                self.bring_up(&layout, directories, refresh, Ownership::of(&refresh.facts).root_mode(source.medium))
+                let mode = Ownership::of(&refresh.facts).root_mode(source.medium);
+                let shown = self.bring_up(&layout, directories, refresh, mode)?;
+                current(&self.shown.insert(shown).projection)
             }
-        }
+        };
+        Ok(generation)
     }
 
     /// The first generation is complete before anybody can see the volume (FU-09).
     fn bring_up(
-        &mut self,
+        &self,
         layout: &Layout<'_>,
         directories: DirectoryAttributes,
         refresh: &Refresh,
         mode: u16,
-    ) -> Result<GenerationName, RefreshError> {
+    ) -> Result<Shown, RefreshError> {
         let nested = self.spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
         let selinux_context = refresh.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists());
@@ -181,15 +184,13 @@ impl PodVolume {
         let mut projection = Projection::start(Arc::clone(&self.server), &root, &options, self.trace)?;
         projection.commit(layout, directories)?;
         let visible = projection.show(&self.point)?;
-        let generation = current(&projection);
-        self.shown = Some(Shown { visible, projection });
-        Ok(generation)
+        Ok(Shown { visible, projection })
     }
 
     fn fail(&mut self, reason: String) {
-        let state = match &self.state {
-            State::Waiting(_) => State::Waiting(reason),
-            State::Live(generation) | State::Behind(generation, _) => State::Behind(generation.clone(), reason),
+        let state = match &self.shown {
+            None => State::Waiting(reason),
+            Some(shown) => State::Behind(current(&shown.projection), reason),
         };
         self.enter(state);
     }
@@ -214,14 +215,15 @@ impl PodVolume {
         }
         self.state = state;
     }
+}
 
-    fn warn_once(&mut self, warnings: Vec<String>) {
-        let name = self.spec.name.as_str();
-        for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
-            warn!("volume {name:?}: {warning}");
-        }
-        self.warned = warnings;
+/// Logs what is odd about a payload, unless the one before was odd in the same way.
+fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &Assembled<'_>) {
+    let warnings: Vec<_> = assembled.warnings.iter().map(ToString::to_string).collect();
+    for warning in warnings.iter().filter(|warning| !warned.contains(warning)) {
+        warn!("volume {volume:?}: {warning}");
     }
+    *warned = warnings;
 }
 
 fn entries<'a>(payload: &'a Payload<'_>) -> impl Iterator<Item = Entry<'a>> {

@@ -99,13 +99,15 @@ impl Projection {
     /// Makes `payload` the current generation.
     ///
     /// # Errors
-    /// The generation before stays current, unless only the tidying after the switch failed.
+    /// The generation before stays current, unless only what comes after the switch failed: then the new
+    /// one is current, and the next commit puts the rest right.
     pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
         let began = Instant::now();
-        if !self.untidy && self.current.as_ref().is_some_and(|(_, image)| payload.equals(image)) {
+        let left_over = self.tidy()?;
+        self.untidy = left_over;
+        if self.current.as_ref().is_some_and(|(_, image)| payload.equals(image)) {
             return Ok(Commit::Unchanged);
         }
-        self.tidy()?;
         self.untidy = true;
         let server = Arc::clone(&self.server);
         let _together = server.together(self.answering);
@@ -126,7 +128,7 @@ impl Projection {
             self.remove_generation(Shown { name: old, image }, time)?;
         }
         self.refresh_root()?;
-        self.untidy = false;
+        self.untidy = left_over;
         Ok(Commit::Switched { generation, staged_in, switched_in })
     }
 
@@ -168,18 +170,22 @@ impl Projection {
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
-    /// Puts right what an earlier commit left half-done.
-    fn tidy(&mut self) -> Result<(), CommitError> {
+    /// Puts right what an earlier commit left half-done; tells whether something is left over. What
+    /// cannot be removed yet, such as a directory that somebody has mounted on, holds up no update.
+    fn tidy(&mut self) -> Result<bool, CommitError> {
         if !self.untidy {
-            return Ok(());
+            return Ok(false);
         }
         let entries =
             self.entries().map_err(|cause| CommitError::Step { call: "reading the root".to_owned(), cause })?;
-        let steps = steps::repair(&entries, self.shown(), &self.hidden);
-        self.server.announce(self.volume, &steps, None, SystemTime::now()).map_err(CommitError::Server)?;
-        self.perform(&steps)?;
-        self.untidy = false;
-        Ok(())
+        let mut left_over = false;
+        for step in steps::repair(&entries, self.shown(), &self.hidden) {
+            // One by one: a step that fails would stay the next one that the server accepts.
+            let step = [step];
+            self.server.announce(self.volume, &step, None, SystemTime::now()).map_err(CommitError::Server)?;
+            left_over |= self.perform(&step).is_err();
+        }
+        Ok(left_over)
     }
 
     fn entries(&self) -> io::Result<Vec<String>> {

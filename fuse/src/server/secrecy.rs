@@ -50,3 +50,19 @@ pub fn tune_allocator() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, RETURN_AT);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::wipe;
+
+    #[test]
+    fn every_byte_is_wiped_wherever_the_bytes_begin_and_end() {
+        // SE-02
+        for (start, end) in (0..9).flat_map(|start| (start..40).map(move |end| (start, end))) {
+            let mut bytes = [0x5a_u8; 40];
+            wipe(&mut bytes[start..end]);
+            let wiped = |at: usize| (start..end).contains(&at);
+            assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == if wiped(at) { 0 } else { 0x5a }));
+        }
+    }
+}
