@@ -1,0 +1,120 @@
+//! Answers: what is told into bytes for the kernel.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
+
+use super::abi::{
+    AttrOut, CopyFileRangeOut, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, OpenOut, OutHeader, StatxOut,
+    WriteOut,
+};
+
+/// What a request is answered with.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is done, and there is nothing to tell.
+    Done,
+    /// The kernel waits for no answer.
+    Silence,
+    /// The service answers by itself, with the [`Responder`] it took.
+    Later,
+    /// A name's node.
+    Entry(EntryOut),
+    /// Attributes.
+    Attributes(AttrOut),
+    /// Attributes, in full.
+    Statx(Box<StatxOut>),
+    /// An open file or directory.
+    Open(OpenOut),
+    /// A file that is new and open.
+    Created(EntryOut, OpenOut),
+    /// Number of bytes written.
+    Written(u32),
+    /// What is in the exchange's buffer.
+    Buffer,
+    /// Size of an extended attribute, or of the list of their names.
+    XattrSize(u32),
+    /// The file system as a whole.
+    FileSystem(Kstatfs),
+    /// A lock that is in the way, or none.
+    Lock(FileLock),
+    /// An offset.
+    Offset(u64),
+    /// Number of bytes copied.
+    Copied(u64),
+}
+
+/// One request being answered.
+pub struct Exchange<'a> {
+    /// Room for what [`Answer::Buffer`] tells; empty at the start.
+    pub buffer: &'a mut Vec<u8>,
+    pub(super) responder: &'a Responder,
+}
+
+impl Exchange<'_> {
+    /// Takes over the answer, which then is [`Answer::Later`].
+    pub fn responder(&self) -> Responder {
+        self.responder.clone()
+    }
+}
+
+/// The way back to who asked.
+#[derive(Clone, Debug)]
+pub struct Responder {
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) unique: u64,
+}
+
+impl Responder {
+    /// The number of the request.
+    pub fn unique(&self) -> u64 {
+        self.unique
+    }
+
+    /// Answers.
+    ///
+    /// # Errors
+    /// When nobody waits any more: the request was aborted, or the file system unmounted.
+    pub fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
+        self.send_with(outcome, &[])
+    }
+
+    pub(super) fn send_with(&self, outcome: Result<Answer, Errno>, buffer: &[u8]) -> io::Result<()> {
+        let answer = match outcome {
+            Ok(answer) => answer,
+            Err(errno) => return self.write(-errno.raw_os_error(), &[], &[]),
+        };
+        match answer {
+            Answer::Silence | Answer::Later => Ok(()),
+            Answer::Done => self.write(0, &[], &[]),
+            Answer::Entry(entry) => self.tell(&entry),
+            Answer::Attributes(attributes) => self.tell(&attributes),
+            Answer::Statx(attributes) => self.tell(&*attributes),
+            Answer::Open(open) => self.tell(&open),
+            Answer::Created(entry, open) => self.write(0, entry.as_bytes(), open.as_bytes()),
+            Answer::Written(size) => self.tell(&WriteOut { size, padding: 0 }),
+            Answer::Buffer => self.write(0, buffer, &[]),
+            Answer::XattrSize(size) => self.tell(&GetxattrOut { size, padding: 0 }),
+            Answer::FileSystem(status) => self.tell(&status),
+            Answer::Lock(lock) => self.tell(&lock),
+            Answer::Offset(offset) => self.tell(&LseekOut { offset }),
+            Answer::Copied(bytes_copied) => self.tell(&CopyFileRangeOut { bytes_copied }),
+        }
+    }
+
+    pub(super) fn tell(&self, body: &(impl IntoBytes + Immutable)) -> io::Result<()> {
+        self.write(0, body.as_bytes(), &[])
+    }
+
+    fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
+        let len = size_of::<OutHeader>() + body.len() + more.len();
+        let len = u32::try_from(len).map_err(io::Error::other)?;
+        let header = OutHeader { len, error, unique: self.unique };
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body), IoSlice::new(more)];
+        // The kernel takes an answer whole or not at all.
+        Ok(rustix::io::writev(&*self.device, &parts).map(drop)?)
+    }
+}

@@ -1,0 +1,369 @@
+//! Requests: bytes from the kernel into what is asked.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use super::abi::{
+    BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn, GETATTR_FH,
+    GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
+    ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, WriteIn,
+};
+
+/// One request.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The kernel's number for it; its answer bears the same.
+    pub unique: u64,
+    /// The node it is about.
+    pub node: u64,
+    /// Who asks.
+    pub caller: Caller,
+    /// What is asked.
+    pub operation: Operation<'a>,
+}
+
+/// The process a request is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Owner of what it creates.
+    pub uid: u32,
+    /// Group of what it creates.
+    pub gid: u32,
+    /// Its thread, as this process's pid namespace numbers it; 0 if that cannot see it.
+    pub pid: u32,
+}
+
+/// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the operations are the kernel's, explained in fuse(4) and libfuse's fuse_lowlevel.h")]
+pub enum Operation<'a> {
+    Lookup {
+        name: &'a OsStr,
+    },
+    Forget {
+        lookups: u64,
+    },
+    BatchForget {
+        nodes: &'a [ForgetOne],
+    },
+    GetAttr {
+        handle: Option<u64>,
+    },
+    Statx {
+        handle: Option<u64>,
+    },
+    SetAttr(&'a SetattrIn),
+    ReadLink,
+    Symlink {
+        name: &'a OsStr,
+        target: &'a OsStr,
+    },
+    MkNod {
+        name: &'a OsStr,
+        arguments: &'a MknodIn,
+    },
+    MkDir {
+        name: &'a OsStr,
+        arguments: &'a MkdirIn,
+    },
+    Unlink {
+        name: &'a OsStr,
+    },
+    RmDir {
+        name: &'a OsStr,
+    },
+    Rename {
+        name: &'a OsStr,
+        new_parent: u64,
+        new_name: &'a OsStr,
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        name: &'a OsStr,
+    },
+    Open {
+        flags: u32,
+    },
+    Create {
+        name: &'a OsStr,
+        arguments: &'a CreateIn,
+    },
+    TmpFile {
+        arguments: &'a CreateIn,
+    },
+    Read(&'a ReadIn),
+    Write {
+        arguments: &'a WriteIn,
+        data: &'a [u8],
+    },
+    StatFs,
+    Release(&'a ReleaseIn),
+    FSync(&'a FsyncIn),
+    Flush(&'a FlushIn),
+    SetXattr {
+        name: &'a OsStr,
+        value: &'a [u8],
+        arguments: &'a SetxattrIn,
+    },
+    GetXattr {
+        name: &'a OsStr,
+        size: u32,
+    },
+    ListXattr {
+        size: u32,
+    },
+    RemoveXattr {
+        name: &'a OsStr,
+    },
+    Init(&'a InitIn),
+    OpenDir,
+    ReadDir(&'a ReadIn),
+    ReadDirPlus(&'a ReadIn),
+    ReleaseDir(&'a ReleaseIn),
+    FSyncDir(&'a FsyncIn),
+    GetLock(&'a LkIn),
+    SetLock {
+        arguments: &'a LkIn,
+        wait: bool,
+    },
+    Interrupt {
+        unique: u64,
+    },
+    Destroy,
+    FAllocate(&'a FallocateIn),
+    Seek(&'a LseekIn),
+    /// `wide`: the answer has 64 bits.
+    CopyFileRange {
+        arguments: &'a CopyFileRangeIn,
+        wide: bool,
+    },
+    /// One that nobody here knows.
+    Unknown {
+        opcode: u32,
+    },
+}
+
+impl<'a> Request<'a> {
+    /// Parses what one `read(2)` of the device gave; none if the kernel broke its own protocol.
+    pub fn parse(bytes: &'a [u8]) -> Option<Request<'a>> {
+        let mut body = Body(bytes);
+        let header: &InHeader = body.take()?;
+        // Extensions stand at the end of the request; none is negotiated.
+        let end = (header.len as usize).checked_sub(size_of::<InHeader>() + usize::from(header.total_extlen) * 8)?;
+        body.0 = body.0.get(..end)?;
+        Some(Request {
+            unique: header.unique,
+            node: header.nodeid,
+            caller: Caller { uid: header.uid, gid: header.gid, pid: header.pid },
+            operation: parse_operation(header.opcode, body)?,
+        })
+    }
+}
+
+fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
+    Some(match opcode {
+        1 => Operation::Lookup { name: body.name()? },
+        2 => Operation::Forget { lookups: body.take::<ForgetIn>()?.nlookup },
+        3 => {
+            let arguments: &GetattrIn = body.take()?;
+            Operation::GetAttr { handle: handle(arguments.getattr_flags, arguments.fh) }
+        }
+        4 => Operation::SetAttr(body.take()?),
+        5 => Operation::ReadLink,
+        6 => Operation::Symlink { name: body.name()?, target: body.name()? },
+        8 => Operation::MkNod { arguments: body.take()?, name: body.name()? },
+        9 => Operation::MkDir { arguments: body.take()?, name: body.name()? },
+        10 => Operation::Unlink { name: body.name()? },
+        11 => Operation::RmDir { name: body.name()? },
+        12 => {
+            let new_parent = body.take::<RenameIn>()?.newdir;
+            Operation::Rename { new_parent, flags: 0, name: body.name()?, new_name: body.name()? }
+        }
+        13 => Operation::Link { node: body.take::<LinkIn>()?.oldnodeid, name: body.name()? },
+        14 => Operation::Open { flags: body.take::<OpenIn>()?.flags },
+        15 => Operation::Read(body.take()?),
+        16 => Operation::Write { arguments: body.take()?, data: body.0 },
+        17 => Operation::StatFs,
+        18 => Operation::Release(body.take()?),
+        20 => Operation::FSync(body.take()?),
+        21 => Operation::SetXattr { arguments: body.take()?, name: body.name()?, value: body.0 },
+        22 => Operation::GetXattr { size: body.take::<GetxattrIn>()?.size, name: body.name()? },
+        23 => Operation::ListXattr { size: body.take::<GetxattrIn>()?.size },
+        24 => Operation::RemoveXattr { name: body.name()? },
+        25 => Operation::Flush(body.take()?),
+        26 => Operation::Init(body.take()?),
+        27 => Operation::OpenDir,
+        28 => Operation::ReadDir(body.take()?),
+        29 => Operation::ReleaseDir(body.take()?),
+        30 => Operation::FSyncDir(body.take()?),
+        31 => Operation::GetLock(body.take()?),
+        32 => Operation::SetLock { arguments: body.take()?, wait: false },
+        33 => Operation::SetLock { arguments: body.take()?, wait: true },
+        35 => Operation::Create { arguments: body.take()?, name: body.name()? },
+        36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique },
+        38 => Operation::Destroy,
+        42 => {
+            let count = body.take::<BatchForgetIn>()?.count as usize;
+            Operation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }
+        }
+        43 => Operation::FAllocate(body.take()?),
+        44 => Operation::ReadDirPlus(body.take()?),
+        45 => {
+            let Rename2In { newdir: new_parent, flags, .. } = *body.take()?;
+            Operation::Rename { new_parent, flags, name: body.name()?, new_name: body.name()? }
+        }
+        46 => Operation::Seek(body.take()?),
+        47 => Operation::CopyFileRange { arguments: body.take()?, wide: false },
+        51 => Operation::TmpFile { arguments: body.take()? },
+        52 => {
+            let arguments: &StatxIn = body.take()?;
+            Operation::Statx { handle: handle(arguments.getattr_flags, arguments.fh) }
+        }
+        53 => Operation::CopyFileRange { arguments: body.take()?, wide: true },
+        opcode => Operation::Unknown { opcode },
+    })
+}
+
+fn handle(flags: u32, handle: u64) -> Option<u64> {
+    (flags & GETATTR_FH != 0).then_some(handle)
+}
+
+/// What of a request is not parsed yet.
+struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Option<&'a T> {
+        let (taken, rest) = T::ref_from_prefix(self.0).ok()?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn name(&mut self) -> Option<&'a OsStr> {
+        let end = self.0.iter().position(|byte| *byte == 0)?;
+        let (name, rest) = self.0.split_at(end);
+        self.0 = &rest[1..];
+        Some(OsStr::from_bytes(name))
+    }
+}
+
+impl Operation<'_> {
+    /// Its name in the kernel's header.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Lookup { .. } => "LOOKUP",
+            Self::Forget { .. } => "FORGET",
+            Self::BatchForget { .. } => "BATCH_FORGET",
+            Self::GetAttr { .. } => "GETATTR",
+            Self::Statx { .. } => "STATX",
+            Self::SetAttr(_) => "SETATTR",
+            Self::ReadLink => "READLINK",
+            Self::Symlink { .. } => "SYMLINK",
+            Self::MkNod { .. } => "MKNOD",
+            Self::MkDir { .. } => "MKDIR",
+            Self::Unlink { .. } => "UNLINK",
+            Self::RmDir { .. } => "RMDIR",
+            Self::Rename { .. } => "RENAME",
+            Self::Link { .. } => "LINK",
+            Self::Open { .. } => "OPEN",
+            Self::Create { .. } => "CREATE",
+            Self::TmpFile { .. } => "TMPFILE",
+            Self::Read(_) => "READ",
+            Self::Write { .. } => "WRITE",
+            Self::StatFs => "STATFS",
+            Self::Release(_) => "RELEASE",
+            Self::FSync(_) => "FSYNC",
+            Self::Flush(_) => "FLUSH",
+            Self::SetXattr { .. } => "SETXATTR",
+            Self::GetXattr { .. } => "GETXATTR",
+            Self::ListXattr { .. } => "LISTXATTR",
+            Self::RemoveXattr { .. } => "REMOVEXATTR",
+            Self::Init(_) => "INIT",
+            Self::OpenDir => "OPENDIR",
+            Self::ReadDir(_) => "READDIR",
+            Self::ReadDirPlus(_) => "READDIRPLUS",
+            Self::ReleaseDir(_) => "RELEASEDIR",
+            Self::FSyncDir(_) => "FSYNCDIR",
+            Self::GetLock(_) => "GETLK",
+            Self::SetLock { wait: false, .. } => "SETLK",
+            Self::SetLock { wait: true, .. } => "SETLKW",
+            Self::Interrupt { .. } => "INTERRUPT",
+            Self::Destroy => "DESTROY",
+            Self::FAllocate(_) => "FALLOCATE",
+            Self::Seek(_) => "LSEEK",
+            Self::CopyFileRange { .. } => "COPY_FILE_RANGE",
+            Self::Unknown { .. } => "UNKNOWN",
+        }
+    }
+
+    /// The name in the node that it is about, if there is one.
+    pub fn entry(&self) -> Option<&OsStr> {
+        match self {
+            Self::Lookup { name }
+            | Self::Symlink { name, .. }
+            | Self::MkNod { name, .. }
+            | Self::MkDir { name, .. }
+            | Self::Unlink { name }
+            | Self::RmDir { name }
+            | Self::Rename { name, .. }
+            | Self::Link { name, .. }
+            | Self::Create { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
+        let len = (size_of::<InHeader>() + body.len()) as u32;
+        let header = InHeader { len, opcode, unique: 7, nodeid: 1, uid: 2, gid: 3, pid: 4, ..Default::default() };
+        // Requests are read to where structs may stand.
+        [header.as_bytes(), body].concat()
+    }
+
+    /// Puts `bytes` where a request may stand.
+    fn aligned(bytes: &[u8]) -> Vec<u64> {
+        bytes
+            .chunks(8)
+            .map(|chunk| {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_request_has_a_caller_and_what_it_asks() {
+        let words = aligned(&request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat()));
+        let request = Request::parse(&words.as_bytes()[..56]).expect("a request");
+        assert_eq!((request.unique, request.node, request.caller), (7, 1, Caller { uid: 2, gid: 3, pid: 4 }));
+        let Operation::Rename { name, new_parent: 5, new_name, flags: 0 } = request.operation else {
+            panic!("{request:?}")
+        };
+        assert_eq!((name, new_name), (OsStr::new("old"), OsStr::new("new")));
+    }
+
+    #[test]
+    fn a_request_that_is_cut_short_is_none() {
+        let whole = request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat());
+        for length in 0..whole.len() {
+            let words = aligned(&whole[..length]);
+            assert!(Request::parse(&words.as_bytes()[..length]).is_none(), "{length}");
+        }
+    }
+
+    #[test]
+    fn one_that_nobody_knows_is_told_apart() {
+        let words = aligned(&request(999, b""));
+        let request = Request::parse(&words.as_bytes()[..40]).expect("a request");
+        assert!(matches!(request.operation, Operation::Unknown { opcode: 999 }));
+    }
+}
