@@ -8,14 +8,19 @@
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
+//! | [`binding`] | a claim leads to its PersistentVolume |
+//! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
-//! [`cli`] holds one file per subcommand. `manifest`, `volume` and `payload` do no I/O.
+//! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload` and `binding` do no I/O.
 
+pub mod binding;
 pub mod cli;
+pub mod host;
 pub mod manifest;
 pub mod payload;
+pub mod quantity;
 pub mod secrecy;
 pub mod source;
 pub mod supervisor;

@@ -212,11 +212,8 @@ fn volumes_that_podfs_cannot_serve_are_named() {
     // DA-13, PR-05
     for (volume, parts) in [
         (
-            "{name: data, hostPath: {path: /}}",
-            [
-                "spec.volumes[0].hostPath: volume \"data\": hostPath volumes are not supported",
-                "supported are configMap, secret",
-            ],
+            "{name: data, nfs: {server: files, path: /}}",
+            ["spec.volumes[0].nfs: volume \"data\": nfs volumes are not supported", "supported are configMap, secret"],
         ),
         ("{name: data}", ["spec.volumes[0]: volume \"data\": it has no source", "supported are configMap, secret"]),
         (

@@ -44,7 +44,7 @@ fn readiness_names_every_volume_at_the_kubelets_path_with_its_generation() {
     let volumes = fixture.path("root/pods").join(uid).join("volumes");
     let volume = |name: &str, kind: &str, directory: &str| {
         let path = volumes.join(directory).join(name);
-        json!({"name": name, "kind": kind, "path": path, "generation": generation(&path)})
+        json!({"name": name, "kind": kind, "path": path, "mode": "zero-message", "generation": generation(&path)})
     };
     let expected = json!({
         "pod": {"namespace": "default", "name": "web", "uid": uid},

@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
+//! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
 //! | [`session`] | a FUSE session for file systems that need what `fuser` keeps to itself |
 //! | [`server`] | the process that answers FUSE requests, and the messages between it and the supervisor |
@@ -12,6 +13,7 @@
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
 pub mod mount;
+pub mod passthrough;
 pub mod projection;
 pub mod server;
 pub mod session;

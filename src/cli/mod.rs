@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::volume::{Volume, VolumeSource};
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -45,14 +46,19 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// One supervisor needs one thread that waits, and a few that make system calls which may block.
-fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+/// One supervisor needs one thread that waits, and a few that make system calls which may block. Each of the volumes that
+/// show something of the host may block one for as long as its source does not answer.
+fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     const BLOCKING_THREADS: usize = 8;
-    tokio::runtime::Builder::new_current_thread()
+    let of_host = volumes.iter().filter(|volume| !matches!(volume.source, VolumeSource::Projection(_))).count();
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS + of_host)
         .build()
-        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?
-        .block_on(future)
+        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
+    let outcome = runtime.block_on(future);
+    // A thread that waits for a source which never answers is not waited for.
+    runtime.shutdown_background();
+    outcome
 }

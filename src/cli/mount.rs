@@ -4,9 +4,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1 as core;
-use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::passthrough;
 
 use super::block_on;
 use super::exit::Failure;
@@ -15,9 +15,11 @@ use super::run::{check_machine, pod_input};
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::FileSource;
+use crate::supervisor::claim::Inheritance;
 use crate::supervisor::report::{Audience, Report, Subject};
+use crate::supervisor::site::Site;
 use crate::supervisor::{self, Assignment};
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::{Claim, ClaimReference, Containers, Projection, Volume, VolumeSource};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 #[derive(Args)]
@@ -25,12 +27,15 @@ pub(super) struct Mount {
     /// The volume, as it stands in a pod's `spec.volumes`; `-` reads standard input.
     #[arg(long, value_name = "FILE|-")]
     volume: PathBuf,
-    /// The pod it belongs to: for downwardAPI, and for fsGroup.
+    /// The pod it belongs to: for downwardAPI, fsGroup, and limits of memory.
     #[arg(long, value_name = "FILE")]
     pod: Option<PathBuf>,
     /// A file or directory with the objects it refers to; may be given several times.
     #[arg(long, value_name = "PATH")]
     objects: Vec<PathBuf>,
+    /// How long the kernel may believe what it was told of names and attributes of a directory of the host.
+    #[arg(long, value_enum)]
+    cache: Option<Cache>,
     /// Print one line per FUSE request on standard output.
     #[arg(long)]
     trace: bool,
@@ -39,10 +44,31 @@ pub(super) struct Mount {
     directory: PathBuf,
 }
 
+/// The words of [`passthrough::Cache`].
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Cache {
+    /// Not at all.
+    None,
+    /// For one second.
+    Auto,
+    /// For ever: nobody changes the source in another way.
+    Always,
+}
+
+impl From<Cache> for passthrough::Cache {
+    fn from(cache: Cache) -> Self {
+        match cache {
+            Cache::None => Self::None,
+            Cache::Auto => Self::Auto,
+            Cache::Always => Self::Always,
+        }
+    }
+}
+
 impl Mount {
     pub(super) fn execute(self) -> Result<(), Failure> {
         LogFormat::Text.start();
-        let volume = read_volume(&self.volume)?;
+        let mut volume = read_volume(&self.volume)?;
         check_machine()?;
         let pod = self.pod.as_deref().map(pod_input).transpose()?;
         let (source, snapshot) = FileSource::open(pod, &self.objects)?;
@@ -52,22 +78,48 @@ impl Mount {
         };
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
         let report = Report::new(Subject::Volume, identity.clone(), 1, Audience::People, None);
-        let volumes = vec![(volume, self.directory)];
-        let directories = Directories::default();
-        let assignment = Assignment { identity, facts, volumes, claim: None, directories, trace: self.trace };
-        block_on(async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+        // What the pod says about its own volume of this name holds here, too.
+        let own = snapshot.pod.iter().flat_map(|pod| &pod.volumes).find(|own| own.name == volume.name);
+        volume.preferences = own.map(|own| own.preferences).unwrap_or_default();
+        if let Some(cache) = self.cache {
+            volume.preferences.cache = cache.into();
+        }
+        let volumes = vec![volume];
+        let assignment = Assignment {
+            identity,
+            facts,
+            volumes: volumes.clone(),
+            site: Site::Exactly(self.directory),
+            claim: None,
+            inheritance: Inheritance::default(),
+            trace: self.trace,
+        };
+        block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
     /// Says what the volume needs rather than waiting for what nobody will give.
     fn check_needs(&self, volume: &Volume, identity: &PodIdentity, has_pod: bool) -> Result<(), Failure> {
-        let VolumeSource::Projection(projection) = &volume.source;
+        match &volume.source {
+            VolumeSource::Projection(_) if self.cache.is_some() => {
+                let kind = volume.kind.word;
+                Err(Failure::input(anyhow!(
+                    "--cache is for directories of the host; {kind} volumes are cached for ever"
+                )))
+            }
+            VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
+            VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
+            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) => Ok(()),
+        }
+    }
+
+    fn check_projection(&self, projection: &Projection, identity: &PodIdentity, has_pod: bool) -> Result<(), Failure> {
         if projection.needs_pod() && !has_pod {
             return Err(Failure::input(anyhow!(
                 "the volume shows fields of its pod; give the pod's manifest with --pod"
             )));
         }
         let references: Vec<_> = projection.references().map(|reference| reference.to_string()).collect();
-        if self.objects.is_empty() && self.pod.is_none() && !references.is_empty() {
+        if self.has_no_objects() && !references.is_empty() {
             let needed = format!("the volume needs {} of namespace {}", references.join(", "), identity.namespace);
             if projection.references().all(|reference| reference.optional) {
                 eprintln!("podfs: {needed}; without --objects it stays empty");
@@ -76,6 +128,34 @@ impl Mount {
             }
         }
         Ok(())
+    }
+
+    fn check_claim(
+        &self,
+        claim: &Claim,
+        volume: &Volume,
+        identity: &PodIdentity,
+        has_pod: bool,
+    ) -> Result<(), Failure> {
+        if claim.reference == ClaimReference::OfPod && !has_pod {
+            return Err(Failure::input(anyhow!(
+                "the claim of the volume goes by the name of its pod; give the pod's manifest with --pod"
+            )));
+        }
+        if self.has_no_objects() {
+            let name = claim.reference.name(&identity.name, volume.name.as_str());
+            return Err(Failure::input(anyhow!(
+                "the volume needs PersistentVolumeClaim {name} of namespace {} and its PersistentVolume; \
+                 give the files that hold them with --objects",
+                identity.namespace
+            )));
+        }
+        Ok(())
+    }
+
+    /// The pod's file may hold objects, too.
+    fn has_no_objects(&self) -> bool {
+        self.objects.is_empty() && self.pod.is_none()
     }
 }
 
@@ -88,5 +168,6 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     };
     let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
     let volume: core::Volume = parse_bare(path, &bytes)?;
-    Volume::parse(&volume, &[]).map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))
+    Volume::parse(&volume, &Containers::default())
+        .map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))
 }

@@ -14,10 +14,10 @@ use tracing::warn;
 use super::block_on;
 use super::exit::Failure;
 use super::log::LogFormat;
-use crate::manifest::pod::Pod;
 use crate::source::{FileSource, PodInput};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
+use crate::supervisor::site::Site;
 use crate::supervisor::{self, Assignment};
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
@@ -26,7 +26,7 @@ pub(super) struct Run {
     /// The pod's manifest, in YAML or JSON; `-` reads standard input.
     #[arg(long, value_name = "FILE|-")]
     pod: PathBuf,
-    /// A file or directory with the ConfigMaps and Secrets the pod refers to; may be given several times.
+    /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes; may be given several times.
     #[arg(long, value_name = "PATH")]
     objects: Vec<PathBuf>,
     /// Volumes appear below `pods/<uid>/volumes` of this directory.
@@ -50,29 +50,20 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = FileSource::open(Some(pod_input(&self.pod)?), &self.objects)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let (claim, directories) = Claim::take(&self.run_dir, &pod.identity.uid)?;
+        let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity.uid)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),
-            volumes: pod
-                .volumes
-                .iter()
-                .map(|volume| (volume.clone(), volume_path(&self.root_dir, &pod, volume)))
-                .collect(),
+            volumes: pod.volumes.clone(),
+            site: Site::of_pod(&self.root_dir, &pod.identity.uid),
             claim: Some(claim),
-            directories,
+            inheritance,
             trace: false,
         };
         let report =
             Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
-        block_on(async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+        block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
-}
-
-/// The kubelet's layout; container runtimes recognise volumes by it (FU-11).
-fn volume_path(root: &Path, pod: &Pod, volume: &crate::volume::Volume) -> PathBuf {
-    let pod = root.join("pods").join(pod.identity.uid.as_str());
-    pod.join("volumes").join(volume.kind.directory).join(volume.name.as_str())
 }
 
 /// `-` is standard input.

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 /// Fields that hold quantities by resource.
-const BY_RESOURCE: [&str; 4] = ["limits", "requests", "allocatable", "capacity"];
+const BY_RESOURCE: [&str; 5] = ["limits", "requests", "overhead", "allocatable", "capacity"];
 /// Fields that hold one quantity.
 const SINGLE: [&str; 2] = ["divisor", "sizeLimit"];
 

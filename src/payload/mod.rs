@@ -9,7 +9,6 @@ mod error;
 mod object;
 mod ownership;
 mod path;
-mod quantity;
 mod quote;
 mod resource;
 
@@ -18,9 +17,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use error::{PayloadError, Problem, Warning};
-pub use ownership::Ownership;
+pub use ownership::{Entry, Ownership, fs_group_mode};
 pub use path::{InvalidPath, PayloadPath};
-pub use quantity::{InvalidQuantity, Quantity};
 pub use resource::{Allocatable, ContainerNotFound};
 
 use crate::manifest::objects::{ObjectKind, Objects};

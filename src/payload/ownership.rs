@@ -3,6 +3,8 @@
 //! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
 //! that walk, so that a file has its final mode and owner from the first moment.
 
+use podfs_fuse::mount::private::Access;
+
 use crate::manifest::pod::PodFacts;
 use crate::volume::Medium;
 
@@ -14,24 +16,16 @@ const CREDENTIAL: u16 = 0o600;
 
 /// What the walk over a volume meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entry {
+pub enum Entry {
     /// A regular file.
     File,
     /// A directory, which also hands the group on to what is made in it.
     Directory,
 }
 
-/// What the group may do in a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
-    /// Projecting volumes.
-    ReadOnly,
-    /// Volumes containers write to, and the empty root of any volume.
-    ReadWrite,
-}
-
-/// The mode an entry has once the fsGroup got it. Bits are only ever added.
-fn fs_group_mode(mode: u16, entry: Entry, access: Access) -> u16 {
+/// The mode an entry has once the fsGroup got it, in a volume its containers may only read or also change. Bits are only
+/// ever added.
+pub fn fs_group_mode(mode: u16, entry: Entry, access: Access) -> u16 {
     let mask = match access {
         Access::ReadOnly => 0o440,
         Access::ReadWrite => 0o660,

@@ -1,7 +1,7 @@
 //! The numbers of downwardAPI files: what a container may use, in units of a divisor.
 
 use crate::manifest::pod::PodFacts;
-use crate::payload::Quantity;
+use crate::quantity::Quantity;
 use crate::volume::{Bound, ContainerResource};
 
 /// What a node offers to pods: the limit of containers that have none.

@@ -46,6 +46,16 @@ pub struct Claim {
     // what one before it made.
     run: Directories,
     inherited_run: Directories,
+    leaves_record: bool,
+}
+
+/// What a podfs that ended too early has left behind for the one that claims its pod next.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    /// Directories and files it had made for the pod.
+    pub directories: Directories,
+    /// Paths it had mounted on, or was about to.
+    pub mounts: Vec<PathBuf>,
 }
 
 /// What the lock file says.
@@ -57,14 +67,20 @@ struct Record {
     run: Vec<PathBuf>,
     /// Those that were made for the pod's volumes.
     directories: Vec<PathBuf>,
+    /// Files in these that are mounted on.
+    #[serde(default)]
+    files: Vec<PathBuf>,
+    /// Where volumes are mounted.
+    #[serde(default)]
+    mounts: Vec<PathBuf>,
 }
 
 impl Claim {
-    /// Claims the pod, and gives the directories that a podfs which was killed made for it.
+    /// Claims the pod, and gives what a podfs that was killed has left of it.
     ///
     /// # Errors
     /// When another process has it, or the run directory cannot be written.
-    pub fn take(run_directory: &Path, uid: &PodUid) -> Result<(Self, Directories), ClaimError> {
+    pub fn take(run_directory: &Path, uid: &PodUid) -> Result<(Self, Inheritance), ClaimError> {
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
@@ -92,31 +108,44 @@ impl Claim {
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
                     record.run.push(directory);
                 }
-                let inherited = Directories::inherit(record.directories);
-                let inherited_run = Directories::inherit(record.run);
-                let mut claim = Self { path: path.clone(), lock, run, inherited_run };
-                claim.record(&inherited).map_err(failed)?;
-                return Ok((claim, inherited));
+                let directories = Directories::inherit(record.directories, record.files);
+                let inherited_run = Directories::inherit(record.run, Vec::new());
+                let mut claim = Self { path: path.clone(), lock, run, inherited_run, leaves_record: false };
+                claim.record(&directories, &record.mounts).map_err(failed)?;
+                return Ok((claim, Inheritance { directories, mounts: record.mounts }));
             }
         }
     }
 
-    /// Writes down the directories made for the pod's volumes, so that they are removed even if this
-    /// process is killed: by the next one that serves the pod.
+    /// Writes down what was made for the pod's volumes, so that it is removed even if this process is killed: by the
+    /// next one that serves the pod.
     ///
     /// # Errors
     /// When the lock file cannot be written.
-    pub fn record(&mut self, directories: &Directories) -> io::Result<()> {
-        let run = [self.inherited_run.made(), self.run.made()].concat();
-        let record = Record { pid: std::process::id(), run, directories: directories.made().to_vec() };
+    pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf]) -> io::Result<()> {
+        let record = Record {
+            pid: std::process::id(),
+            run: [self.inherited_run.made(), self.run.made()].concat(),
+            directories: directories.made().to_vec(),
+            files: directories.files().to_vec(),
+            mounts: mounts.to_vec(),
+        };
         self.lock.set_len(0)?;
         self.lock.rewind()?;
         self.lock.write_all(&serde_json::to_vec(&record)?)
+    }
+
+    /// Gives the claim up, but not what was written down.
+    pub fn leave_record(mut self) {
+        self.leaves_record = true;
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.leaves_record {
+            return;
+        }
         // Removed while it is still locked, so that nobody can lock the file that goes.
         let _ = std::fs::remove_file(&self.path);
     }
@@ -160,7 +189,7 @@ mod tests {
         made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
         let directory = run.path().join(uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
-        let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec() };
+        let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..Record::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
         drop(Claim::take(run.path(), &uid).expect("nobody holds the lock"));
         for directory in [&run, &root] {

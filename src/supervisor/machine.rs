@@ -7,11 +7,11 @@ use rustix::system::sysinfo;
 
 use crate::payload::Allocatable;
 
-/// CPUs, memory, and the size of the file system below `volume`, as far as the kernel tells.
-pub(super) fn allocatable(volume: Option<&Path>) -> Allocatable {
+/// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel tells.
+pub(super) fn allocatable(volumes: &Path) -> Allocatable {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let memory = sysinfo();
-    let disk = volume.and_then(existing).and_then(|path| statvfs(path).ok());
+    let disk = existing(volumes).and_then(|path| statvfs(path).ok());
     Allocatable {
         cpu_milli: cpus * 1000,
         memory_bytes: memory.totalram.saturating_mul(memory.mem_unit.into()),

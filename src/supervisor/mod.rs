@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
 //! | `server` | the server process |
+//! | [`site`] | where volumes appear |
+//! | [`scaffold`] | directories and mount points, made and taken back |
+//! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `machine` | what this machine offers to pods |
@@ -14,20 +17,24 @@
 //!
 //! Shutdown loses nothing and leaves nothing:
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
-//!    ends every call that waits for it.
-//! 2. Each volume is unmounted while the server still answers.
+//!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
+//!    is not mounted yet.
+//! 2. Each volume is unmounted while the server still answers. When podfs was told to stop, the content of emptyDirs
+//!    is deleted; after a failure the next podfs finds it again.
 //! 3. The server's socket is closed; it ends by itself, and is killed if it does not.
 //! 4. The directories made for the volumes are removed, then the claim is given up.
 
 pub mod claim;
 mod machine;
 pub mod report;
+pub mod scaffold;
 mod server;
+mod sharing;
+pub mod site;
 pub mod volume;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -36,16 +43,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::{FileSource, Snapshot};
-use crate::volume::Volume;
-use claim::Claim;
+use crate::volume::{Volume, VolumeSource};
+use claim::{Claim, Inheritance};
 use report::Report;
+use scaffold::{Scaffold, ScaffoldError};
 use server::ServerProcess;
-use volume::{Attempt, PodVolume, Refresh};
+use sharing::Sharing;
+use site::Site;
+use volume::{Attempt, End, PodVolume, Refresh, Setting};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,12 +66,14 @@ pub struct Assignment {
     pub identity: PodIdentity,
     /// What else is known of it, until the source says more.
     pub facts: PodFacts,
-    /// The volumes, and where each is to be seen.
-    pub volumes: Vec<(Volume, PathBuf)>,
+    /// The volumes.
+    pub volumes: Vec<Volume>,
+    /// Where they are to be seen.
+    pub site: Site,
     /// The right to serve them, where somebody else might.
     pub claim: Option<Claim>,
-    /// Directories made for the pod so far.
-    pub directories: Directories,
+    /// What is left of a podfs that served the pod before.
+    pub inheritance: Inheritance,
     /// Report every FUSE request on standard output.
     pub trace: bool,
 }
@@ -84,8 +96,8 @@ pub enum SupervisorError {
     #[error("the server process ended unexpectedly ({0}); the volumes of the pod are unmounted")]
     ServerEnded(String),
     /// What was made could not be written down.
-    #[error("cannot write the run directory: {0}")]
-    Record(#[source] std::io::Error),
+    #[error(transparent)]
+    Scaffold(#[from] ScaffoldError),
     /// The process cannot listen for signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
@@ -102,20 +114,25 @@ pub async fn run(
     report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
-    let Assignment { identity, facts, volumes, mut claim, mut directories, trace } = assignment;
-    let leftovers = if claim.is_some() { Leftovers::Remove } else { Leftovers::RemoveDead };
-    let points = mount_points(&volumes, leftovers, &mut directories)?;
-    if let Some(claim) = &mut claim {
-        claim.record(&directories).map_err(SupervisorError::Record)?;
-    }
-    let allocatable = machine::allocatable(points.first().map(MountPoint::path));
+    let Assignment { identity, facts, volumes, site, claim, inheritance, trace } = assignment;
+    let allocatable = machine::allocatable(site.path());
     let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
     let refresh = Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable };
 
-    let server = ServerProcess::start(&identity).map_err(SupervisorError::Start)?;
-    let volumes: Vec<_> = volumes.into_iter().map(|(volume, _)| volume).collect();
-    let idle = volumes.iter().zip(points).enumerate();
-    let idle = idle.map(|(place, (spec, point))| (place, PodVolume::new(spec.clone(), point, trace, server.client())));
+    let (sharing, mounted) = Sharing::of(&volumes, &identity);
+    let mut scaffold = Scaffold::new(claim, inheritance);
+    let points = mount_points(&mounted, &site, &mut scaffold)?;
+    let server = ServerProcess::start(&identity, report.audience()).map_err(SupervisorError::Start)?;
+    let scaffold = Arc::new(Mutex::new(scaffold));
+    let setting = Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace };
+    let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
+        let setting = setting.clone();
+        let volume = match point {
+            Some(point) => PodVolume::projected(spec, point, setting),
+            None => PodVolume::passthrough(spec, setting),
+        };
+        (place, volume)
+    });
     let mut supervisor = Supervisor {
         identity,
         source,
@@ -127,25 +144,37 @@ pub async fn run(
         retry_at: vec![None; volumes.len()],
         refresh: Arc::new(refresh),
         version: 1,
+        sharing,
         volumes,
     };
+    drop(setting);
+    supervisor.report_sources();
     let outcome = supervisor.serve(&mut stop).await;
-    supervisor.shut_down().await;
-    drop(directories);
-    drop(claim);
+    supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
+    // The volumes are gone, and with them every other hold on it.
+    if let Some(scaffold) = Arc::into_inner(scaffold).and_then(|scaffold| scaffold.into_inner().ok()) {
+        scaffold.take_back();
+    }
     outcome
 }
 
+/// The mount points of projections, which are known from the start. Those of passthroughs are made when their sources
+/// are found.
 fn mount_points(
-    volumes: &[(Volume, PathBuf)],
-    leftovers: Leftovers,
-    directories: &mut Directories,
-) -> Result<Vec<MountPoint>, SupervisorError> {
-    let prepare = |(volume, path): &(Volume, PathBuf)| {
-        let point = MountPoint::prepare(path, leftovers, directories);
-        point.map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
+    volumes: &[(usize, Volume)],
+    site: &Site,
+    scaffold: &mut Scaffold,
+) -> Result<Vec<Option<MountPoint>>, SupervisorError> {
+    let mut prepare = |(_, volume): &(usize, Volume)| {
+        let (VolumeSource::Projection(_), Some(directory)) = (&volume.source, volume.kind.directory) else {
+            return Ok(None);
+        };
+        let point = scaffold.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
+        point.map(Some).map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
     };
-    volumes.iter().map(prepare).collect()
+    let points = volumes.iter().map(&mut prepare).collect::<Result<_, _>>()?;
+    scaffold.record()?;
+    Ok(points)
 }
 
 struct Supervisor {
@@ -161,6 +190,7 @@ struct Supervisor {
     retry_at: Vec<Option<Instant>>,
     refresh: Arc<Refresh>,
     version: u64,
+    sharing: Sharing,
     volumes: Vec<Volume>,
 }
 
@@ -219,9 +249,26 @@ impl Supervisor {
                 return Err(SupervisorError::Mount { volume: name, cause });
             }
         }
-        self.report.volume(place, volume.spec(), volume.path(), volume.state());
+        self.report_volume(place, &volume);
         self.idle.insert(place, volume);
         Ok(())
+    }
+
+    /// Until a source of the host has answered, its volume is known to wait for it.
+    fn report_sources(&mut self) {
+        let idle = std::mem::take(&mut self.idle);
+        let of_host = |volume: &PodVolume| !matches!(volume.spec().source, VolumeSource::Projection(_));
+        idle.iter()
+            .filter(|(_, volume)| of_host(volume))
+            .for_each(|(place, volume)| self.report_volume(*place, volume));
+        self.idle = idle;
+    }
+
+    /// A volume may have several places in the manifest.
+    fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
+        for place in self.sharing.places(leader) {
+            self.report.volume(place, &self.volumes[place], volume);
+        }
     }
 
     fn take_snapshot(&mut self, snapshot: Snapshot) {
@@ -251,16 +298,19 @@ impl Supervisor {
         self.version += 1;
     }
 
-    async fn shut_down(mut self) {
+    async fn shut_down(mut self, end: End) {
         self.report.stopping();
         if timeout(PATIENCE, self.finish_all()).await.is_err() {
             warn!("a commit does not end; the server is killed");
             self.server.kill().await;
-            self.finish_all().await;
+            // What waits for a source of the host is not freed by that.
+            if timeout(PATIENCE, self.finish_all()).await.is_err() {
+                warn!("a source does not answer; its volume is left as it is");
+            }
         }
         for (_, volume) in self.idle {
             let name = volume.spec().name.clone();
-            if let Err(error) = volume.take_down() {
+            if let Err(error) = volume.take_down(end) {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }

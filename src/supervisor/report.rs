@@ -12,11 +12,12 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use podfs_fuse::projection::GenerationName;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::volume::State;
+use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
 use crate::volume::Volume;
 
@@ -27,6 +28,16 @@ pub enum Audience {
     People,
     /// Everything on standard error is a JSON log line.
     Logs,
+}
+
+impl Audience {
+    /// The value of `--log-format` for it.
+    pub(super) fn log_format(self) -> &'static str {
+        match self {
+            Audience::People => "text",
+            Audience::Logs => "json",
+        }
+    }
 }
 
 /// What is served.
@@ -53,7 +64,8 @@ pub struct Report {
 struct VolumeReport {
     name: String,
     kind: &'static str,
-    path: PathBuf,
+    path: Option<PathBuf>,
+    group: Option<u32>,
     state: State,
 }
 
@@ -71,11 +83,17 @@ struct ReadyPod<'a> {
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ReadyVolume<'a> {
     name: &'a str,
     kind: &'a str,
     path: &'a Path,
-    generation: &'a str,
+    mode: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<&'a str>,
+    /// A group that containers need to use the volume (PV-04).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    supplemental_group: Option<u32>,
 }
 
 impl Report {
@@ -98,13 +116,19 @@ impl Report {
         }
     }
 
-    /// A volume was refreshed.
-    pub(super) fn volume(&mut self, place: usize, volume: &Volume, path: &Path, state: &State) {
+    /// Who is told.
+    pub(super) fn audience(&self) -> Audience {
+        self.audience
+    }
+
+    /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
+    pub(super) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let report = VolumeReport {
             name: volume.name.to_string(),
             kind: volume.kind.word,
-            path: path.to_owned(),
-            state: state.clone(),
+            path: mounted.path().map(Path::to_owned),
+            group: mounted.group(),
+            state: mounted.state().clone(),
         };
         self.volumes.insert(place, report);
     }
@@ -171,11 +195,14 @@ impl Report {
         File::from(descriptor).write_all(&json)
     }
 
-    /// Volumes are listed by directory: `config in /…/kubernetes.io~configmap`.
+    /// Volumes are listed by directory, with the mode of those the kernel does not keep by itself:
+    /// `config, data (passthrough) in /…/kubernetes.io~configmap`.
     fn places(&self) -> String {
-        let mut names: BTreeMap<&Path, Vec<&str>> = BTreeMap::new();
+        let mut names: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
         for volume in self.volumes.values() {
-            names.entry(volume.path.parent().unwrap_or(&volume.path)).or_default().push(&volume.name);
+            if let Some(path) = &volume.path {
+                names.entry(path.parent().unwrap_or(path)).or_default().push(volume.title());
+            }
         }
         let places: Vec<_> =
             names.iter().map(|(directory, names)| format!("{} in {}", names.join(", "), directory.display())).collect();
@@ -184,22 +211,45 @@ impl Report {
 
     /// `volume "config" is ready at /mnt`
     fn volume_places(&self) -> String {
-        let place = |volume: &VolumeReport| format!("volume {:?} is ready at {}", volume.name, volume.path.display());
+        let place = |volume: &VolumeReport| {
+            let mode = volume.mode_if_passthrough().map_or(String::new(), |mode| format!(" ({mode})"));
+            let path = volume.path.as_deref().unwrap_or(Path::new(""));
+            format!("volume {:?} is ready at {}{mode}", volume.name, path.display())
+        };
         self.volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
     fn ready_object(&self) -> Ready<'_> {
         let PodIdentity { namespace, name, uid } = &self.identity;
-        let volumes = self.volumes.values().filter_map(|volume| match &volume.state {
-            State::Live(generation) | State::Behind(generation, _) => Some(ReadyVolume {
+        let volumes = self.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
+            (State::Live(shown) | State::Behind(shown, _), Some(path)) => Some(ReadyVolume {
                 name: &volume.name,
                 kind: volume.kind,
-                path: &volume.path,
-                generation: generation.as_str(),
+                path,
+                mode: shown.mode(),
+                generation: shown.generation().map(GenerationName::as_str),
+                supplemental_group: volume.group,
             }),
-            State::Waiting(_) => None,
+            _ => None,
         });
         Ready { pod: ReadyPod { namespace, name, uid: uid.as_str() }, volumes: volumes.collect() }
+    }
+}
+
+impl VolumeReport {
+    fn title(&self) -> String {
+        match self.mode_if_passthrough() {
+            Some(mode) => format!("{} ({mode})", self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// How the volume is served, where there is a choice.
+    fn mode_if_passthrough(&self) -> Option<&'static str> {
+        match &self.state {
+            State::Live(shown) | State::Behind(shown, _) if shown.generation().is_none() => Some(shown.mode()),
+            _ => None,
+        }
     }
 }
 

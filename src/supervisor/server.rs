@@ -12,6 +12,7 @@ use podfs_fuse::server::Server;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use super::report::Audience;
 use crate::manifest::pod::PodIdentity;
 
 /// A running server, and the connection to it.
@@ -23,12 +24,12 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a server from the same binary, even if another has taken its place on disk.
-    pub(super) fn start(pod: &PodIdentity) -> io::Result<Self> {
+    /// Starts a server from the same binary, even if another has taken its place on disk. It logs for the same audience.
+    pub(super) fn start(pod: &PodIdentity, audience: Audience) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         let child = Command::new("/proc/self/exe")
             .arg0("podfs")
-            .args(["server", "--pod", &pod.to_string()])
+            .args(["server", "--pod", &pod.to_string(), "--log-format", audience.log_format()])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .current_dir("/")
             // Its own process group: a Ctrl-C is for the supervisor, which unmounts first.

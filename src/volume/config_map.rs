@@ -8,8 +8,8 @@ use super::{Kind, VolumeSource};
 
 pub(super) const KIND: Kind = Kind {
     word: "configMap",
-    directory: "kubernetes.io~configmap",
-    parse: |volume: &Volume| volume.config_map.as_ref().map(parse),
+    directory: Some("kubernetes.io~configmap"),
+    parse: |volume: &Volume, _| volume.config_map.as_ref().map(parse),
 };
 
 fn parse(source: &ConfigMapVolumeSource) -> Result<VolumeSource, InvalidField> {

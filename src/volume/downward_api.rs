@@ -8,12 +8,13 @@ use super::field::{self, InvalidField};
 use super::field_path::PodField;
 use super::projection::{self, Medium, Projection, Source};
 use super::{Kind, VolumeSource};
-use crate::payload::{PayloadPath, Quantity};
+use crate::payload::PayloadPath;
+use crate::quantity::Quantity;
 
 pub(super) const KIND: Kind = Kind {
     word: "downwardAPI",
-    directory: "kubernetes.io~downward-api",
-    parse: |volume: &Volume| volume.downward_api.as_ref().map(parse),
+    directory: Some("kubernetes.io~downward-api"),
+    parse: |volume: &Volume, _| volume.downward_api.as_ref().map(parse),
 };
 
 fn parse(source: &DownwardAPIVolumeSource) -> Result<VolumeSource, InvalidField> {

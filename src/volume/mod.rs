@@ -3,12 +3,16 @@
 //! Each kind of volume is one file with a [`Kind`], and one line in `KINDS`. A kind says under which names the
 //! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
 
+mod claim;
 mod config_map;
 mod downward_api;
+mod empty_dir;
 mod field;
 mod field_path;
+mod host_path;
 mod names;
 mod nested;
+mod preferences;
 mod projected;
 mod projection;
 mod secret;
@@ -17,16 +21,30 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1 as core;
 
+pub use claim::{Claim, ClaimReference, Usage};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
+pub(crate) use empty_dir::PageSize;
+pub use empty_dir::{EmptyDir, Storage};
 pub use field::InvalidField;
 pub(crate) use field::{numeric_id, required};
 pub use field_path::{InvalidFieldPath, PodField};
+pub use host_path::{HostPath, HostPathType};
+pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
 
 use crate::payload::PayloadPath;
 
 /// Every kind of volume this version knows.
-const KINDS: &[&Kind] = &[&config_map::KIND, &secret::KIND, &downward_api::KIND, &projected::KIND];
+const KINDS: &[&Kind] = &[
+    &config_map::KIND,
+    &secret::KIND,
+    &downward_api::KIND,
+    &projected::KIND,
+    &host_path::KIND,
+    &empty_dir::KIND,
+    &claim::KIND,
+    &claim::EPHEMERAL,
+];
 
 /// One volume of a pod. Two that are equal need not be mounted anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,30 +53,44 @@ pub struct Volume {
     pub name: VolumeName,
     /// Its kind.
     pub kind: &'static Kind,
-    /// Directories in its root that other volumes of the pod are mounted on.
+    /// Directories to make in its root for other volumes that are mounted there. In a passthrough they are the user's.
     pub nested: Vec<PayloadPath>,
     /// What is to be seen in it.
     pub source: VolumeSource,
+    /// How it is to be served, if it is a passthrough.
+    pub preferences: Preferences,
+}
+
+/// What the containers of a pod do with its volumes: an entry for each container, of all three kinds.
+#[derive(Clone, Debug, Default)]
+pub struct Containers<'a> {
+    /// Their `volumeMounts`.
+    pub mounts: Vec<&'a [core::VolumeMount]>,
+    /// Their `volumeDevices`.
+    pub devices: Vec<&'a [core::VolumeDevice]>,
 }
 
 impl Volume {
     /// Parses one entry of a pod's `spec.volumes`.
     ///
-    /// `containers` are the `volumeMounts` of each container of the pod; none when the volume stands alone.
+    /// There are no `containers` when the volume stands alone.
     ///
     /// # Errors
     /// The first field that breaks a rule of the API, or a kind podfs does not know; the sentence names the volume, the
     /// path is relative to it.
-    pub fn parse(volume: &core::Volume, containers: &[&[core::VolumeMount]]) -> Result<Volume, InvalidField> {
+    pub fn parse(volume: &core::Volume, containers: &Containers<'_>) -> Result<Volume, InvalidField> {
         let name = VolumeName::parse(&volume.name)?;
         let named = |error: InvalidField| InvalidField {
             sentence: format!("volume {:?}: {}", name.as_str(), error.sentence),
             ..error
         };
-        let (kind, source) = parse_source(volume).map_err(named)?;
-        let nested =
-            nested::directories(name.as_str(), containers).map_err(|error| named(InvalidField::new("", error)))?;
-        Ok(Volume { name, kind, nested, source })
+        let (kind, source) = parse_source(volume, containers).map_err(named)?;
+        let nested = match source {
+            VolumeSource::Projection(_) => nested::directories(name.as_str(), &containers.mounts),
+            _ => Ok(Vec::new()),
+        };
+        let nested = nested.map_err(|error| named(InvalidField::new("", error)))?;
+        Ok(Volume { name, kind, nested, source, preferences: Preferences::default() })
     }
 }
 
@@ -67,17 +99,26 @@ impl Volume {
 pub enum VolumeSource {
     /// Files that podfs assembles.
     Projection(Projection),
+    /// A file or directory of the node.
+    HostPath(HostPath),
+    /// A directory of the pod's own.
+    EmptyDir(EmptyDir),
+    /// What a PersistentVolumeClaim is bound to.
+    Claim(Claim),
 }
 
 /// A kind of volume: the names it goes by and its parser.
 pub struct Kind {
     /// Its field in the manifest, such as `configMap`.
     pub word: &'static str,
-    /// The directory the kubelet keeps such volumes in, such as `kubernetes.io~configmap`.
-    pub directory: &'static str,
+    /// The directory the kubelet keeps such volumes in, such as `kubernetes.io~configmap`; none when the
+    /// PersistentVolume decides.
+    pub directory: Option<&'static str>,
     /// Parses the kind's field; none when the volume does not have it. Errors are relative to the field.
-    parse: fn(&core::Volume) -> Option<Result<VolumeSource, InvalidField>>,
+    parse: Parse,
 }
+
+type Parse = fn(&core::Volume, &Containers<'_>) -> Option<Result<VolumeSource, InvalidField>>;
 
 impl PartialEq for Kind {
     fn eq(&self, other: &Kind) -> bool {
@@ -122,7 +163,10 @@ impl fmt::Display for VolumeName {
     }
 }
 
-fn parse_source(volume: &core::Volume) -> Result<(&'static Kind, VolumeSource), InvalidField> {
+fn parse_source(
+    volume: &core::Volume,
+    containers: &Containers<'_>,
+) -> Result<(&'static Kind, VolumeSource), InvalidField> {
     let given = sources_given(volume);
     let word = match given.as_slice() {
         [word] => word,
@@ -134,7 +178,7 @@ fn parse_source(volume: &core::Volume) -> Result<(&'static Kind, VolumeSource), 
             return Err(InvalidField::new("", sentence));
         }
     };
-    let parsed = KINDS.iter().find_map(|kind| (kind.parse)(volume).map(|source| (*kind, source)));
+    let parsed = KINDS.iter().find_map(|kind| (kind.parse)(volume, containers).map(|source| (*kind, source)));
     match parsed {
         Some((kind, source)) => Ok((kind, source.map_err(|error| error.under(kind.word))?)),
         None => {

@@ -11,8 +11,8 @@ use crate::payload::PayloadPath;
 
 pub(super) const KIND: Kind = Kind {
     word: "projected",
-    directory: "kubernetes.io~projected",
-    parse: |volume: &Volume| volume.projected.as_ref().map(parse),
+    directory: Some("kubernetes.io~projected"),
+    parse: |volume: &Volume, _| volume.projected.as_ref().map(parse),
 };
 
 fn parse(volume: &ProjectedVolumeSource) -> Result<VolumeSource, InvalidField> {

@@ -8,8 +8,8 @@ use super::{Kind, VolumeSource};
 
 pub(super) const KIND: Kind = Kind {
     word: "secret",
-    directory: "kubernetes.io~secret",
-    parse: |volume: &Volume| volume.secret.as_ref().map(parse),
+    directory: Some("kubernetes.io~secret"),
+    parse: |volume: &Volume, _| volume.secret.as_ref().map(parse),
 };
 
 fn parse(source: &SecretVolumeSource) -> Result<VolumeSource, InvalidField> {

@@ -2,10 +2,16 @@
 //! that leave no mount and no process behind, also when a test fails.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod caller;
+pub mod idmap;
+pub mod locker;
 pub mod namespace;
 pub mod outcome;
+pub mod passthrough;
+pub mod scratch;
 pub mod stopped;
 pub mod tree;
+pub mod twins;
 pub mod undisturbed;
 pub mod watch;
 
@@ -197,7 +203,11 @@ impl Running {
     #[track_caller]
     pub fn wait_ready(&mut self) {
         let mut json = String::new();
-        self.ready.take().expect("readiness is read once").read_to_string(&mut json).expect("readiness");
+        let ready = self.ready.as_ref().expect("readiness is read once");
+        let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
+        let patience = u16::try_from(PATIENCE.as_millis()).expect("a few seconds");
+        assert!(nix::poll::poll(&mut poll, patience).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
+        self.ready.take().expect("it is there").read_to_string(&mut json).expect("readiness");
         assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());
         self.json = serde_json::from_str(&json).expect("readiness is JSON");
     }
@@ -342,12 +352,32 @@ impl Drop for ServerChild {
 
 /// Starts a server process without a supervisor.
 pub fn start_server() -> (Server, ServerChild) {
+    start_server_command(&mut server_command())
+}
+
+/// Starts a server process that never gets `CAP_SYS_ADMIN`.
+pub fn start_server_without_admin() -> (Server, ServerChild) {
+    const CAP_SYS_ADMIN: libc::c_ulong = 21;
+    let mut command = server_command();
+    // SAFETY: the call is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    start_server_command(&mut command)
+}
+
+fn server_command() -> Command {
+    let mut command = Command::new(PODFS);
+    command.args(["server", "--pod", "test/test"]);
+    command
+}
+
+fn start_server_command(command: &mut Command) -> (Server, ServerChild) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let server = Command::new(PODFS)
-        .args(["server", "--pod", "test/test"])
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .spawn()
-        .expect("the server starts");
+    let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server starts");
     (Server::new(ours), ServerChild(server))
 }
 

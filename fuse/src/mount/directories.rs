@@ -1,33 +1,49 @@
-//! Directories that are made for a while and taken back: with `rmdir` only, innermost first. One that
-//! others use by then stays.
+//! Directories and mount point files that are made for a while and taken back: directories with `rmdir`
+//! only, innermost first, files only while they are empty. What others use by then stays.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::MountError;
 
 /// Mode of what is made, as the kubelet makes its directories.
 const MODE: u32 = 0o750;
+/// Mode of files that are mounted on.
+const FILE_MODE: u32 = 0o640;
+/// Another podfs may take back a directory just when this one needs it.
+const TRIES: usize = 8;
 
 /// Directories that were made. Dropping it takes them back.
 #[derive(Debug, Default)]
 pub struct Directories {
     /// In the order they were made, so that what is inside another comes after it.
     made: Vec<PathBuf>,
+    /// Files inside them.
+    files: Vec<PathBuf>,
 }
 
 impl Directories {
-    /// None yet, but those that `made` lists, in their order: another process made them and ended without
-    /// taking them back.
-    pub fn inherit(made: Vec<PathBuf>) -> Self {
-        Self { made }
+    /// None yet, but those that `made` lists, in their order, and `files` inside them: another process made
+    /// them and ended without taking them back.
+    pub fn inherit(made: Vec<PathBuf>, files: Vec<PathBuf>) -> Self {
+        Self { made, files }
     }
 
-    /// What was made, in that order.
+    /// The directories that were made, in that order.
     pub fn made(&self) -> &[PathBuf] {
         &self.made
+    }
+
+    /// The files that were made.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// Takes over a directory that its caller made.
+    pub fn adopt(&mut self, directory: PathBuf) {
+        self.made.push(directory);
     }
 
     /// Makes `path` and what is missing above it.
@@ -35,17 +51,34 @@ impl Directories {
     /// # Errors
     /// When one cannot be made. Those made before it are taken back with all the others.
     pub fn make(&mut self, path: &Path) -> Result<(), MountError> {
-        // Another podfs may take back a directory just when this one needs it.
-        const TRIES: usize = 8;
-        let mut outcome = Ok(());
-        for _ in 0..TRIES {
-            outcome = self.make_missing(path);
-            match &outcome {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                _ => break,
-            }
+        if self.files.iter().any(|file| file == path) {
+            take_back_file(path);
         }
-        outcome.map_err(|cause| explain(path, cause))
+        again(|| self.make_missing(path)).map_err(|cause| explain("directory", path, cause))
+    }
+
+    /// Makes an empty file at `path`, and what is missing above it. A file that is there already will do.
+    ///
+    /// # Errors
+    /// When it cannot be made, or a directory above it.
+    pub fn make_file(&mut self, path: &Path) -> Result<(), MountError> {
+        if self.made.iter().any(|directory| directory == path) {
+            // Goes only when it is empty; else the directory is in the way and is named below.
+            let _ = fs::remove_dir(path);
+        }
+        again(|| self.make_missing_file(path)).map_err(|cause| explain("file", path, cause))
+    }
+
+    fn make_missing_file(&mut self, path: &Path) -> io::Result<()> {
+        if let Some(parent) = path.parent() {
+            self.make_missing(parent)?;
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path) {
+            Ok(_) => self.files.push(path.to_owned()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn make_missing(&mut self, path: &Path) -> io::Result<()> {
@@ -65,6 +98,9 @@ impl Directories {
 
 impl Drop for Directories {
     fn drop(&mut self) {
+        for file in &self.files {
+            take_back_file(file);
+        }
         for directory in self.made.iter().rev() {
             // Somebody else may use it by now, and then it is not ours to take.
             let _ = fs::remove_dir(directory);
@@ -72,14 +108,33 @@ impl Drop for Directories {
     }
 }
 
-fn explain(path: &Path, cause: io::Error) -> MountError {
+/// Removes a file that is still as it was made. One that is mounted on cannot be removed.
+fn take_back_file(path: &Path) {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn again(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let mut outcome = Ok(());
+    for _ in 0..TRIES {
+        outcome = attempt();
+        match &outcome {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            _ => break,
+        }
+    }
+    outcome
+}
+
+fn explain(kind: &str, path: &Path, cause: io::Error) -> MountError {
     let hint = match cause.kind() {
         ErrorKind::NotADirectory => "a file is in the way; remove it or choose another directory",
         ErrorKind::ReadOnlyFilesystem => "choose a directory on a writable file system",
         ErrorKind::StorageFull => "make room on that file system or choose another directory",
-        _ => return MountError::at("make the directory", path, cause),
+        _ => return MountError::at(&format!("make the {kind}"), path, cause),
     };
-    MountError::Failed { what: format!("cannot make the directory {} ({hint})", path.display()), cause }
+    MountError::Failed { what: format!("cannot make the {kind} {} ({hint})", path.display()), cause }
 }
 
 #[cfg(test)]
@@ -101,6 +156,32 @@ mod tests {
         drop(directories);
         assert!(mine.is_dir() && !mine.join("deep").exists());
         assert!(base.path().is_dir());
+    }
+
+    #[test]
+    fn a_made_file_is_taken_back_unless_somebody_wrote_to_it() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (plain, used) = (base.path().join("mine/plain"), base.path().join("mine/used"));
+        let mut directories = Directories::default();
+        directories.make_file(&plain).expect("made");
+        directories.make_file(&used).expect("made");
+        fs::write(&used, "x").expect("written");
+        drop(directories);
+        assert!(!plain.exists() && used.exists());
+    }
+
+    #[test]
+    fn what_was_made_gives_way_to_the_other_shape() {
+        let base = tempfile::tempdir().expect("a directory");
+        let path = base.path().join("a/point");
+        let mut directories = Directories::default();
+        directories.make_file(&path).expect("made");
+        directories.make(&path).expect("made");
+        assert!(path.is_dir());
+        directories.make_file(&path).expect("made");
+        assert!(path.is_file());
+        drop(directories);
+        assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 0);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`bind`] | bind mounts, for what FUSE cannot serve |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
 //! | [`visible`] | mount points, and the mounts on them |
 //! | [`directories`] | directories made for a while and taken back |
@@ -15,6 +16,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub mod bind;
 pub mod directories;
 pub mod private;
 pub mod table;

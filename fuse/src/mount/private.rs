@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, fstatvfs};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -18,6 +18,11 @@ use rustix::thread::UnshareFlags;
 use super::MountError;
 
 const DEVICE: &str = "/dev/fuse";
+
+/// What the mount table says projections are mounts of.
+const PROJECTION_SOURCE: &str = "podfs";
+/// What it says of passthrough volumes.
+pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
 
 /// A new FUSE connection: what the server reads requests from.
 ///
@@ -33,9 +38,30 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
 /// How a mount differs from others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// SELinux label of everything in it (`context=`), for hosts that run SELinux. Labels cannot be
-    /// set later: the visible mount is read-only.
+    /// SELinux label of everything in it (`context=`), for hosts that run SELinux. Labels of a projection
+    /// cannot be set later: its visible mount is read-only.
     pub selinux_context: Option<String>,
+    /// Whether its root is a directory or a single file.
+    pub shape: Shape,
+}
+
+/// What a mount is attached on: the kernel mounts files on files and directories on directories only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// A directory, and what is in it.
+    #[default]
+    Directory,
+    /// One file.
+    File,
+}
+
+/// What containers may do in a visible mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Look only: the kernel refuses every change with `EROFS`.
+    ReadOnly,
+    /// Whatever modes and owners allow.
+    ReadWrite,
 }
 
 /// A mounted file system that only its holder can reach.
@@ -50,13 +76,49 @@ impl PrivateMount {
     /// # Errors
     /// When the process may not mount, or the kernel cannot.
     pub fn new(device: BorrowedFd<'_>, options: &MountOptions) -> Result<Self, MountError> {
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        Self::mount(device, PROJECTION_SOURCE, attributes, options)
+    }
+
+    /// As [`Self::new`], for a file system that shows what `source` is open on: programs, setuid and devices work as
+    /// they do there.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and when the source cannot be looked at.
+    pub fn of_source(
+        device: BorrowedFd<'_>,
+        source: BorrowedFd<'_>,
+        options: &MountOptions,
+    ) -> Result<Self, MountError> {
+        let status = fstatvfs(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
+        let flags = [
+            (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+            (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        ];
+        let there = flags.into_iter().filter(|(flag, _)| status.f_flag.contains(*flag));
+        let attributes = there.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute);
+        Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
+    }
+
+    fn mount(
+        device: BorrowedFd<'_>,
+        source: &str,
+        attributes: MountAttrFlags,
+        options: &MountOptions,
+    ) -> Result<Self, MountError> {
         let failed = |errno: Errno| MountError::new("cannot mount a FUSE file system", errno);
         let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
+        let rootmode = match options.shape {
+            Shape::Directory => "40000",
+            Shape::File => "100000",
+        };
         let settings = [
-            ("source", "podfs"),
+            ("source", source),
             ("subtype", "podfs"),
             ("fd", &device.as_raw_fd().to_string()),
-            ("rootmode", "40000"),
+            ("rootmode", rootmode),
             ("user_id", "0"),
             ("group_id", "0"),
         ];
@@ -71,7 +133,6 @@ impl PrivateMount {
             fsconfig_set_string(context.as_fd(), "context", label.as_str()).map_err(failed)?;
         }
         fsconfig_create(context.as_fd()).map_err(failed)?;
-        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
         Ok(Self { tree })
     }
@@ -85,15 +146,22 @@ impl PrivateMount {
     /// # Errors
     /// When the kernel refuses the clone or its flags.
     pub fn read_only_clone(&self) -> Result<OwnedFd, MountError> {
+        let clone = self.read_write_clone()?;
+        set_read_only(&clone).map_err(|cause| MountError::new("cannot clone the private mount", cause))?;
+        Ok(clone)
+    }
+
+    /// A clone with the flags of this mount, attached nowhere yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses the clone.
+    pub fn read_write_clone(&self) -> Result<OwnedFd, MountError> {
         let clone = match clone_detached(self.tree.as_fd()) {
             // A detached mount can be cloned since Linux 6.15.
             Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd()),
             cloned => cloned,
         };
-        let failed = |cause: io::Error| MountError::new("cannot clone the private mount", cause);
-        let clone = clone.map_err(|errno| failed(errno.into()))?;
-        set_read_only(&clone).map_err(failed)?;
-        Ok(clone)
+        clone.map_err(|errno| MountError::new("cannot clone the private mount", errno))
     }
 
     /// As [`Self::read_only_clone`] on a kernel before 6.15, whatever this kernel can do.
@@ -139,19 +207,35 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 fn set_read_only(clone: &OwnedFd) -> io::Result<()> {
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
+    set_attributes(clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself)
+}
+
+/// What attributes are set on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// One mount.
+    Itself,
+    /// It and all mounts below it, which also get this propagation type (`MS_SLAVE` and others).
+    AllBelow {
+        /// The type.
+        propagation: libc::c_ulong,
+    },
+}
+
+/// Adds `MOUNT_ATTR_*` flags to mounts (`mount_setattr(2)`).
+pub(super) fn set_attributes(clone: &OwnedFd, flags: u64, reach: Reach) -> io::Result<()> {
+    let (recursive, propagation) = match reach {
+        Reach::Itself => (0, 0),
+        Reach::AllBelow { propagation } => (libc::AT_RECURSIVE, propagation),
     };
+    let attributes = libc::mount_attr { attr_set: flags, attr_clr: 0, propagation, userns_fd: 0 };
     // SAFETY: the path is an empty C string, the struct outlives the call, and its size is given.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             clone.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            libc::AT_EMPTY_PATH | recursive,
             &raw const attributes,
             size_of::<libc::mount_attr>(),
         )

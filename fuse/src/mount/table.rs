@@ -15,6 +15,8 @@ pub struct Mounted {
     pub at: PathBuf,
     /// Its file system type.
     pub fs_type: String,
+    /// What it is a mount of, in the file system's own words.
+    pub source: String,
 }
 
 /// The mounts exactly at `path`, which holds no symbolic links; the topmost comes last.
@@ -23,6 +25,17 @@ pub struct Mounted {
 /// When the table cannot be read.
 pub fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
     Ok(mounts()?.into_iter().filter(|mounted| mounted.at == path).collect())
+}
+
+/// The mount of that id, as `statx(2)` and `name_to_handle_at(2)` tell it.
+///
+/// # Errors
+/// When the table cannot be read.
+pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let id = format!("{id} ");
+    let line = table.split(|byte| *byte == b'\n').find(|line| line.starts_with(id.as_bytes()));
+    Ok(line.and_then(parse))
 }
 
 /// All mounts of this mount namespace, in the order of the table.
@@ -40,7 +53,8 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let at = unescape(fields.nth(4)?);
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mounted { at: PathBuf::from(OsString::from_vec(at)), fs_type })
+    let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
+    Some(Mounted { at: PathBuf::from(OsString::from_vec(at)), fs_type, source })
 }
 
 /// Blanks, tabs, newlines and backslashes stand as three octal digits.
@@ -66,7 +80,8 @@ mod tests {
     #[test]
     fn a_line_gives_mount_point_and_type() {
         let line = br"36 35 98:0 / /var/with\040blank\134 rw,noatime master:1 shared:2 - fuse.podfs podfs rw";
-        let expected = Mounted { at: PathBuf::from(r"/var/with blank\"), fs_type: FS_TYPE.to_owned() };
+        let expected =
+            Mounted { at: PathBuf::from(r"/var/with blank\"), fs_type: FS_TYPE.to_owned(), source: "podfs".to_owned() };
         assert_eq!(parse(line), Some(expected));
         assert_eq!(parse(b""), None);
     }

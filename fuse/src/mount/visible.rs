@@ -1,4 +1,4 @@
-//! Mount points: the directories that volumes appear at.
+//! Mount points: the directories and files that volumes appear at.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -11,6 +11,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
+use super::private::Shape;
 use super::table::{FS_TYPE, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
@@ -22,26 +23,45 @@ pub enum Leftovers {
     RemoveDead,
 }
 
-/// An empty directory that a volume can be mounted on.
+/// An empty directory or file that a volume can be mounted on.
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
 }
 
 impl MountPoint {
-    /// Makes `path` ready to be mounted on; what is missing of it is made as one of `directories`, and
+    /// Makes a directory at `path` ready to be mounted on; what is missing of it is made as one of `directories`, and
     /// mounts that a podfs which is gone left there are taken away.
     ///
     /// # Errors
     /// When something else is mounted there, when it is not an empty directory, or when a directory
     /// cannot be made.
     pub fn prepare(path: &Path, leftovers: Leftovers, directories: &mut Directories) -> Result<Self, MountError> {
+        Self::prepare_shape(path, Shape::Directory, leftovers, directories)
+    }
+
+    /// As [`Self::prepare`], for a volume of either shape.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`]; a file has to be empty, too.
+    pub fn prepare_shape(
+        path: &Path,
+        shape: Shape,
+        leftovers: Leftovers,
+        directories: &mut Directories,
+    ) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
-        directories.make(&absolute)?;
+        match shape {
+            Shape::Directory => directories.make(&absolute)?,
+            Shape::File => directories.make_file(&absolute)?,
+        }
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
         point.clear(leftovers)?;
-        point.check_empty()?;
+        match shape {
+            Shape::Directory => point.check_empty()?,
+            Shape::File => point.check_empty_file()?,
+        }
         Ok(point)
     }
 
@@ -94,6 +114,29 @@ impl MountPoint {
             Err(cause) => Err(MountError::at("read", &self.path, cause)),
         }
     }
+
+    fn check_empty_file(&self) -> Result<(), MountError> {
+        let occupied = |problem| Err(MountError::Occupied { path: self.path.clone(), problem });
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) if found.is_file() && found.len() == 0 => Ok(()),
+            Ok(found) if found.is_file() => {
+                occupied("is not empty; a volume would hide what is in it, so empty it or choose another file")
+            }
+            Ok(_) => {
+                occupied("is not a regular file, and the volume is a file; remove it or choose another mount point")
+            }
+            Err(cause) => Err(MountError::at("look at", &self.path, cause)),
+        }
+    }
+}
+
+/// Takes away every mount at `path`, which a podfs that is gone has recorded as its own.
+///
+/// # Errors
+/// When the kernel refuses, or the mount table cannot be read.
+pub fn take_away(path: &Path) -> Result<(), MountError> {
+    let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
+    mounts.iter().try_for_each(|_| detach(path))
 }
 
 /// A mount that containers see. Dropping it unmounts it.
@@ -154,5 +197,51 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
             Ok(resolved)
         }
         _ => fs::canonicalize(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mount::bind::bind;
+    use crate::mount::private::Access;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_file_is_shown_on_a_file_and_what_was_made_for_it_goes() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (source, at) = (base.path().join("source"), base.path().join("made/point"));
+        fs::write(&source, "hello").expect("written");
+        let mut directories = Directories::default();
+        let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Remove, &mut directories).expect("a point");
+        let file = fs::File::open(&source).expect("a file");
+        let clone = bind(file.as_fd(), Access::ReadOnly).expect("a clone");
+        let visible = point.attach(&clone).expect("attached");
+        assert_eq!(fs::read_to_string(&at).expect("shown"), "hello");
+        let refused = fs::write(&at, "x").expect_err("read-only");
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        visible.unmount().expect("unmounted");
+        drop(directories);
+        assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 1);
+    }
+
+    #[test]
+    fn a_recorded_mount_is_taken_away_and_another_shape_is_refused() {
+        let base = tempfile::tempdir().expect("a directory");
+        let base = base.path().canonicalize().expect("a real path");
+        let (source, at) = (base.join("source"), base.join("point"));
+        fs::create_dir(&source).expect("a directory");
+        let mut directories = Directories::default();
+        let point = MountPoint::prepare(&at, Leftovers::Remove, &mut directories).expect("a point");
+        let opened = fs::File::open(&source).expect("a directory");
+        let mut visible = point.attach(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("attached");
+        visible.mounted = false;
+        drop(visible);
+        MountPoint::prepare(&at, Leftovers::Remove, &mut directories).expect_err("it is no mount of podfs");
+        take_away(&at).expect("taken away");
+        take_away(&at).expect("nothing is left to take away");
+        let mut others = Directories::default();
+        let error = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Remove, &mut others);
+        assert!(error.expect_err("a directory").to_string().contains("is not a regular file"));
     }
 }

@@ -8,7 +8,6 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +19,7 @@ use fuser::{
 
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
 use super::undo::Undo;
+use crate::server::activity::Activity;
 use crate::server::trace::Trace;
 
 /// How long the kernel may keep what it was told: in practice, for ever.
@@ -41,31 +41,6 @@ impl SharedTree {
     /// The tree, for a short time: no request is answered meanwhile.
     pub fn lock(&self) -> MutexGuard<'_, Tree> {
         self.0.lock().expect("a thread that panics ends the process")
-    }
-}
-
-/// What a session has done so far.
-#[derive(Default)]
-pub struct Activity {
-    requests: AtomicU64,
-    thread: AtomicI32,
-}
-
-impl Activity {
-    /// Number of requests.
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
-    /// The thread that serves them, once it has served one.
-    pub fn thread(&self) -> Option<i32> {
-        Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
-    }
-
-    fn count(&self) {
-        if self.requests.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
-        }
     }
 }
 

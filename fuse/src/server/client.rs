@@ -11,6 +11,7 @@ use rustix::thread::Pid;
 
 use super::affinity::{Affinity, Together};
 use super::protocol::{Reply, Request, VolumeId, receive, send};
+use crate::passthrough::{DataPath, Options};
 use crate::projection::steps::Step;
 use crate::projection::tree::Root;
 use crate::projection::{GenerationName, Image};
@@ -42,8 +43,25 @@ impl Server {
     /// When the server is gone or the kernel's handshake fails.
     pub fn serve(&self, device: BorrowedFd<'_>, root: &Root, trace: bool) -> io::Result<VolumeId> {
         let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.done(&Request::Serve { volume, root: root.clone(), trace }, Some(device))?;
+        self.done(&Request::Serve { volume, root: root.clone(), trace }, &[device])?;
         Ok(volume)
+    }
+
+    /// Lets the server show what `source` is open on, on `device`.
+    ///
+    /// # Errors
+    /// When the server is gone, the kernel's handshake fails, or the source cannot be looked at.
+    pub(crate) fn pass(
+        &self,
+        device: BorrowedFd<'_>,
+        source: BorrowedFd<'_>,
+        options: &Options,
+    ) -> io::Result<(VolumeId, DataPath)> {
+        let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
+        match self.ask(&Request::Pass { volume, options: options.clone() }, &[device, source])? {
+            Reply::Passing(data_path) => Ok((volume, data_path)),
+            other => Err(unexpected(other)),
+        }
     }
 
     /// Lets the calling thread share its CPU with those who answer it, until the guard is dropped.
@@ -64,7 +82,7 @@ impl Server {
     ) -> io::Result<Answering> {
         let (name, image) = staged.unzip();
         let request = Request::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
-        match self.ask(&request, image.map(Image::as_fd))? {
+        match self.ask(&request, image.map(Image::as_fd).as_slice())? {
             Reply::Announced { session, control } => {
                 if let Some(image) = image {
                     image.disown();
@@ -80,7 +98,7 @@ impl Server {
     /// # Errors
     /// When the server is gone or has no such generation.
     pub fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
-        match self.ask(&Request::Close { volume, generation: generation.clone() }, None)? {
+        match self.ask(&Request::Close { volume, generation: generation.clone() }, &[])? {
             Reply::Known(known) => Ok(known),
             other => Err(unexpected(other)),
         }
@@ -91,7 +109,7 @@ impl Server {
     /// # Errors
     /// When the server is gone.
     pub fn requests(&self, volume: VolumeId) -> io::Result<u64> {
-        match self.ask(&Request::Requests { volume }, None)? {
+        match self.ask(&Request::Requests { volume }, &[])? {
             Reply::Requests(count) => Ok(count),
             other => Err(unexpected(other)),
         }
@@ -102,19 +120,19 @@ impl Server {
     /// # Errors
     /// When the server is gone.
     pub fn remove(&self, volume: VolumeId) -> io::Result<()> {
-        self.done(&Request::Remove { volume }, None)
+        self.done(&Request::Remove { volume }, &[])
     }
 
-    fn done(&self, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        match self.ask(request, descriptor)? {
+    fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match self.ask(request, descriptors)? {
             Reply::Done => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
-    fn ask(&self, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> io::Result<Reply> {
+    fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Reply> {
         let control = self.control.lock().expect("a thread that panics ends the process");
-        send(&control, request, descriptor)?;
+        send(&control, request, descriptors)?;
         let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone");
         match receive(&control)?.ok_or_else(gone)? {
             (Reply::Failed(reason), _) => Err(io::Error::other(reason)),

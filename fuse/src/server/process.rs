@@ -9,9 +9,11 @@ use std::time::SystemTime;
 
 use fuser::{Config, Session, SessionACL};
 
+use super::activity::Activity;
 use super::protocol::{Reply, Request, VolumeId, receive, send};
 use super::trace::Trace;
-use crate::projection::filesystem::{Activity, ProjectionFilesystem, SharedTree};
+use crate::passthrough::{self, Options};
+use crate::projection::filesystem::{ProjectionFilesystem, SharedTree};
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
@@ -22,9 +24,9 @@ use crate::projection::{GenerationName, Image};
 /// When the control socket fails.
 pub fn serve(control: &UnixStream) -> io::Result<()> {
     let mut volumes = Volumes::default();
-    while let Some((request, descriptor)) = receive(control)? {
-        let reply = volumes.answer(request, descriptor).unwrap_or_else(|error| Reply::Failed(error.to_string()));
-        send(control, &reply, None)?;
+    while let Some((request, descriptors)) = receive(control)? {
+        let reply = volumes.answer(request, descriptors).unwrap_or_else(|error| Reply::Failed(error.to_string()));
+        send(control, &reply, &[])?;
     }
     Ok(())
 }
@@ -36,23 +38,30 @@ struct Volumes {
 }
 
 struct Volume {
-    tree: SharedTree,
     activity: Arc<Activity>,
+    /// What changes are announced to; none for a passthrough volume.
+    tree: Option<SharedTree>,
 }
 
 impl Volumes {
-    fn answer(&mut self, request: Request, descriptor: Option<OwnedFd>) -> io::Result<Reply> {
+    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<Reply> {
+        let mut descriptors = descriptors.into_iter();
+        let mut descriptor = || descriptors.next().ok_or_else(without_descriptor);
         match request {
-            Request::Serve { volume, root, trace } => self.start(volume, root, trace, needed(descriptor)?),
+            Request::Serve { volume, root, trace } => self.project(volume, root, trace, descriptor()?),
+            Request::Pass { volume, options } => {
+                let (device, source) = (descriptor()?, descriptor()?);
+                self.pass(volume, options, device, source)
+            }
             Request::Announce { volume, steps, staged, time } => {
-                let staged = staged.map(|name| stage(name, descriptor)).transpose()?;
+                let staged = staged.map(|name| stage(name, descriptor()?)).transpose()?;
+                self.tree(volume)?.lock().announce(steps, staged, time);
                 let volume = self.volume(volume)?;
-                volume.tree.lock().announce(steps, staged, time);
                 let control = rustix::thread::gettid().as_raw_nonzero().get();
                 Ok(Reply::Announced { session: volume.activity.thread(), control })
             }
             Request::Close { volume, generation } => {
-                let known = self.volume(volume)?.tree.lock().close_generation(generation.as_str());
+                let known = self.tree(volume)?.lock().close_generation(generation.as_str());
                 Ok(Reply::Known(known.map_err(io::Error::from)?))
             }
             Request::Requests { volume } => Ok(Reply::Requests(self.volume(volume)?.activity.requests())),
@@ -63,19 +72,36 @@ impl Volumes {
         }
     }
 
-    fn start(&mut self, volume: VolumeId, root: Root, trace: bool, device: OwnedFd) -> io::Result<Reply> {
+    fn project(&mut self, volume: VolumeId, root: Root, trace: bool, device: OwnedFd) -> io::Result<Reply> {
         let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
         let activity = Arc::new(Activity::default());
         let undo = Arc::new(Undo::default());
-        let trace = trace.then(|| self.trace.get_or_insert_with(|| Trace::new(io::stdout())).clone());
+        let trace = self.trace(trace);
         let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), Arc::clone(&undo), trace);
         // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
         let session = Session::from_fd(filesystem, device, SessionACL::All, Config::default())?;
         undo.enable(session.notifier());
         // The session ends when the file system is unmounted everywhere; nobody waits for that.
         drop(session.spawn()?);
-        self.volumes.insert(volume, Volume { tree, activity });
+        self.volumes.insert(volume, Volume { activity, tree: Some(tree) });
         Ok(Reply::Done)
+    }
+
+    fn pass(&mut self, volume: VolumeId, options: Options, device: OwnedFd, source: OwnedFd) -> io::Result<Reply> {
+        let activity = Arc::new(Activity::default());
+        let trace = self.trace(options.trace);
+        let data_path = passthrough::serve(device, source, options, Arc::clone(&activity), trace)?;
+        self.volumes.insert(volume, Volume { activity, tree: None });
+        Ok(Reply::Passing(data_path))
+    }
+
+    fn trace(&mut self, wanted: bool) -> Option<Trace> {
+        wanted.then(|| self.trace.get_or_insert_with(|| Trace::new(io::stdout())).clone())
+    }
+
+    fn tree(&self, volume: VolumeId) -> io::Result<&SharedTree> {
+        let not_one = || io::Error::other(format!("volume {} is no projection", volume.0));
+        self.volume(volume)?.tree.as_ref().ok_or_else(not_one)
     }
 
     fn volume(&self, volume: VolumeId) -> io::Result<&Volume> {
@@ -83,10 +109,10 @@ impl Volumes {
     }
 }
 
-fn stage(name: GenerationName, descriptor: Option<OwnedFd>) -> io::Result<Staged> {
-    Ok(Staged { name, image: Image::adopt(needed(descriptor)?)? })
+fn stage(name: GenerationName, image: OwnedFd) -> io::Result<Staged> {
+    Ok(Staged { name, image: Image::adopt(image)? })
 }
 
-fn needed(descriptor: Option<OwnedFd>) -> io::Result<OwnedFd> {
-    descriptor.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the message came without its descriptor"))
+fn without_descriptor() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the message came without its descriptor")
 }

@@ -1,7 +1,7 @@
 //! Messages between supervisor and server.
 //!
-//! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. At most one
-//! descriptor travels with it, attached to the first byte (`SCM_RIGHTS`, `unix(7)`). The supervisor
+//! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. A few
+//! descriptors travel with it, attached to the first byte (`SCM_RIGHTS`, `unix(7)`). The supervisor
 //! asks, the server answers, one message each.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -13,6 +13,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
 use crate::projection::steps::Step;
 use crate::projection::tree::Root;
@@ -35,6 +36,14 @@ pub enum Request {
         root: Root,
         /// Report every request on standard output.
         trace: bool,
+    },
+    /// Serve a passthrough volume: on the FUSE device that comes with this message first, what the second
+    /// descriptor is open on.
+    Pass {
+        /// Its number from now on.
+        volume: VolumeId,
+        /// How it is served.
+        options: Options,
     },
     /// Accept these changes next, in this order.
     Announce {
@@ -78,6 +87,8 @@ pub enum Reply {
         /// The thread that wrote this answer.
         control: i32,
     },
+    /// The volume is served, and its data travels like this.
+    Passing(DataPath),
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
     /// Number of requests since the volume is served.
@@ -86,16 +97,19 @@ pub enum Reply {
     Failed(String),
 }
 
-/// Sends one message, with a descriptor if there is one.
+/// Most descriptors of one message.
+const MAX_DESCRIPTORS: usize = 2;
+
+/// Sends one message and its descriptors.
 ///
 /// # Errors
 /// When the other process is gone.
-pub fn send(stream: &UnixStream, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub fn send(stream: &UnixStream, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_ne_bytes();
-    let raw = descriptor.map(|descriptor| [descriptor.as_raw_fd()]);
-    let rights = raw.as_ref().map(|raw| [ControlMessage::ScmRights(raw)]);
-    let rights: &[ControlMessage<'_>] = rights.as_ref().map_or(&[], |rights| rights);
+    let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let rights = if raw.is_empty() { &[][..] } else { &rights };
     let sent = loop {
         let parts = [IoSlice::new(&length), IoSlice::new(&body)];
         match sendmsg::<()>(stream.as_raw_fd(), &parts, rights, MsgFlags::MSG_NOSIGNAL, None) {
@@ -113,9 +127,9 @@ pub fn send(stream: &UnixStream, message: &impl Serialize, descriptor: Option<Bo
 ///
 /// # Errors
 /// When the socket fails, or what comes is no message.
-pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
-    let (got, descriptor) = receive_first(stream, &mut length)?;
+    let (got, descriptors) = receive_first(stream, &mut length)?;
     if got == 0 {
         return Ok(None);
     }
@@ -127,28 +141,28 @@ pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<(T
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
-    Ok(Some((serde_json::from_slice(&body)?, descriptor)))
+    Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 
-fn receive_first(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+fn receive_first(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     loop {
-        let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+        let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_DESCRIPTORS]);
         let mut parts = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
         let received = match recvmsg::<()>(stream.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Err(nix::errno::Errno::EINTR) => continue,
             received => received?,
         };
-        let mut descriptor = None;
+        let mut descriptors = Vec::new();
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 for raw in raw {
                     // SAFETY: the kernel just made this descriptor for this process alone.
-                    descriptor = Some(unsafe { OwnedFd::from_raw_fd(raw) });
+                    descriptors.push(unsafe { OwnedFd::from_raw_fd(raw) });
                 }
             }
         }
-        return Ok((received.bytes, descriptor));
+        return Ok((received.bytes, descriptors));
     }
 }
 
@@ -160,13 +174,13 @@ mod tests {
     fn a_message_arrives_with_its_descriptor() {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         let (reader, mut writer) = io::pipe().expect("a pipe");
-        send(&a, &Reply::Requests(7), Some(reader.as_fd())).expect("sent");
+        send(&a, &Reply::Requests(7), &[reader.as_fd()]).expect("sent");
         drop(reader);
-        let (reply, descriptor) = receive::<Reply>(&b).expect("received").expect("a message");
+        let (reply, mut descriptors) = receive::<Reply>(&b).expect("received").expect("a message");
         assert!(matches!(reply, Reply::Requests(7)));
         writer.write_all(b"x").expect("the pipe still has a reader");
         let mut byte = [0];
-        std::fs::File::from(descriptor.expect("a descriptor")).read_exact(&mut byte).expect("a byte");
+        std::fs::File::from(descriptors.pop().expect("a descriptor")).read_exact(&mut byte).expect("a byte");
         assert_eq!(&byte, b"x");
     }
 
@@ -175,7 +189,7 @@ mod tests {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         let known: Vec<u32> = (0..1_000_000).collect();
         let message = Reply::Known(known.clone());
-        let sender = std::thread::spawn(move || send(&a, &message, None));
+        let sender = std::thread::spawn(move || send(&a, &message, &[]));
         let (reply, _) = receive::<Reply>(&b).expect("received").expect("a message");
         sender.join().expect("the sender").expect("sent");
         assert!(matches!(reply, Reply::Known(got) if got == known));

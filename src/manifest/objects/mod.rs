@@ -1,18 +1,22 @@
-//! Objects: what the files of volumes are made of. ConfigMaps, Secrets, and Nodes for what they offer to pods.
+//! Objects: what volumes are made of. ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to, and
+//! Nodes for what they offer to pods.
 //!
 //! Objects are parsed once, when their document is read; after that every key is a valid file name and every value
 //! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
 
+mod node;
 mod parse;
+mod storage;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use super::{ManifestError, Origin};
-use crate::payload::{Allocatable, Quantity};
 
+pub use node::Node;
 pub use parse::parse_object;
+pub use storage::{ClaimKey, Controller, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode};
 
 /// The objects known at one moment, by kind, namespace and name. Cheap to clone.
 #[derive(Clone, Default, PartialEq)]
@@ -72,6 +76,22 @@ impl Objects {
         }
     }
 
+    /// The PersistentVolumeClaim of that namespace and name.
+    pub fn claim(&self, namespace: &str, name: &str) -> Option<&PersistentVolumeClaim> {
+        match self.content(ObjectKind::PersistentVolumeClaim, namespace, name)? {
+            Content::PersistentVolumeClaim(claim) => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// The PersistentVolume of that name.
+    pub fn persistent_volume(&self, name: &str) -> Option<&PersistentVolume> {
+        match self.content(ObjectKind::PersistentVolume, "", name)? {
+            Content::PersistentVolume(volume) => Some(volume),
+            _ => None,
+        }
+    }
+
     /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
     pub fn node(&self, name: Option<&str>) -> Option<&Node> {
         let first = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: String::new() };
@@ -125,6 +145,8 @@ enum Content {
     ConfigMap(ConfigMap),
     Secret(Secret),
     Node(Node),
+    PersistentVolume(PersistentVolume),
+    PersistentVolumeClaim(PersistentVolumeClaim),
 }
 
 /// What an object goes by. Reads `ConfigMap default/app`, or `Node worker-1`.
@@ -132,7 +154,7 @@ enum Content {
 pub struct ObjectKey {
     /// Its kind.
     pub kind: ObjectKind,
-    /// Its namespace; empty for a Node, which has none.
+    /// Its namespace; empty for kinds that have none.
     pub namespace: String,
     /// Its name.
     pub name: String,
@@ -141,7 +163,7 @@ pub struct ObjectKey {
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            ObjectKind::Node => write!(f, "{} {}", self.kind, self.name),
+            kind if kind.is_of_cluster() => write!(f, "{} {}", self.kind, self.name),
             _ => write!(f, "{} {}/{}", self.kind, self.namespace, self.name),
         }
     }
@@ -156,6 +178,17 @@ pub enum ObjectKind {
     Secret,
     /// A machine, for what it offers to pods.
     Node,
+    /// Storage of the cluster.
+    PersistentVolume,
+    /// What a user asked for, and the PersistentVolume that was found.
+    PersistentVolumeClaim,
+}
+
+impl ObjectKind {
+    /// Whether objects of this kind are in no namespace.
+    fn is_of_cluster(self) -> bool {
+        matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume)
+    }
 }
 
 impl fmt::Display for ObjectKind {
@@ -209,26 +242,6 @@ impl Values for Secret {
 
     fn values(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.data.iter().map(|(key, bytes)| (key.as_str(), bytes.as_slice()))
-    }
-}
-
-/// What a Node says it offers to pods.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Node {
-    cpu: Option<Quantity>,
-    memory: Option<Quantity>,
-    ephemeral_storage: Option<Quantity>,
-}
-
-impl Node {
-    /// What pods can use of the node; where it does not say, what they can use of `machine`.
-    pub fn allocatable(self, machine: Allocatable) -> Allocatable {
-        let or = |amount: Option<u128>, machine| amount.map_or(machine, |amount| amount.try_into().unwrap_or(u64::MAX));
-        Allocatable {
-            cpu_milli: or(self.cpu.map(Quantity::milli), machine.cpu_milli),
-            memory_bytes: or(self.memory.map(Quantity::units), machine.memory_bytes),
-            ephemeral_storage_bytes: or(self.ephemeral_storage.map(Quantity::units), machine.ephemeral_storage_bytes),
-        }
     }
 }
 

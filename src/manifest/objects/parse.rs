@@ -1,4 +1,4 @@
-//! Documents into objects: the API server's rules for ConfigMaps, Secrets and Nodes.
+//! Documents into objects: the API server's rules, and what ConfigMaps and Secrets hold.
 //!
 //! The shapes here are smaller than the API's: what no volume shows need not be valid. Base64 is decoded key by key,
 //! so that a mistake is told with the key, and with nothing of the value.
@@ -6,14 +6,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::apimachinery::pkg::api::resource;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use super::{ConfigMap, Content, NamedObject, Node, ObjectKey, ObjectKind, Secret};
+use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, node, storage};
 use crate::manifest::{Document, ManifestError, Origin};
-use crate::payload::Quantity;
 
 /// Longest key the API accepts.
 const MAX_KEY: usize = 253;
@@ -23,32 +21,37 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// Parses a document as an object podfs uses; any other kind gives none.
 ///
 /// # Errors
-/// A ConfigMap, Secret or Node that the API would refuse: no name, a key that cannot be a file name, a key that is
+/// An object that the API would refuse: no name, a key that cannot be a file name, a key that is
 /// given twice, bad base64, more than 1 MiB. The sentence names file, document and key, never a value.
 pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestError> {
     let kind = match (document.api_version.as_str(), document.kind.as_str()) {
         ("v1", "ConfigMap") => ObjectKind::ConfigMap,
         ("v1", "Secret") => ObjectKind::Secret,
         ("v1", "Node") => ObjectKind::Node,
+        ("v1", "PersistentVolume") => ObjectKind::PersistentVolume,
+        ("v1", "PersistentVolumeClaim") => ObjectKind::PersistentVolumeClaim,
         _ => return Ok(None),
     };
     let origin = document.origin.clone();
     let Parsed { metadata, immutable, content } = match kind {
         ObjectKind::ConfigMap => config_map(document.into_typed()?, &origin)?,
         ObjectKind::Secret => secret(document.into_typed()?, &origin)?,
-        ObjectKind::Node => node(document.into_typed()?, &origin)?,
+        ObjectKind::Node => node::node(document.into_typed()?, &origin)?,
+        ObjectKind::PersistentVolume => storage::persistent_volume(document.into_typed()?, &origin)?,
+        ObjectKind::PersistentVolumeClaim => storage::persistent_volume_claim(document.into_typed()?),
     };
     Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, immutable, content }))
 }
 
-struct Parsed {
-    metadata: Metadata,
-    immutable: bool,
-    content: Content,
+pub(super) struct Parsed {
+    pub(super) metadata: Metadata,
+    pub(super) immutable: bool,
+    pub(super) content: Content,
 }
 
+/// What every object goes by.
 #[derive(Default, Deserialize)]
-struct Metadata {
+pub(super) struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
 }
@@ -60,10 +63,38 @@ impl Metadata {
             ManifestError::invalid(origin, "metadata.name", format!("a {kind} needs a name for volumes to refer to"))
         })?;
         let namespace = match kind {
-            ObjectKind::Node => String::new(),
+            kind if kind.is_of_cluster() => String::new(),
             _ => given(self.namespace).unwrap_or_else(|| "default".to_owned()),
         };
         Ok(ObjectKey { kind, namespace, name })
+    }
+}
+
+/// What is also of interest where nothing in the object is secret.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LongMetadata {
+    pub(super) name: Option<String>,
+    namespace: Option<String>,
+    pub(super) uid: Option<String>,
+    pub(super) labels: Texts,
+    pub(super) annotations: Texts,
+    pub(super) finalizers: Option<Vec<String>>,
+    pub(super) deletion_timestamp: Option<String>,
+    pub(super) owner_references: Option<Vec<OwnerReference>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct OwnerReference {
+    pub(super) kind: Option<String>,
+    pub(super) name: Option<String>,
+    pub(super) uid: Option<String>,
+    pub(super) controller: Option<bool>,
+}
+
+impl LongMetadata {
+    pub(super) fn short(self) -> Metadata {
+        Metadata { name: self.name, namespace: self.namespace }
     }
 }
 
@@ -112,32 +143,6 @@ fn secret(object: SecretObject, origin: &Origin) -> Result<Parsed, ManifestError
     check_size(origin, data.values().map(Vec::len))?;
     let content = Content::Secret(Secret { data });
     Ok(Parsed { metadata: object.metadata, immutable: object.immutable.unwrap_or(false), content })
-}
-
-#[derive(Deserialize)]
-struct NodeObject {
-    #[serde(default)]
-    metadata: Metadata,
-    status: Option<NodeStatus>,
-}
-
-#[derive(Deserialize)]
-struct NodeStatus {
-    allocatable: Option<BTreeMap<String, resource::Quantity>>,
-}
-
-fn node(object: NodeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
-    let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
-    let amount = |resource: &str| {
-        let parse = |text: &resource::Quantity| {
-            Quantity::parse(&text.0).map_err(|error| {
-                ManifestError::invalid(origin, &field("status.allocatable", resource), error.to_string())
-            })
-        };
-        allocatable.get(resource).map(parse).transpose()
-    };
-    let node = Node { cpu: amount("cpu")?, memory: amount("memory")?, ephemeral_storage: amount("ephemeral-storage")? };
-    Ok(Parsed { metadata: object.metadata, immutable: false, content: Content::Node(node) })
 }
 
 fn check_keys<'a>(origin: &Origin, map: &str, mut keys: impl Iterator<Item = &'a String>) -> Result<(), ManifestError> {
@@ -191,7 +196,7 @@ fn decode(origin: &Origin, map: &str, key: &str, text: &str) -> Result<Vec<u8>, 
 }
 
 /// The path of a key, spelled so that dots of the key do not look like a path.
-fn field(map: &str, key: &str) -> String {
+pub(super) fn field(map: &str, key: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     match !key.is_empty() && key.chars().all(plain) {
         true => format!("{map}.{key}"),

@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements, SELinuxOptions, 
 use k8s_openapi::apimachinery::pkg::api::resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::payload::Quantity;
+use super::resources::PodResources;
+use crate::quantity::Quantity;
 use crate::volume::{InvalidField, numeric_id};
 
 /// What a pod's volumes need to know about it.
@@ -22,12 +23,26 @@ pub struct PodFacts {
     pub init_containers: Vec<Container>,
     /// The group all volumes are shared with.
     pub fs_group: Option<u32>,
+    /// When files of a volume are given to that group.
+    pub fs_group_policy: FsGroupPolicy,
     /// The user every container runs as, if it is the same for all. What the images say does not count.
     pub fs_user: Option<u32>,
     /// SELinux label of files that only the pod's containers may open.
     pub selinux_label: Option<String>,
     /// The node it was scheduled to.
     pub node_name: Option<String>,
+    /// What it may use as a whole.
+    pub resources: PodResources,
+}
+
+/// When the files of a volume are given to the pod's group (`fsGroupChangePolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FsGroupPolicy {
+    /// Each time it is mounted.
+    #[default]
+    Always,
+    /// When its root does not look as if they were already.
+    OnRootMismatch,
 }
 
 /// A container and what it may use.
@@ -60,16 +75,28 @@ impl PodFacts {
             spec.init_containers.iter().flatten().map(|container| (container.name.as_str(), &container.resources));
         let fs_group = context.and_then(|context| context.fs_group);
         let selinux = context.and_then(|context| context.se_linux_options.as_ref());
+        let containers = self::containers("containers", regular)?;
+        let init_containers = self::containers("initContainers", init)?;
         Ok(PodFacts {
+            resources: PodResources::of(spec, &containers, &init_containers)?,
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
-            containers: containers("containers", regular)?,
-            init_containers: containers("initContainers", init)?,
+            containers,
+            init_containers,
             fs_group: fs_group.map(|group| numeric_id("securityContext.fsGroup", group)).transpose()?,
+            fs_group_policy: fs_group_policy(context.and_then(|context| context.fs_group_change_policy.as_deref()))?,
             fs_user: fs_user(spec)?,
             selinux_label: selinux.map(selinux_label).transpose()?,
             node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
         })
+    }
+}
+
+fn fs_group_policy(word: Option<&str>) -> Result<FsGroupPolicy, InvalidField> {
+    match word {
+        None | Some("" | "Always") => Ok(FsGroupPolicy::Always),
+        Some("OnRootMismatch") => Ok(FsGroupPolicy::OnRootMismatch),
+        Some(_) => Err(InvalidField::new("securityContext.fsGroupChangePolicy", "must be Always or OnRootMismatch")),
     }
 }
 
@@ -94,7 +121,7 @@ fn container(name: &str, resources: Option<&ResourceRequirements>) -> Result<Con
     Ok(Container { name: name.to_owned(), limits, requests })
 }
 
-fn amounts(
+pub(super) fn amounts(
     field: &str,
     amounts: Option<&BTreeMap<String, resource::Quantity>>,
 ) -> Result<BTreeMap<String, Quantity>, InvalidField> {

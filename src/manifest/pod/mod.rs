@@ -2,16 +2,18 @@
 
 mod facts;
 mod identity;
+mod resources;
 
 use std::path::Path;
 
 use k8s_openapi::api::core::v1 as core;
 
-pub use facts::{Container, PodFacts};
+pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{PodIdentity, PodUid};
+pub use resources::PodResources;
 
 use super::{Document, ManifestError, Origin};
-use crate::volume::{InvalidField, Volume};
+use crate::volume::{Containers, InvalidField, Preferences, Volume};
 
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,19 +65,18 @@ pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<
 
 fn parse(pod: core::Pod) -> Result<Pod, InvalidField> {
     let spec = pod.spec.ok_or_else(|| InvalidField::new("spec", "is required"))?;
-    Ok(Pod {
-        identity: PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?,
-        volumes: volumes(&spec).map_err(|error| error.under("spec"))?,
-        facts: PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?,
-    })
+    let identity = PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?;
+    let mut volumes = volumes(&spec).map_err(|error| error.under("spec"))?;
+    Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
+    Ok(Pod { identity, volumes, facts: PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))? })
 }
 
 fn volumes(spec: &core::PodSpec) -> Result<Vec<Volume>, InvalidField> {
-    let mounts = volume_mounts(spec);
+    let containers = containers(spec);
     let mut volumes: Vec<Volume> = Vec::new();
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         let at = |error: InvalidField| error.under(format!("volumes[{index}]"));
-        let volume = Volume::parse(volume, &mounts).map_err(at)?;
+        let volume = Volume::parse(volume, &containers).map_err(at)?;
         if volumes.iter().any(|other| other.name == volume.name) {
             let sentence = format!("volume {:?}: another volume of the pod has this name", volume.name.as_str());
             return Err(at(InvalidField::new("name", sentence)));
@@ -85,12 +86,16 @@ fn volumes(spec: &core::PodSpec) -> Result<Vec<Volume>, InvalidField> {
     Ok(volumes)
 }
 
-/// The mounts of each container, of all three kinds.
-fn volume_mounts(spec: &core::PodSpec) -> Vec<&[core::VolumeMount]> {
-    let init = spec.init_containers.iter().flatten().map(|container| &container.volume_mounts);
-    let regular = spec.containers.iter().map(|container| &container.volume_mounts);
-    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| &container.volume_mounts);
-    init.chain(regular).chain(ephemeral).flatten().map(Vec::as_slice).collect()
+/// What the containers do with volumes, of all three kinds.
+fn containers(spec: &core::PodSpec) -> Containers<'_> {
+    let init = spec.init_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
+    let regular = spec.containers.iter().map(|one| (&one.volume_mounts, &one.volume_devices));
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
+    let (mounts, devices): (Vec<_>, Vec<_>) = init.chain(regular).chain(ephemeral).unzip();
+    Containers {
+        mounts: mounts.into_iter().flatten().map(Vec::as_slice).collect(),
+        devices: devices.into_iter().flatten().map(Vec::as_slice).collect(),
+    }
 }
 
 #[cfg(test)]

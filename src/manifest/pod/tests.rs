@@ -1,6 +1,6 @@
 use super::*;
 use crate::manifest::parse_documents;
-use crate::payload::Quantity;
+use crate::quantity::Quantity;
 
 const FILE: &str = "pod.yaml";
 
@@ -84,10 +84,10 @@ fn volumes_keep_their_order_and_errors_name_field_and_volume() {
     assert_eq!(
         error(
             "name: web",
-            "volumes: [{name: a, configMap: {name: c}}, {name: data, hostPath: {path: /}}], containers: []"
+            "volumes: [{name: a, configMap: {name: c}}, {name: data, nfs: {server: files, path: /}}], containers: []"
         ),
-        "pod.yaml: spec.volumes[1].hostPath: volume \"data\": hostPath volumes are not supported by this version; \
-         supported are configMap, secret, downwardAPI, projected"
+        "pod.yaml: spec.volumes[1].nfs: volume \"data\": nfs volumes are not supported by this version; supported are \
+         configMap, secret, downwardAPI, projected, hostPath, emptyDir, persistentVolumeClaim, ephemeral"
     );
     assert_eq!(
         error("name: web", "volumes: [{name: a, configMap: {name: c, items: [{key: k, path: ..}]}}], containers: []"),

@@ -34,7 +34,7 @@ fn pod(source: &str, spec: &str) -> Pod {
 
 /// Files as `path=content@mode` or `path=content@mode:uid`, warnings as text.
 fn assembled(pod: &Pod, objects: &Objects) -> Result<(Vec<String>, Vec<String>), String> {
-    let VolumeSource::Projection(projection) = &pod.volumes[0].source;
+    let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
     let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects, machine: MACHINE };
     let assembled = Payload::assemble(projection, inputs).map_err(|error| error.to_string())?;
     let shown = |(path, file): (&PayloadPath, &PayloadFile<'_>)| {
@@ -161,7 +161,7 @@ fn debug_output_shows_no_bytes() {
     let objects =
         objects("{apiVersion: v1, kind: Secret, metadata: {name: o, namespace: shop}, stringData: {k: hunter2}}");
     let pod = pod("secret: {secretName: o}", "containers: []");
-    let VolumeSource::Projection(projection) = &pod.volumes[0].source;
+    let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
     let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects: &objects, machine: MACHINE };
     let assembled = Payload::assemble(projection, inputs).expect("assembled");
     let shown = format!("{assembled:?} {objects:?}");

@@ -1,7 +1,7 @@
 //! downwardAPI volumes.
 
 use super::*;
-use crate::payload::Quantity;
+use crate::quantity::Quantity;
 
 #[test]
 fn da_08_da_12_items_become_typed_facts() {

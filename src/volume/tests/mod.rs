@@ -1,6 +1,7 @@
 //! Volumes as a pod's manifest has them, each kind through the same door.
 
 mod downward;
+mod passthrough;
 mod projected;
 
 use std::path::Path;
@@ -10,11 +11,11 @@ use crate::manifest::parse_bare;
 
 fn parse(yaml: &str) -> Result<Volume, InvalidField> {
     let volume: core::Volume = parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml);
-    Volume::parse(&volume, &[])
+    Volume::parse(&volume, &Containers::default())
 }
 
 fn projection(yaml: &str) -> Projection {
-    let VolumeSource::Projection(projection) = parse(yaml).expect(yaml).source;
+    let VolumeSource::Projection(projection) = parse(yaml).expect(yaml).source else { panic!("a projection") };
     projection
 }
 
@@ -37,7 +38,7 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
     ];
     for (yaml, word, directory, medium) in rows {
         let volume = parse(yaml).expect(yaml);
-        assert_eq!((volume.kind.word, volume.kind.directory), (word, directory));
+        assert_eq!((volume.kind.word, volume.kind.directory), (word, Some(directory)));
         assert_eq!(projection(yaml).medium, medium, "CM-11 SE-02 {word}");
     }
 }
@@ -45,9 +46,9 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 #[test]
 fn an_unknown_kind_is_named_with_its_volume() {
     assert_eq!(
-        error("{name: data, hostPath: {path: /srv}}"),
-        "hostPath: volume \"data\": hostPath volumes are not supported by this version; \
-         supported are configMap, secret, downwardAPI, projected"
+        error("{name: data, nfs: {server: files, path: /srv}}"),
+        "nfs: volume \"data\": nfs volumes are not supported by this version; supported are configMap, secret, \
+         downwardAPI, projected, hostPath, emptyDir, persistentVolumeClaim, ephemeral"
     );
 }
 
@@ -170,6 +171,7 @@ fn fields_of_future_versions_are_ignored() {
 fn nm_01_a_bad_mount_path_names_the_volume() {
     let volume: core::Volume = parse_bare(Path::new("v.yaml"), b"{name: v, configMap: {name: a}}").expect("a volume");
     let mount = core::VolumeMount { name: "v".into(), mount_path: "foo/../../dir".into(), ..Default::default() };
-    let error = Volume::parse(&volume, &[&[mount]]).expect_err("leaves the root");
+    let error =
+        Volume::parse(&volume, &Containers { mounts: vec![&[mount]], devices: vec![] }).expect_err("leaves the root");
     assert_eq!(error.to_string(), "volume \"v\": invalid container mount point ../dir");
 }

@@ -1,0 +1,103 @@
+//! Calls that name files, one after the other, in a directory of 400 files of 1 KiB.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::rig::{Figure, Place, file, fill, forget_names, header, medians, per_call, row};
+
+const ROUNDS: usize = 11;
+const FILES: usize = 400;
+
+/// Names a measurement, and takes it in a new directory: shown and behind. It gives microseconds of a call.
+pub type Measurement = (&'static str, fn(&Path, &Path) -> f64);
+
+pub const MEASUREMENTS: [Measurement; 8] = [
+    ("create + write + close", create),
+    ("stat, cold", stat_cold),
+    ("stat, warm", stat_warm),
+    ("stat of an absent name", stat_absent),
+    ("open + read + close", open_read_close),
+    ("rename", rename),
+    ("unlink", unlink),
+    ("mkdir + rmdir", make_directory),
+];
+
+pub fn run() {
+    let places = Place::all();
+    header("one call (us)");
+    for measurement in MEASUREMENTS {
+        let figures = medians(&places, ROUNDS, |place| measure(place, measurement));
+        row(measurement.0, Figure::Time, &figures);
+    }
+}
+
+/// Takes one measurement in a directory of its own. Its name is new, so nothing is remembered of it.
+pub fn measure(place: &Place, (_, measurement): Measurement) -> f64 {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("directory-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let behind = place.source.join(&name);
+    let figure = measurement(&place.shown.join(&name), &behind);
+    fs::remove_dir_all(behind).expect("removed");
+    figure
+}
+
+fn create(shown: &Path, _: &Path) -> f64 {
+    fs::create_dir(shown).expect("a directory");
+    per_call(FILES, |number| {
+        let mut new = File::create_new(file(shown, number)).expect("created");
+        new.write_all(&[b'x'; 1024]).expect("written");
+    })
+}
+
+fn stat_cold(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    forget_names();
+    per_call(FILES, |number| stat(shown, number))
+}
+
+fn stat_warm(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    per_call(FILES, |number| stat(shown, number));
+    per_call(FILES, |number| stat(shown, number))
+}
+
+fn stat(shown: &Path, number: usize) {
+    black_box(fs::metadata(file(shown, number)).expect("a file"));
+}
+
+fn stat_absent(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    per_call(FILES, |number| assert!(fs::metadata(file(shown, FILES + number)).is_err()))
+}
+
+fn open_read_close(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    let read = |number| {
+        let mut buffer = [0; 2048];
+        let mut opened = File::open(file(shown, number)).expect("a file");
+        assert_eq!(opened.read(black_box(&mut buffer)).expect("read"), 1024);
+    };
+    per_call(FILES, read);
+    per_call(FILES, read)
+}
+
+fn rename(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    per_call(FILES, |number| fs::rename(file(shown, number), file(shown, FILES + number)).expect("renamed"))
+}
+
+fn unlink(shown: &Path, behind: &Path) -> f64 {
+    fill(behind, FILES);
+    per_call(FILES, |number| fs::remove_file(file(shown, number)).expect("removed"))
+}
+
+fn make_directory(shown: &Path, _: &Path) -> f64 {
+    fs::create_dir(shown).expect("a directory");
+    per_call(FILES, |number| {
+        fs::create_dir(file(shown, number)).expect("made");
+        fs::remove_dir(file(shown, number)).expect("removed");
+    })
+}

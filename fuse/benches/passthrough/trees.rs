@@ -1,0 +1,65 @@
+//! Many files: a directory of 10 000, and `find` over 100 000.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use super::rig::{Figure, Place, forget_names, header, medians, row};
+
+const LISTED: usize = 10_000;
+const DIRECTORIES: usize = 100;
+const IN_EACH: usize = 1000;
+
+pub fn run() {
+    let places = Place::all();
+    for place in &places {
+        fill_empty(&place.source.join("many"), LISTED);
+        fs::create_dir(place.source.join("tree")).expect("a directory");
+        for number in 0..DIRECTORIES {
+            fill_empty(&place.source.join(format!("tree/directory-{number}")), IN_EACH);
+        }
+    }
+    header("many files (ms)");
+    let listed = medians(&places, 15, |place| millis(|| list(&place.shown.join("many"))));
+    row("readdir of 10 000 entries", Figure::Time, &listed);
+    let listed = medians(&places, 5, |place| {
+        forget_names();
+        millis(|| list(&place.shown.join("many")))
+    });
+    row("readdir of 10 000 entries, cold", Figure::Time, &listed);
+    for (what, arguments) in [("find", &[][..]), ("find -size", &["-size", "+1"])] {
+        for cold in [true, false] {
+            let figures = medians(&places, 3, |place| {
+                if cold {
+                    forget_names();
+                }
+                millis(|| find(&place.shown.join("tree"), arguments))
+            });
+            let cold = if cold { "cold" } else { "warm" };
+            row(&format!("{what} over 100 000 files, {cold}"), Figure::Time, &figures);
+        }
+    }
+}
+
+fn fill_empty(directory: &Path, count: usize) {
+    fs::create_dir(directory).expect("a directory");
+    for number in 0..count {
+        fs::File::create_new(directory.join(format!("file-{number}"))).expect("created");
+    }
+}
+
+fn list(directory: &Path) {
+    assert_eq!(fs::read_dir(directory).expect("a listing").count(), LISTED);
+}
+
+fn find(directory: &Path, arguments: &[&str]) {
+    let status = Command::new("find").arg(directory).args(arguments).stdout(Stdio::null()).status();
+    assert!(status.expect("find runs").success());
+}
+
+fn millis(call: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    call();
+    began.elapsed().as_secs_f64() * 1e3
+}

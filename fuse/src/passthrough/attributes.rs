@@ -1,0 +1,120 @@
+//! Attributes: from the source's `statx(2)` to what the kernel is told.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
+use rustix::io::Errno;
+
+use super::mounted::Cache;
+use super::mounts::Mount;
+use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
+
+/// How long the kernel may believe a name, and attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct Validity(Duration);
+
+impl Validity {
+    /// What `cache` comes to.
+    pub fn of(cache: Cache) -> Self {
+        Self(match cache {
+            Cache::None => Duration::ZERO,
+            Cache::Auto => Duration::from_secs(1),
+            Cache::Always => Duration::from_secs(365 * 24 * 60 * 60),
+        })
+    }
+
+    /// A name of `node`.
+    pub fn entry(self, node: u64, attr: Attr) -> EntryOut {
+        EntryOut {
+            nodeid: node,
+            generation: 0,
+            entry_valid: self.0.as_secs(),
+            attr_valid: self.0.as_secs(),
+            entry_valid_nsec: self.0.subsec_nanos(),
+            attr_valid_nsec: self.0.subsec_nanos(),
+            attr,
+        }
+    }
+
+    /// Attributes.
+    pub fn attributes(self, attr: Attr) -> AttrOut {
+        AttrOut { attr_valid: self.0.as_secs(), attr_valid_nsec: self.0.subsec_nanos(), dummy: 0, attr }
+    }
+
+    /// Attributes in full.
+    pub fn statx(self, stat: abi::Statx) -> StatxOut {
+        StatxOut { attr_valid: self.0.as_secs(), attr_valid_nsec: self.0.subsec_nanos(), flags: 0, spare: [0; 2], stat }
+    }
+}
+
+/// Attributes of what `file` is open on; `O_PATH` is enough.
+///
+/// # Errors
+/// Those of `statx(2)`.
+pub fn attributes_of(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
+    statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+/// What kind of file they are of.
+pub fn kind(found: &Statx) -> FileType {
+    FileType::from_raw_mode(found.stx_mode.into())
+}
+
+/// Bytes that the file takes on the source.
+pub fn bytes_taken(found: &Statx) -> u64 {
+    found.stx_blocks.saturating_mul(512)
+}
+
+/// Attributes as LOOKUP and GETATTR tell them.
+pub fn attr(found: &Statx, mount: &Mount) -> Attr {
+    let seconds = |time: &rustix::fs::StatxTimestamp| time.tv_sec.cast_unsigned();
+    Attr {
+        ino: mount.ino(found.stx_ino),
+        size: found.stx_size,
+        blocks: found.stx_blocks,
+        atime: seconds(&found.stx_atime),
+        mtime: seconds(&found.stx_mtime),
+        ctime: seconds(&found.stx_ctime),
+        atimensec: found.stx_atime.tv_nsec,
+        mtimensec: found.stx_mtime.tv_nsec,
+        ctimensec: found.stx_ctime.tv_nsec,
+        mode: found.stx_mode.into(),
+        nlink: found.stx_nlink,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        rdev: device_number(found.stx_rdev_major, found.stx_rdev_minor),
+        blksize: found.stx_blksize,
+        flags: 0,
+    }
+}
+
+/// Attributes as STATX tells them.
+pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
+    let time = |time: &rustix::fs::StatxTimestamp| SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
+    abi::Statx {
+        mask: found.stx_mask & (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
+        blksize: found.stx_blksize,
+        nlink: found.stx_nlink,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        mode: found.stx_mode,
+        ino: mount.ino(found.stx_ino),
+        size: found.stx_size,
+        blocks: found.stx_blocks,
+        atime: time(&found.stx_atime),
+        btime: time(&found.stx_btime),
+        ctime: time(&found.stx_ctime),
+        mtime: time(&found.stx_mtime),
+        rdev_major: found.stx_rdev_major,
+        rdev_minor: found.stx_rdev_minor,
+        dev_major: found.stx_dev_major,
+        dev_minor: found.stx_dev_minor,
+        ..Default::default()
+    }
+}
+
+/// `new_encode_dev` of the kernel.
+fn device_number(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}

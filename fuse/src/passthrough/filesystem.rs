@@ -1,0 +1,338 @@
+//! The file system of one passthrough volume: requests in, system calls on the source, answers out.
+//!
+//! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
+//! `O_NOFOLLOW` in an open directory; a symbolic link is handed to the caller, who follows it in its own mount
+//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is
+//! ever opened by a path that a caller wrote.
+//!
+//! | file | requests |
+//! |---|---|
+//! | `look` | names, attributes, links, extended attributes, the file system as a whole |
+//! | `change` | what makes, removes or changes names and attributes |
+//! | `data` | open files and what is in them |
+//! | `list` | open directories |
+//! | `locking` | locks |
+
+mod change;
+mod data;
+mod list;
+mod locking;
+mod look;
+
+use std::ffi::OsStr;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use lru::LruCache;
+use rustix::fs::{FileType, OFlags, Statx};
+use rustix::io::Errno;
+
+use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
+use super::caller;
+use super::foresight::Foresight;
+use super::locks::Waits;
+use super::mounted::{Cache, DataPath, Options};
+use super::mounts::{Mount, Mounts, proc_path, reopen};
+use super::node::{Node, Nodes};
+use super::open_files::OpenFiles;
+use super::usage::Usage;
+use crate::server::activity::Activity;
+use crate::server::trace::Trace;
+use crate::session::abi::{EntryOut, init};
+use crate::session::{Answer, Exchange, Operation, Request, Service, Session, Wanted};
+
+/// Directories that stay open, because what is looked up next is often in one of the last.
+const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
+
+/// The file system of one volume.
+pub struct PassthroughFilesystem {
+    options: Options,
+    data_path: DataPath,
+    device: Arc<OwnedFd>,
+    validity: Validity,
+    mounts: Mounts,
+    nodes: Nodes,
+    directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
+    files: OpenFiles,
+    foresight: Foresight,
+    waits: Arc<Waits>,
+    usage: Option<Usage>,
+    socket_met: AtomicBool,
+    activity: Arc<Activity>,
+    trace: Option<Trace>,
+}
+
+/// What a session with such a file system asks the kernel for.
+pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
+    let flags = init::ASYNC_READ
+        | init::POSIX_LOCKS
+        | init::FLOCK_LOCKS
+        | init::DONT_MASK
+        | init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::POSIX_ACL
+        | init::HANDLE_KILLPRIV_V2
+        | init::SETXATTR_EXT
+        | init::PASSTHROUGH
+        | init::HAS_RESEND;
+    // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
+    let idmap = if options.trace { 0 } else { init::ALLOW_IDMAP };
+    // Data that is cached here is dropped when the file was changed elsewhere.
+    let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
+    Wanted { flags: flags | idmap | auto_invalidate, max_stack_depth: stack_depth(source) }
+}
+
+/// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
+/// a layer of an overlay any more, so it is not asked for without need.
+fn stack_depth(source: &OwnedFd) -> u32 {
+    const OVERLAYFS: libc::c_long = 0x794c_7630;
+    match rustix::fs::fstatfs(source) {
+        Ok(status) if status.f_type == OVERLAYFS => 2,
+        _ => 1,
+    }
+}
+
+impl PassthroughFilesystem {
+    /// Serves what `source` is open on, over `session`.
+    ///
+    /// # Errors
+    /// When the source cannot be looked at.
+    pub fn new(
+        source: OwnedFd,
+        session: &Session,
+        options: Options,
+        activity: Arc<Activity>,
+        trace: Option<Trace>,
+    ) -> io::Result<Self> {
+        let mounts = Mounts::new();
+        let found = attributes_of(source.as_fd())?;
+        let (identity, mount) = mounts.identify(source.as_fd(), None)?;
+        let usage = options.limit.map(|limit| Usage::measure(source.as_fd(), limit)).transpose()?;
+        // A limit is counted by the server, so the server has to see every write.
+        let data_path = if usage.is_some() { DataPath::Server } else { data::probe(session) };
+        Ok(Self {
+            validity: Validity::of(options.cache),
+            data_path,
+            device: session.device(),
+            nodes: Nodes::new(identity, mount, kind(&found), source),
+            mounts,
+            directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
+            files: OpenFiles::default(),
+            foresight: Foresight::default(),
+            waits: Arc::default(),
+            usage,
+            socket_met: AtomicBool::new(false),
+            options,
+            activity,
+            trace,
+        })
+    }
+
+    /// How the bytes of files travel.
+    pub fn data_path(&self) -> DataPath {
+        self.data_path
+    }
+
+    fn dispatch(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        let caller = request.caller;
+        if let Operation::Forget { lookups } = request.operation {
+            self.forget(request.node, lookups);
+            return Ok(Answer::Silence);
+        }
+        if let Operation::BatchForget { nodes } = request.operation {
+            nodes.iter().for_each(|one| self.forget(one.nodeid, one.nlookup));
+            return Ok(Answer::Silence);
+        }
+        let node = &self.node(request.node)?;
+        match request.operation {
+            Operation::Lookup { name } => self.lookup(node, name),
+            Operation::GetAttr { handle } => self.attributes(node, handle),
+            Operation::Statx { handle } => self.statx(node, handle),
+            Operation::ReadLink => self.read_link(node, exchange.buffer),
+            Operation::StatFs => self.status(node),
+            Operation::GetXattr { name, size } => self.xattr(node, name, size, exchange.buffer),
+            Operation::ListXattr { size } => self.xattr_names(node, size, caller, exchange.buffer),
+
+            Operation::SetAttr(arguments) => self.set_attributes(node, arguments),
+            Operation::Symlink { name, target } => self.make_link(node, name, target, caller),
+            Operation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller),
+            Operation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller),
+            Operation::Unlink { name } => self.unlink(node, name),
+            Operation::RmDir { name } => self.remove_directory(node, name),
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                self.rename((node, name), (&*self.node(new_parent)?, new_name), flags)
+            }
+            Operation::Link { node: old, name } => self.link(&*self.node(old)?, node, name),
+            Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments),
+            Operation::RemoveXattr { name } => self.remove_xattr(node, name),
+
+            Operation::Open { flags } => self.open(node, flags),
+            Operation::Create { name, arguments } => self.create(node, name, arguments, caller),
+            Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller),
+            Operation::Read(arguments) => self.read(arguments, exchange.buffer),
+            Operation::Write { arguments, data } => self.write(arguments, data),
+            Operation::Release(arguments) => self.release(arguments.fh),
+            Operation::FSync(arguments) => self.sync(arguments),
+            Operation::FAllocate(arguments) => self.allocate(arguments),
+            Operation::Seek(arguments) => self.seek(arguments),
+            Operation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
+
+            Operation::OpenDir => self.open_directory(node),
+            Operation::ReadDir(arguments) => self.read_directory(arguments, exchange.buffer),
+            Operation::ReadDirPlus(arguments) => self.read_directory_plus(arguments, exchange.buffer),
+            Operation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
+            Operation::FSyncDir(arguments) => self.sync_directory(arguments),
+
+            Operation::Flush(arguments) => self.flush(node, arguments),
+            Operation::GetLock(arguments) => self.find_lock(node, arguments),
+            Operation::SetLock { arguments, wait } => self.set_lock(node, arguments, wait, exchange),
+
+            // The kernel remembers `ENOSYS` and does what it does for files that cannot do it.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn node(&self, id: u64) -> Result<Arc<Node>, Errno> {
+        self.nodes.get(id).ok_or(Errno::STALE)
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        if self.nodes.forget(node, lookups) {
+            self.open_directories().pop(&node);
+        }
+    }
+
+    /// A descriptor of the node, `O_PATH` or better.
+    fn descriptor(&self, node: &Node) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some(held) = node.held() {
+            return Ok(held);
+        }
+        if node.kind != FileType::Directory {
+            if let Some(open) = &*node.open() {
+                return Ok(open.file());
+            }
+            return Self::open_again(node, OFlags::PATH).map(Arc::new);
+        }
+        if let Some(directory) = self.open_directories().get(&node.id) {
+            return Ok(Arc::clone(directory));
+        }
+        let directory = Arc::new(Self::open_again(node, OFlags::PATH)?);
+        self.open_directories().put(node.id, Arc::clone(&directory));
+        Ok(directory)
+    }
+
+    /// A descriptor of a directory, to find a name in.
+    fn directory(&self, node: &Node) -> Result<Arc<OwnedFd>, Errno> {
+        if node.kind == FileType::Directory { self.descriptor(node) } else { Err(Errno::NOTDIR) }
+    }
+
+    /// Opens the node anew.
+    fn open_again(node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
+        if let Some(held) = node.held() {
+            return reopen(held.as_fd(), flags);
+        }
+        match (node.mount.anchor(), node.handle()) {
+            (Some(anchor), Some(handle)) => handle.open(anchor, flags),
+            _ => Err(Errno::STALE),
+        }
+    }
+
+    /// As [`Self::open_again`], also when the file has no name any more and only its open files keep it.
+    fn open_file_again(node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
+        match Self::open_again(node, flags) {
+            Err(Errno::STALE) => {
+                let file = node.open().as_ref().map(|open| open.file()).ok_or(Errno::STALE)?;
+                reopen(file.as_fd(), flags)
+            }
+            opened => opened,
+        }
+    }
+
+    /// The node of what `file` is open on. The kernel is told of it: it will forget it once more.
+    fn enter(&self, file: OwnedFd, near: &Arc<Mount>) -> Result<(Arc<Node>, EntryOut), Errno> {
+        let (node, found) = self.enter_open(&file, near)?;
+        if node.kind == FileType::Directory {
+            self.open_directories().put(node.id, Arc::new(file));
+        } else if node.handle().is_none() && node.held().is_none() {
+            node.hold(Arc::new(file));
+        }
+        let entry = self.validity.entry(node.id, attr(&found, &node.mount));
+        Ok((node, entry))
+    }
+
+    /// As [`Self::enter`], when the file stays open elsewhere.
+    fn enter_open(&self, file: &OwnedFd, near: &Arc<Mount>) -> Result<(Arc<Node>, Statx), Errno> {
+        let (identity, mount) = self.mounts.identify(file.as_fd(), Some(near))?;
+        let found = attributes_of(file.as_fd())?;
+        let node = self.nodes.enter(identity, mount, kind(&found), bytes_taken(&found));
+        if node.handle().is_none() && node.kind == FileType::Directory && node.held().is_none() {
+            node.hold(Arc::new(reopen(file.as_fd(), OFlags::PATH)?));
+        }
+        if node.kind == FileType::Socket {
+            self.warn_of_socket(file);
+        }
+        Ok((node, found))
+    }
+
+    fn warn_of_socket(&self, socket: &OwnedFd) {
+        if self.socket_met.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let path = std::fs::read_link(proc_path(socket.as_fd())).unwrap_or_default();
+        let advice = self.options.socket_advice.as_deref().unwrap_or("bind-mount the directory instead");
+        tracing::warn!(
+            "volume {:?}: nobody can connect to the socket {} through FUSE; {advice}",
+            self.options.name,
+            path.display()
+        );
+    }
+
+    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<OwnedFd>>> {
+        self.directories.lock().expect("a thread that panics ends the process")
+    }
+
+    /// Where on the host a request is about, for traces.
+    fn trace_path(&self, node: u64, name: Option<&OsStr>) -> String {
+        let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
+        let path = node.and_then(|file| std::fs::read_link(proc_path(file.as_fd())).ok()).unwrap_or_default();
+        name.map_or(path.clone(), |name| path.join(name)).to_string_lossy().into_owned()
+    }
+}
+
+impl Service for PassthroughFilesystem {
+    fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        self.activity.count();
+        let Some(trace) = &self.trace else {
+            return self.dispatch(request, exchange);
+        };
+        let path = self.trace_path(request.node, request.operation.entry());
+        let line = trace.begin();
+        let outcome = self.dispatch(request, exchange);
+        let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
+        line.end(request.operation.name(), &path, request.caller.pid, request.caller.uid, error);
+        outcome
+    }
+
+    fn begin_thread(&self) {
+        caller::begin_thread();
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.waits.interrupt(unique);
+    }
+}
+
+/// A name that is one component, as the kernel promises. Nothing else is looked up, whoever asks.
+fn component(name: &OsStr) -> Result<&OsStr, Errno> {
+    match name.as_bytes() {
+        b"" | b"." | b".." => Err(Errno::INVAL),
+        bytes if bytes.contains(&b'/') => Err(Errno::INVAL),
+        _ => Ok(name),
+    }
+}

@@ -1,0 +1,116 @@
+//! Open directories.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::super::listing::{DirectoryEntry, Listing};
+use super::super::mounted::Cache;
+use super::super::node::{Node, ROOT};
+use super::PassthroughFilesystem;
+use crate::session::Answer;
+use crate::session::abi::{Attr, Dirent, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
+
+impl PassthroughFilesystem {
+    pub(super) fn open_directory(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
+        let fh = self.files.add_directory(Arc::clone(node), Listing::new(directory), self.foresight.directory_opened());
+        let open_flags = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
+        Ok(Answer::Open(OpenOut { fh, open_flags, backing_id: 0 }))
+    }
+
+    pub(super) fn read_directory(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        let open = self.files.directory(arguments.fh)?;
+        let mut listing = open.listing.lock().expect("a thread that panics ends the process");
+        let room = arguments.size as usize;
+        listing.read(arguments.offset, |directory, entry| {
+            if buffer.len() + record_length(entry) > room {
+                return Ok(false);
+            }
+            let ino = self.shown_ino(&open.node, directory, entry);
+            push(buffer, ino, entry);
+            Ok(true)
+        })?;
+        Ok(Answer::Buffer)
+    }
+
+    pub(super) fn read_directory_plus(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        let open = self.files.directory(arguments.fh)?;
+        let mut listing = open.listing.lock().expect("a thread that panics ends the process");
+        let room = arguments.size as usize;
+        listing.read(arguments.offset, |directory, entry| {
+            if buffer.len() + size_of::<EntryOut>() + record_length(entry) > room {
+                return Ok(false);
+            }
+            // What cannot be looked up is listed all the same: looking it up tells why.
+            let looked_up = match is_dot(entry) {
+                false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
+                dot => {
+                    if !dot {
+                        self.foresight.listed();
+                    }
+                    None
+                }
+            };
+            let ino = match &looked_up {
+                Some(found) => found.attr.ino,
+                None => self.shown_ino(&open.node, directory, entry),
+            };
+            let unknown = || EntryOut {
+                attr: Attr { ino, mode: u32::from(entry.kind) << 12, ..Default::default() },
+                ..Default::default()
+            };
+            buffer.extend_from_slice(looked_up.unwrap_or_else(unknown).as_bytes());
+            push(buffer, ino, entry);
+            Ok(true)
+        })?;
+        Ok(Answer::Buffer)
+    }
+
+    pub(super) fn release_directory(&self, handle: u64) -> Result<Answer, Errno> {
+        self.files.remove_directory(handle);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn sync_directory(&self, arguments: &FsyncIn) -> Result<Answer, Errno> {
+        let open = self.files.directory(arguments.fh)?;
+        let listing = open.listing.lock().expect("a thread that panics ends the process");
+        let data_only = arguments.fsync_flags & FSYNC_FDATASYNC != 0;
+        if data_only { fdatasync(listing.directory()) } else { fsync(listing.directory()) }?;
+        Ok(Answer::Done)
+    }
+
+    fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(directory, entry.name, flags, Mode::empty()).ok()?;
+        self.enter(file, &parent.mount).ok().map(|(_, entry)| entry)
+    }
+
+    /// The number that a listed file shows. What is above the source is nobody's business.
+    fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
+        let above = node.id == ROOT && entry.name == "..";
+        let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };
+        node.mount.ino(own.unwrap_or(entry.ino))
+    }
+}
+
+fn is_dot(entry: DirectoryEntry<'_>) -> bool {
+    entry.name == "." || entry.name == ".."
+}
+
+/// Bytes of an entry; the next begins at a multiple of 8.
+fn record_length(entry: DirectoryEntry<'_>) -> usize {
+    (size_of::<Dirent>() + entry.name.len()).next_multiple_of(8)
+}
+
+fn push(buffer: &mut Vec<u8>, ino: u64, entry: DirectoryEntry<'_>) {
+    let end = buffer.len() + record_length(entry);
+    let header = Dirent { ino, off: entry.next, namelen: entry.name.len() as u32, typ: entry.kind.into() };
+    buffer.extend_from_slice(header.as_bytes());
+    buffer.extend_from_slice(entry.name.as_encoded_bytes());
+    buffer.resize(end, 0);
+}

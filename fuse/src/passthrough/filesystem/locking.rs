@@ -1,0 +1,80 @@
+//! Locks.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::super::locks::{Wish, conflict};
+use super::super::mounts::reopen;
+use super::super::node::Node;
+use super::super::open_node::OpenNode;
+use super::PassthroughFilesystem;
+use crate::session::abi::{FlushIn, LkIn};
+use crate::session::{Answer, Exchange};
+
+impl PassthroughFilesystem {
+    /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
+    pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
+        if let Some(open) = &mut *node.open() {
+            open.locks.give_up(arguments.lock_owner);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn find_lock(&self, node: &Node, arguments: &LkIn) -> Result<Answer, Errno> {
+        let (description, file) = {
+            let open = node.open();
+            let open = open.as_ref().ok_or(Errno::BADF)?;
+            (open.locks.existing(arguments.owner), open.file())
+        };
+        let mut found = match description {
+            Some(description) => conflict(&description, arguments.lk)?,
+            None => conflict(&for_locking(&file)?, arguments.lk)?,
+        };
+        // The lock of another caller is an open file description's, which is nobody's.
+        if found.typ.cast_signed() != libc::F_UNLCK && found.pid == 0 {
+            found.pid = node.open().as_ref().and_then(|open| open.locks.holder(arguments.owner)).unwrap_or(0);
+        }
+        Ok(Answer::Lock(found))
+    }
+
+    pub(super) fn set_lock(
+        &self,
+        node: &Node,
+        arguments: &LkIn,
+        wait: bool,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
+        let wish = Wish::parse(arguments)?;
+        let description = {
+            let mut open = node.open();
+            let OpenNode { locks, files, .. } = &mut **open.as_mut().ok_or(Errno::BADF)?;
+            if wish.is_unlock() {
+                match locks.existing(arguments.owner) {
+                    Some(description) => description,
+                    None => return Ok(Answer::Done),
+                }
+            } else {
+                let file = &files.first().ok_or(Errno::BADF)?.file;
+                locks.description(arguments.owner, arguments.fh, arguments.lk.pid, || for_locking(file))?
+            }
+        };
+        match wish.try_on(&description) {
+            Ok(()) => Ok(Answer::Done),
+            Err(Errno::AGAIN | Errno::ACCESS) if wait => {
+                self.waits.start(wish, description, exchange.responder())?;
+                Ok(Answer::Later)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// A new open file description to lock on, open for as much as the source allows: a lock for writing needs one that
+/// is open for writing (`fcntl(2)`), and the kernel has checked that the caller's is.
+fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    reopen(file.as_fd(), OFlags::RDWR | OFlags::NONBLOCK)
+        .or_else(|_| reopen(file.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK))
+        .map_err(|_| Errno::NOLCK)
+}

@@ -1,0 +1,129 @@
+//! Looking: names, attributes, links, extended attributes, the file system as a whole.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
+use rustix::io::Errno;
+
+use super::super::attributes::{attr, attributes_of, statx_attr};
+use super::super::caller::administers_system;
+use super::super::mounts::proc_path;
+use super::super::node::Node;
+use super::{PassthroughFilesystem, component};
+use crate::session::abi::{Kstatfs, XATTR_SIZE_MAX};
+use crate::session::{Answer, Caller};
+
+impl PassthroughFilesystem {
+    pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+        let directory = self.directory(parent)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&*directory, component(name)?, flags, Mode::empty())?;
+        let (_, entry) = self.enter(file, &parent.mount)?;
+        self.foresight.looked_up();
+        Ok(Answer::Entry(entry))
+    }
+
+    pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+        let found = self.stat(node, handle)?;
+        Ok(Answer::Attributes(self.validity.attributes(attr(&found, &node.mount))))
+    }
+
+    pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+        let found = self.stat(node, handle)?;
+        Ok(Answer::Statx(Box::new(self.validity.statx(statx_attr(&found, &node.mount)))))
+    }
+
+    fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
+        let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
+            Some(open) => Arc::clone(&open.file),
+            None => self.descriptor(node)?,
+        };
+        let found = attributes_of(file.as_fd())?;
+        // What has no name any more is charged until it is closed.
+        if found.stx_nlink > 0 {
+            self.settle(node, file.as_fd());
+        }
+        Ok(found)
+    }
+
+    pub(super) fn read_link(&self, node: &Node, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        let target = readlinkat(&*self.descriptor(node)?, c"", Vec::new())?;
+        buffer.extend_from_slice(target.to_bytes());
+        Ok(Answer::Buffer)
+    }
+
+    pub(super) fn status(&self, node: &Node) -> Result<Answer, Errno> {
+        let status = fstatvfs(&*self.descriptor(node)?)?;
+        let whole = Kstatfs {
+            blocks: status.f_blocks,
+            bfree: status.f_bfree,
+            bavail: status.f_bavail,
+            files: status.f_files,
+            ffree: status.f_ffree,
+            bsize: u32::try_from(status.f_bsize).unwrap_or(4096),
+            namelen: u32::try_from(status.f_namemax).unwrap_or(255),
+            frsize: u32::try_from(status.f_frsize).unwrap_or(4096),
+            ..Default::default()
+        };
+        Ok(Answer::FileSystem(match &self.usage {
+            Some(usage) => usage.narrow(whole),
+            None => whole,
+        }))
+    }
+
+    pub(super) fn xattr(&self, node: &Node, name: &OsStr, size: u32, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        let file = self.descriptor(node)?;
+        let path = proc_path(file.as_fd());
+        let name = attribute_name(name)?;
+        if size == 0 {
+            return size_alone(getxattr_query(&path, &name)?);
+        }
+        buffer.resize(size.min(XATTR_SIZE_MAX) as usize, 0);
+        let length = getxattr(&path, &name, &mut buffer[..])?;
+        buffer.truncate(length);
+        Ok(Answer::Buffer)
+    }
+
+    pub(super) fn xattr_names(
+        &self,
+        node: &Node,
+        size: u32,
+        caller: Caller,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Answer, Errno> {
+        let file = self.descriptor(node)?;
+        let mut all = vec![0; XATTR_SIZE_MAX as usize];
+        let length = listxattr(proc_path(file.as_fd()), &mut all[..])?;
+        // The source shows everything to podfs, and these only to those who may administer the system.
+        let mut administers = None;
+        let mut shown = |name: &&[u8]| {
+            !name.starts_with(b"trusted.") || *administers.get_or_insert_with(|| administers_system(caller))
+        };
+        buffer.extend(all[..length].split_inclusive(|byte| *byte == 0).filter(|name| shown(name)).flatten());
+        match size as usize {
+            0 => size_alone(buffer.len()),
+            room if room < buffer.len() => Err(Errno::RANGE),
+            _ => Ok(Answer::Buffer),
+        }
+    }
+
+    /// The bytes that `name` takes in `directory` if it is the last name of its file: what goes with it.
+    pub(super) fn last_name_of(&self, directory: impl AsFd, name: &OsStr) -> Option<rustix::fs::Statx> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let found = statx(directory, name, flags, rustix::fs::StatxFlags::BASIC_STATS).ok()?;
+        (found.stx_nlink <= 1 || found.stx_mode & 0o170_000 == 0o040_000).then_some(found)
+    }
+}
+
+/// The name of an extended attribute.
+pub(super) fn attribute_name(name: &OsStr) -> Result<CString, Errno> {
+    CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
+}
+
+/// A caller without room wants to know how much it takes.
+fn size_alone(length: usize) -> Result<Answer, Errno> {
+    Ok(Answer::XattrSize(u32::try_from(length).map_err(|_| Errno::TOOBIG)?))
+}

@@ -1,0 +1,75 @@
+//! File handles: names for files that need no open descriptor (`name_to_handle_at(2)`).
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// `MAX_HANDLE_SZ` of `fcntl.h`.
+const MAX_SIZE: usize = 128;
+
+/// A file of one file system: its number there and its generation, in the file system's own words. No other file ever
+/// has the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileHandle {
+    kind: c_int,
+    bytes: Box<[u8]>,
+}
+
+/// `struct file_handle`, with room for the longest.
+#[repr(C)]
+struct Raw {
+    size: u32,
+    kind: c_int,
+    bytes: [u8; MAX_SIZE],
+}
+
+impl FileHandle {
+    /// The handle of what `file` is open on, and the id of the mount it was opened through, as `/proc/self/mountinfo`
+    /// has it. `O_PATH` is enough, and no file system that is remote or a server is asked.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` when the file system has no handles.
+    pub fn of(file: BorrowedFd<'_>) -> Result<(FileHandle, u64), Errno> {
+        let mut raw = Raw { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
+        let mut mount: c_int = 0;
+        // SAFETY: the path is an empty C string; `raw` has room for as many bytes as its size says.
+        let result = unsafe {
+            libc::name_to_handle_at(
+                file.as_raw_fd(),
+                c"".as_ptr(),
+                (&raw mut raw).cast(),
+                &raw mut mount,
+                libc::AT_EMPTY_PATH,
+            )
+        };
+        if result != 0 {
+            return Err(last_errno());
+        }
+        let length = (raw.size as usize).min(MAX_SIZE);
+        Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..length].into() }, mount.unsigned_abs().into()))
+    }
+
+    /// Opens the file through the mount that `anchor` is open on. Needs `CAP_DAC_READ_SEARCH`.
+    ///
+    /// # Errors
+    /// `ESTALE` when the file is gone, and those of `open(2)`.
+    pub fn open(&self, anchor: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let mut raw = Raw { size: self.bytes.len() as u32, kind: self.kind, bytes: [0; MAX_SIZE] };
+        raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
+        let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
+        // SAFETY: `raw` is a file handle of the size it says.
+        let opened = unsafe { libc::open_by_handle_at(anchor.as_raw_fd(), (&raw mut raw).cast(), flags) };
+        if opened < 0 {
+            return Err(last_errno());
+        }
+        // SAFETY: the kernel just made this descriptor for this process alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+    }
+}
+
+/// Why the last system call failed.
+pub(super) fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,155 @@
+//! Reading a directory: entries as the source gives them, at the places the source gives them.
+//!
+//! The kernel's offsets are the source's own (`d_off`), so `telldir(3)` and `seekdir(3)` mean what they mean there,
+//! whatever is added or removed meanwhile.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::io::Errno;
+
+use super::handle::last_errno;
+
+/// Bytes read from the source at a time.
+const CHUNK: usize = 32 << 10;
+/// `d_ino`, `d_off`, `d_reclen` and `d_type` of `struct linux_dirent64`; the name follows.
+const HEADER: usize = 19;
+
+/// An open directory and where reading has got to.
+pub struct Listing {
+    directory: OwnedFd,
+    /// What was read and not given out yet.
+    chunk: Vec<u8>,
+    position: usize,
+    /// The offset of the entry at `position`.
+    offset: u64,
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryEntry<'a> {
+    /// The file's number on the source.
+    pub ino: u64,
+    /// Where the next entry is.
+    pub next: u64,
+    /// `DT_*` of `readdir(3)`.
+    pub kind: u8,
+    /// Its name.
+    pub name: &'a OsStr,
+}
+
+impl Listing {
+    /// Begins at the first entry.
+    pub fn new(directory: OwnedFd) -> Self {
+        Self { directory, chunk: Vec::new(), position: 0, offset: 0 }
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Gives the entries from `offset` on to `take`, until it wants no more: it tells whether it took one.
+    ///
+    /// # Errors
+    /// When the source cannot be read, or `take` fails.
+    pub fn read(
+        &mut self,
+        offset: u64,
+        mut take: impl FnMut(BorrowedFd<'_>, DirectoryEntry<'_>) -> Result<bool, Errno>,
+    ) -> Result<(), Errno> {
+        if offset != self.offset {
+            self.seek(offset)?;
+        }
+        loop {
+            while let Some((entry, length)) = parse(&self.chunk[self.position..]) {
+                if !take(self.directory.as_fd(), entry)? {
+                    return Ok(());
+                }
+                self.offset = entry.next;
+                self.position += length;
+            }
+            if !self.fill()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn seek(&mut self, offset: u64) -> Result<(), Errno> {
+        self.chunk.clear();
+        self.position = 0;
+        // `rustix::fs::seek` refuses offsets above `i64::MAX`, and so does the kernel.
+        rustix::fs::seek(&self.directory, rustix::fs::SeekFrom::Start(offset))?;
+        self.offset = offset;
+        Ok(())
+    }
+
+    /// Reads the next chunk; tells whether there was one.
+    fn fill(&mut self) -> Result<bool, Errno> {
+        self.position = 0;
+        self.chunk.resize(CHUNK, 0);
+        // SAFETY: the buffer has as many bytes as the call is told.
+        let read = unsafe {
+            libc::syscall(libc::SYS_getdents64, self.directory.as_raw_fd(), self.chunk.as_mut_ptr(), self.chunk.len())
+        };
+        let Ok(length) = usize::try_from(read) else {
+            let errno = last_errno();
+            self.chunk.clear();
+            return Err(errno);
+        };
+        self.chunk.truncate(length);
+        Ok(length > 0)
+    }
+}
+
+/// The first entry of a chunk, and its length there.
+fn parse(chunk: &[u8]) -> Option<(DirectoryEntry<'_>, usize)> {
+    let header = chunk.get(..HEADER)?;
+    let number = |at: usize| header[at..at + 8].try_into().map(u64::from_ne_bytes).ok();
+    let length = usize::from(u16::from_ne_bytes([header[16], header[17]]));
+    let name = chunk.get(HEADER..length)?;
+    let end = name.iter().position(|byte| *byte == 0)?;
+    let entry =
+        DirectoryEntry { ino: number(0)?, next: number(8)?, kind: header[18], name: OsStr::from_bytes(&name[..end]) };
+    Some((entry, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(path: &std::path::Path) -> Listing {
+        Listing::new(std::fs::File::open(path).expect("a directory").into())
+    }
+
+    fn names(listing: &mut Listing, offset: u64, most: usize) -> (Vec<String>, u64) {
+        let (mut names, mut next) = (Vec::new(), offset);
+        listing
+            .read(offset, |_, entry| {
+                if names.len() == most {
+                    return Ok(false);
+                }
+                names.push(entry.name.to_string_lossy().into_owned());
+                next = entry.next;
+                Ok(true)
+            })
+            .expect("read");
+        (names, next)
+    }
+
+    #[test]
+    fn a_directory_is_read_in_pieces_and_from_any_place() {
+        let directory = tempfile::tempdir().expect("a directory");
+        (0..3000)
+            .for_each(|n| drop(std::fs::File::create(directory.path().join(format!("file-{n}"))).expect("a file")));
+        let mut whole = listing(directory.path());
+        let (all, _) = names(&mut whole, 0, usize::MAX);
+        assert_eq!(all.len(), 3002);
+        let mut pieces = listing(directory.path());
+        let (first, middle) = names(&mut pieces, 0, 1000);
+        let (second, _) = names(&mut pieces, middle, usize::MAX);
+        assert_eq!([first, second.clone()].concat(), all);
+        assert_eq!(names(&mut pieces, middle, usize::MAX).0, second, "the same place gives the same entries");
+    }
+}

@@ -1,0 +1,347 @@
+//! Locks of callers, taken on the source, so that they conflict with those of other volumes and of the host.
+//!
+//! A lock belongs to its *owner*, a number the kernel makes: of a process for `fcntl(2)` locks, of an open file for
+//! `flock(2)` and open-file-description locks. Each owner gets an open file description of its own on the source, and
+//! what it locks is locked there, with open-file-description locks and `flock(2)`. They conflict like the caller's
+//! own would:
+//!
+//! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
+//! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel tells of it with
+//!    FLUSH, which names the owner: the description is closed.
+//!    One that only reads, and was opened when nobody had locked anything, is closed without FLUSH: that is what makes
+//!    reading a file cheap. What is locked through it alone is given up with its RELEASE.
+//! 3. Locks that belong to an open file end with it. The kernel tells of it with RELEASE: descriptions that only this
+//!    open file has locked through are closed.
+//!
+//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the caller is told to stop
+//! waiting: [`Waits::interrupt`] sends the thread signals until it has noticed.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::io::Errno;
+
+use super::handle::last_errno;
+use crate::session::abi::{FileLock, LK_FLOCK, LkIn};
+use crate::session::{Answer, Responder};
+
+/// Sent to threads that wait for a lock.
+const WAKE: Signal = Signal::SIGUSR1;
+/// `OFFSET_MAX` of the kernel: to the end of the file, however long it gets.
+const TO_THE_END: u64 = i64::MAX as u64;
+/// Interrupts that came before the wait they are for.
+const REMEMBERED: usize = 64;
+
+/// The locks of one node.
+#[derive(Debug, Default)]
+pub struct Locks {
+    by_owner: HashMap<u64, OwnerLocks>,
+}
+
+/// What one owner has locked.
+#[derive(Debug)]
+struct OwnerLocks {
+    description: Arc<OwnedFd>,
+    /// The open files it locked through.
+    handles: HashSet<u64>,
+    /// The process that locked last.
+    pid: u32,
+}
+
+impl Locks {
+    /// The description that `owner` locks on, which `open` makes if there is none.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn description(
+        &mut self,
+        owner: u64,
+        handle: u64,
+        pid: u32,
+        open: impl FnOnce() -> Result<OwnedFd, Errno>,
+    ) -> Result<Arc<OwnedFd>, Errno> {
+        let locks = match self.by_owner.entry(owner) {
+            Entry::Occupied(locks) => locks.into_mut(),
+            Entry::Vacant(place) => {
+                let description = Arc::new(open()?);
+                place.insert(OwnerLocks { description, handles: HashSet::new(), pid })
+            }
+        };
+        locks.handles.insert(handle);
+        if pid != 0 {
+            locks.pid = pid;
+        }
+        Ok(Arc::clone(&locks.description))
+    }
+
+    /// The description that `owner` has locked on, if it has.
+    pub fn existing(&self, owner: u64) -> Option<Arc<OwnedFd>> {
+        self.by_owner.get(&owner).map(|locks| Arc::clone(&locks.description))
+    }
+
+    /// Whether nobody has locked anything.
+    pub fn is_empty(&self) -> bool {
+        self.by_owner.is_empty()
+    }
+
+    /// `owner` gives up all it has locked.
+    pub fn give_up(&mut self, owner: u64) {
+        self.by_owner.remove(&owner);
+    }
+
+    /// An open file is closed for good: what was locked through it alone is given up.
+    pub fn release(&mut self, handle: u64) {
+        self.by_owner.retain(|_, locks| !locks.handles.remove(&handle) || !locks.handles.is_empty());
+    }
+
+    /// The process that holds a lock of this node, if it can only be one: not the asking owner's.
+    pub fn holder(&self, asking: u64) -> Option<u32> {
+        let mut others = self.by_owner.iter().filter(|(owner, _)| **owner != asking);
+        let (_, only) = others.next()?;
+        others.next().is_none().then_some(only.pid)
+    }
+}
+
+/// A lock that a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wish {
+    /// `flock(2)`: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`.
+    Whole(libc::c_int),
+    /// `fcntl(2)`: a kind and a range.
+    Range(FileLock),
+}
+
+impl Wish {
+    /// What the request asks for.
+    ///
+    /// # Errors
+    /// `EINVAL` for a kind of lock that there is not.
+    pub fn parse(arguments: &LkIn) -> Result<Wish, Errno> {
+        let kind = arguments.lk.typ.cast_signed();
+        if arguments.lk_flags & LK_FLOCK == 0 {
+            let known = [libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK].contains(&kind);
+            return if known { Ok(Wish::Range(arguments.lk)) } else { Err(Errno::INVAL) };
+        }
+        match kind {
+            libc::F_RDLCK => Ok(Wish::Whole(libc::LOCK_SH)),
+            libc::F_WRLCK => Ok(Wish::Whole(libc::LOCK_EX)),
+            libc::F_UNLCK => Ok(Wish::Whole(libc::LOCK_UN)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Whether it gives something up, which never waits.
+    pub fn is_unlock(self) -> bool {
+        match self {
+            Wish::Whole(operation) => operation == libc::LOCK_UN,
+            Wish::Range(range) => range.typ.cast_signed() == libc::F_UNLCK,
+        }
+    }
+
+    /// Locks or unlocks, or fails at once with `EAGAIN`.
+    pub fn try_on(self, description: &OwnedFd) -> Result<(), Errno> {
+        match self {
+            Wish::Whole(operation) => flock(description, operation | libc::LOCK_NB),
+            Wish::Range(range) => fcntl(description, libc::F_OFD_SETLK, range).map(drop),
+        }
+    }
+
+    /// Locks, and waits for it as long as it takes; `EINTR` when a signal came.
+    fn wait_on(self, description: &OwnedFd) -> Result<(), Errno> {
+        match self {
+            Wish::Whole(operation) => flock(description, operation),
+            Wish::Range(range) => fcntl(description, libc::F_OFD_SETLKW, range).map(drop),
+        }
+    }
+}
+
+/// The lock that keeps `range` from being locked on `description`, or one of kind `F_UNLCK`.
+///
+/// # Errors
+/// Those of `fcntl(2)`.
+pub fn conflict(description: &OwnedFd, range: FileLock) -> Result<FileLock, Errno> {
+    fcntl(description, libc::F_OFD_GETLK, range)
+}
+
+fn flock(description: &OwnedFd, operation: libc::c_int) -> Result<(), Errno> {
+    // SAFETY: flock takes numbers only.
+    let result = unsafe { libc::flock(description.as_raw_fd(), operation) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn fcntl(description: &OwnedFd, command: libc::c_int, range: FileLock) -> Result<FileLock, Errno> {
+    let start = i64::try_from(range.start).map_err(|_| Errno::INVAL)?;
+    let length = if range.end >= TO_THE_END { 0 } else { range.end.saturating_sub(range.start).saturating_add(1) };
+    let mut lock = libc::flock {
+        l_type: range.typ as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: i64::try_from(length).map_err(|_| Errno::INVAL)?,
+        l_pid: 0,
+    };
+    // SAFETY: the lock outlives the call.
+    let result = unsafe { libc::fcntl(description.as_raw_fd(), command, &raw mut lock) };
+    if result != 0 {
+        return Err(last_errno());
+    }
+    let start = lock.l_start.max(0).cast_unsigned();
+    let end = if lock.l_len == 0 { TO_THE_END } else { start.saturating_add_signed(lock.l_len - 1) };
+    Ok(FileLock { start, end, typ: lock.l_type as u32, pid: lock.l_pid.max(0).cast_unsigned() })
+}
+
+/// The waits of a volume.
+#[derive(Default)]
+pub struct Waits {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    waits: HashMap<u64, Arc<Wait>>,
+    /// Requests that were interrupted and are not waited for, the latest last.
+    early: VecDeque<u64>,
+}
+
+/// One wait.
+#[derive(Default)]
+struct Wait {
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    interrupted: bool,
+    /// The thread that waits, while it does.
+    thread: Option<libc::pthread_t>,
+    ended: bool,
+}
+
+impl Waits {
+    /// Waits for a lock on a thread of its own, and answers from there.
+    ///
+    /// # Errors
+    /// `ENOLCK` when no thread can be started.
+    pub fn start(self: &Arc<Self>, wish: Wish, description: Arc<OwnedFd>, responder: Responder) -> Result<(), Errno> {
+        let unique = responder.unique();
+        let wait = self.register(unique);
+        let waits = Arc::clone(self);
+        let work = move || {
+            let outcome = wait.run(wish, &description);
+            waits.lock().waits.remove(&unique);
+            let locked = outcome.is_ok();
+            if responder.send(outcome.map(|()| Answer::Done)).is_err() && locked {
+                // Nobody knows of the lock, so nobody would give it up.
+                let _ = unlock(wish, &description);
+            }
+        };
+        let started = thread::Builder::new().name("lock".to_owned()).stack_size(64 << 10).spawn(work);
+        started.map(drop).map_err(|_| {
+            self.lock().waits.remove(&unique);
+            Errno::NOLCK
+        })
+    }
+
+    /// The caller of the request `unique` waits no longer.
+    pub fn interrupt(&self, unique: u64) {
+        let wait = {
+            let mut table = self.lock();
+            match table.waits.get(&unique) {
+                Some(wait) => Arc::clone(wait),
+                None => {
+                    // The wait may be about to begin; or the request is of another kind, and was not to be interrupted.
+                    if table.early.len() == REMEMBERED {
+                        table.early.pop_front();
+                    }
+                    table.early.push_back(unique);
+                    return;
+                }
+            }
+        };
+        wait.interrupt();
+    }
+
+    fn register(&self, unique: u64) -> Arc<Wait> {
+        let mut table = self.lock();
+        let interrupted = table.early.contains(&unique);
+        let progress = Mutex::new(Progress { interrupted, ..Progress::default() });
+        let wait = Arc::new(Wait { progress, ended: Condvar::new() });
+        table.waits.insert(unique, Arc::clone(&wait));
+        wait
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("a thread that panics ends the process")
+    }
+}
+
+impl Wait {
+    fn run(&self, wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
+        // SAFETY: the call has no conditions.
+        self.progress().thread = Some(unsafe { libc::pthread_self() });
+        let outcome = loop {
+            if self.progress().interrupted {
+                break Err(Errno::INTR);
+            }
+            match wish.wait_on(description) {
+                Err(Errno::INTR) => {}
+                outcome => break outcome,
+            }
+        };
+        let mut progress = self.progress();
+        // From here on the thread may end, and gets no signals any more.
+        progress.thread = None;
+        progress.ended = true;
+        self.ended.notify_all();
+        outcome
+    }
+
+    /// A signal that comes just before the thread begins to wait in the kernel is lost, so it is sent again.
+    fn interrupt(&self) {
+        const AGAIN: Duration = Duration::from_millis(1);
+        let mut progress = self.progress();
+        progress.interrupted = true;
+        while !progress.ended {
+            if let Some(thread) = progress.thread {
+                // SAFETY: the thread lives: it takes itself out of `progress`, whose lock is held here, before it ends.
+                unsafe { libc::pthread_kill(thread, WAKE as libc::c_int) };
+            }
+            progress = match self.ended.wait_timeout(progress, AGAIN) {
+                Ok((progress, _)) => progress,
+                Err(_) => return,
+            };
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().expect("a thread that panics ends the process")
+    }
+}
+
+fn unlock(wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
+    match wish {
+        Wish::Whole(_) => flock(description, libc::LOCK_UN),
+        Wish::Range(range) => {
+            let range = FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range };
+            fcntl(description, libc::F_OFD_SETLK, range).map(drop)
+        }
+    }
+}
+
+/// Lets signals end a wait: without a handler they would end the process.
+///
+/// # Errors
+/// When the handler cannot be set.
+pub fn catch_wake_signal() -> io::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(WAKE, &action) }?;
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The supervisor's side of one passthrough volume: its mounts, and what was asked for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mount::MountError;
+use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
+use crate::mount::visible::{MountPoint, VisibleMount};
+use crate::server::Server;
+use crate::server::protocol::VolumeId;
+
+/// How long the kernel may believe what it was told of names and attributes. What a file holds is always
+/// asked from the source when its data goes through the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cache {
+    /// Not at all: every look asks.
+    None,
+    /// For one second, so that a change on the source is seen within it.
+    #[default]
+    Auto,
+    /// For ever: nobody changes the source but through this mount.
+    Always,
+}
+
+/// How the bytes of files travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataPath {
+    /// Reads and writes go from the kernel to the source (`FUSE_PASSTHROUGH`, Linux 6.9).
+    Kernel,
+    /// The server reads and writes.
+    Server,
+}
+
+/// How a passthrough volume is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// The volume's name, for log lines.
+    pub name: String,
+    /// What the kernel may remember.
+    pub cache: Cache,
+    /// Nobody reads or writes the source but through this mount.
+    pub exclusive: bool,
+    /// Most bytes that files may take on the source, those that are there included. A write beyond it is `ENOSPC`.
+    pub limit: Option<u64>,
+    /// Report every request on standard output.
+    pub trace: bool,
+    /// What to do about a socket, which cannot be connected to through FUSE: the end of the sentence that is logged
+    /// when the first one is met.
+    pub socket_advice: Option<String>,
+    /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
+    pub threads: Option<u8>,
+}
+
+/// Threads of a session: one for each of two CPUs, which is what answers fastest (ARCHITECTURE.md has the figures).
+pub const SESSION_THREADS: usize = 2;
+
+/// A directory or file of the host, mounted.
+pub struct Passthrough {
+    server: Arc<Server>,
+    volume: VolumeId,
+    mount: PrivateMount,
+    data_path: DataPath,
+}
+
+impl Passthrough {
+    /// Mounts what `source` is open on, and lets `server` answer for it. Nobody sees it before
+    /// [`show`](Self::show). `source` may be opened with `O_PATH`; it must be a directory or a regular file.
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or the server does not take it.
+    pub fn start(
+        server: Arc<Server>,
+        source: BorrowedFd<'_>,
+        options: &Options,
+        mount: &MountOptions,
+    ) -> Result<Self, MountError> {
+        let device = open_device()?;
+        let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
+        let (volume, data_path) = server
+            .pass(device.as_fd(), source, options)
+            .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
+        Ok(Self { server, volume, mount, data_path })
+    }
+
+    /// Shows the volume at `point`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
+        let clone = match access {
+            Access::ReadOnly => self.mount.read_only_clone()?,
+            Access::ReadWrite => self.mount.read_write_clone()?,
+        };
+        point.attach(&clone)
+    }
+
+    /// How the bytes of files travel, as a probe found out.
+    pub fn data_path(&self) -> DataPath {
+        self.data_path
+    }
+
+    /// Number of FUSE requests served so far.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn requests(&self) -> io::Result<u64> {
+        self.server.requests(self.volume)
+    }
+}
+
+impl Drop for Passthrough {
+    fn drop(&mut self) {
+        // The server may be gone already, and with it all it held.
+        let _ = self.server.remove(self.volume);
+    }
+}

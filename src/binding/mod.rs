@@ -1,0 +1,244 @@
+//! Bindings: from a claim to the PersistentVolume behind it, with the checks and the words of the kubelet.
+//!
+//! Manifest files often lack what an API server fills in, so two checks are made differently where it is missing:
+//!
+//! - a claim without a status counts as bound when it names a PersistentVolume;
+//! - where one of the two uids is missing, the claim's namespace and name are compared instead.
+
+mod affinity;
+
+use std::path::{Component, Path};
+
+use crate::manifest::objects::{ClaimKey, Controller, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode};
+use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::volume::{Claim, ClaimReference, HostPath, Usage};
+
+/// What a claim came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The PersistentVolume's name, which is safe as a path element.
+    pub name: String,
+    /// Where it is.
+    pub source: BoundSource,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// Whether no other pod may use it at the same time.
+    pub exclusive: bool,
+    /// A group that containers need to use it (PV-04). Adding it to them is up to the container runtime.
+    pub gid: Option<u32>,
+    /// What the user should hear about it.
+    pub warnings: Vec<String>,
+}
+
+/// Where a PersistentVolume is, of those that podfs can serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BoundSource {
+    /// At a path of whichever node.
+    HostPath(HostPath),
+    /// At a path of this node, which may be empty.
+    Local(String),
+}
+
+impl BoundSource {
+    /// The directory the kubelet keeps such volumes in.
+    pub fn directory(&self) -> &'static str {
+        match self {
+            BoundSource::HostPath(_) => HostPath::DIRECTORY,
+            BoundSource::Local(_) => "kubernetes.io~local-volume",
+        }
+    }
+}
+
+/// Why a claim leads to nothing. Texts are the kubelet's where it has one (PV-01).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindingError {
+    /// There is no such claim, or it is not bound to a PersistentVolume that knows of it.
+    #[error("error processing PVC {namespace}/{name}: {problem}")]
+    Claim {
+        /// The claim's namespace.
+        namespace: String,
+        /// The claim's name.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A claim that has the name of an ephemeral volume's but was made for something else (PV-02).
+    #[error("PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)")]
+    NotOwner {
+        /// Namespace of both.
+        namespace: String,
+        /// The claim's name.
+        claim: String,
+        /// The pod's name.
+        pod: String,
+    },
+    /// The volume is not what containers use it as (PV-06).
+    #[error("volume {volume} has volumeMode {mode}, but is specified in {place}")]
+    Mode {
+        /// The volume's name in the pod.
+        volume: String,
+        /// What it is.
+        mode: &'static str,
+        /// Where it stands.
+        place: &'static str,
+    },
+    /// A block device.
+    #[error("volume {0} has volumeMode Block; podfs serves file systems only")]
+    Block(String),
+    /// A PersistentVolume that podfs cannot serve.
+    #[error("PersistentVolume {name:?} {problem}")]
+    Unsupported {
+        /// Its name.
+        name: String,
+        /// Why not.
+        problem: String,
+    },
+    /// The PersistentVolume cannot be used on this node (LP-04).
+    #[error("MountVolume.NodeAffinity check failed for volume {0:?} : no matching NodeSelectorTerms")]
+    NodeAffinity(String),
+}
+
+/// Finds the PersistentVolume behind the volume `volume` of a pod.
+///
+/// # Errors
+/// The first thing that stands in the way; when the objects change, it may be gone.
+pub fn resolve(
+    volume: &str,
+    claim: &Claim,
+    pod: &PodIdentity,
+    facts: &PodFacts,
+    objects: &Objects,
+) -> Result<Bound, BindingError> {
+    let key = ClaimKey { namespace: pod.namespace.clone(), name: claim.reference.name(&pod.name, volume), uid: None };
+    let failed =
+        |problem: String| BindingError::Claim { namespace: key.namespace.clone(), name: key.name.clone(), problem };
+    let found = objects.claim(&key.namespace, &key.name).ok_or_else(|| {
+        failed(format!("failed to fetch PVC from API server: persistentvolumeclaims {:?} not found", key.name))
+    })?;
+    if claim.reference == ClaimReference::OfPod && !found.controller.as_ref().is_some_and(|owner| owns(owner, pod)) {
+        return Err(BindingError::NotOwner { namespace: key.namespace, claim: key.name, pod: pod.name.clone() });
+    }
+    let name = volume_name(found).map_err(failed)?;
+    let persistent = objects.persistent_volume(name).ok_or_else(|| {
+        failed(format!("failed to fetch PV {name} from API server: persistentvolumes {name:?} not found"))
+    })?;
+    check_back_reference(name, persistent.claim.as_ref(), &key, found).map_err(failed)?;
+    check_mode(volume, persistent.mode, claim.usage)?;
+    let unsupported = |problem: String| BindingError::Unsupported { name: name.to_owned(), problem };
+    if !is_path_element(name) {
+        return Err(unsupported("cannot name a directory; rename it".to_owned()));
+    }
+    let source = match &persistent.source {
+        PersistentSource::Local(path) => BoundSource::Local(path.clone()),
+        PersistentSource::HostPath(Ok(source)) => BoundSource::HostPath(source.clone()),
+        PersistentSource::HostPath(Err(error)) => return Err(unsupported(format!("cannot be used: {error}"))),
+        PersistentSource::Other(word) => {
+            return Err(unsupported(format!("is of kind {word}; supported are hostPath and local")));
+        }
+    };
+    let options = mount_options(&source, &persistent.mount_options).map_err(unsupported)?;
+    let node = objects.node(facts.node_name.as_deref());
+    let mut warnings = options.ignored;
+    match (&persistent.nodes, node) {
+        (Some(required), Some(node)) if !affinity::matches(required, node) => {
+            return Err(BindingError::NodeAffinity(name.to_owned()));
+        }
+        (Some(_), None) => warnings.push(format!(
+            "whether PersistentVolume {name:?} may be used on this node is not checked: there is no Node object"
+        )),
+        _ => {}
+    }
+    Ok(Bound {
+        name: name.to_owned(),
+        source,
+        read_only: claim.read_only || options.read_only,
+        exclusive: persistent.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
+        gid: persistent.gid,
+        warnings,
+    })
+}
+
+/// The PersistentVolume a claim names. A claim that is being deleted is as good as gone, unless it waits for pods.
+fn volume_name(claim: &PersistentVolumeClaim) -> Result<&str, String> {
+    if claim.deleting && !claim.protected {
+        return Err("PVC is being deleted".to_owned());
+    }
+    match (claim.phase.as_deref(), &claim.volume) {
+        (Some("Bound") | None, Some(name)) => Ok(name),
+        (Some("Bound"), None) => Err("PVC has empty pvc.Spec.VolumeName".to_owned()),
+        _ => Err("PVC is not bound".to_owned()),
+    }
+}
+
+fn check_back_reference(
+    name: &str,
+    reference: Option<&ClaimKey>,
+    key: &ClaimKey,
+    claim: &PersistentVolumeClaim,
+) -> Result<(), String> {
+    let Some(reference) = reference else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    match (&reference.uid, &claim.uid) {
+        (Some(theirs), Some(own)) if theirs == own => Ok(()),
+        (Some(theirs), Some(own)) => Err(format!(
+            "found PV object {name} but its pv.Spec.ClaimRef.UID {theirs} does not point to claim.UID {own}"
+        )),
+        _ if (&reference.namespace, &reference.name) == (&key.namespace, &key.name) => Ok(()),
+        _ => Err(format!(
+            "found PV object {name} but its pv.Spec.ClaimRef {}/{} does not point to the claim",
+            reference.namespace, reference.name
+        )),
+    }
+}
+
+fn check_mode(volume: &str, mode: VolumeMode, usage: Usage) -> Result<(), BindingError> {
+    let wrong = |mode, place| Err(BindingError::Mode { volume: volume.to_owned(), mode, place });
+    match mode {
+        VolumeMode::Block if usage.mounted => wrong("Block", "volumeMounts"),
+        VolumeMode::Filesystem if usage.device => wrong("Filesystem", "volumeDevices"),
+        VolumeMode::Block => Err(BindingError::Block(volume.to_owned())),
+        VolumeMode::Filesystem => Ok(()),
+    }
+}
+
+/// A manifest file need not have uids, on either side.
+fn owns(owner: &Controller, pod: &PodIdentity) -> bool {
+    match &owner.uid {
+        Some(uid) => uid == pod.uid.as_str(),
+        None => owner.kind == "Pod" && owner.name == pod.name,
+    }
+}
+
+/// A name that leads to no other directory.
+fn is_path_element(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
+}
+
+#[derive(Default)]
+struct MountOptions {
+    read_only: bool,
+    ignored: Vec<String>,
+}
+
+/// What the options of a PersistentVolume's mount come to. podfs honours `ro` only.
+fn mount_options(source: &BoundSource, options: &[String]) -> Result<MountOptions, String> {
+    let mut outcome = MountOptions::default();
+    for option in options.iter().filter(|option| !option.is_empty()) {
+        if let BoundSource::HostPath(_) = source {
+            return Err("cannot be used: mount options are not supported for this volume type".to_owned());
+        }
+        match option.as_str() {
+            "ro" => outcome.read_only = true,
+            "rw" | "bind" | "defaults" => {}
+            other => outcome.ignored.push(format!("mount option {other:?} has no effect in podfs")),
+        }
+    }
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Deleting a tree. Links are removed and not followed, and what is mounted inside is left alone (ED-08).
+
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, unlinkat};
+use rustix::io::Errno;
+
+use super::walk::{Crossing, Found, Place, Visitor, enter, walk};
+
+/// So many of the entries that could not be deleted are named.
+const NAMED: usize = 5;
+
+/// What could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
+#[derive(Debug, Default)]
+pub struct Left {
+    count: usize,
+    named: Vec<String>,
+}
+
+impl Left {
+    /// Whether nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    fn add(&mut self, path: PathBuf, cause: Errno) {
+        self.count += 1;
+        if self.named.len() < NAMED {
+            let path = path.display();
+            self.named.push(match cause {
+                Errno::XDEV | Errno::BUSY => format!("{path} is a mount point"),
+                cause => format!("{path}: {cause}"),
+            });
+        }
+    }
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let noun = if self.count == 1 { "entry" } else { "entries" };
+        write!(f, "{} {noun}: {}", self.count, self.named.join("; "))?;
+        if self.count > self.named.len() { f.write_str("; …") } else { Ok(()) }
+    }
+}
+
+/// Deletes the directory `name` of `parent` with everything in it. What cannot be deleted stays, with the directories
+/// it is in.
+///
+/// # Errors
+/// When the directory cannot be read, or somebody moves its directories about meanwhile. That it is not there is none.
+pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
+    let mut deletion = Deletion::default();
+    match enter(parent, name, Crossing::Stop) {
+        Ok(root) => walk(root, Crossing::Stop, &mut deletion)?,
+        Err(Errno::NOENT) => return Ok(deletion.left),
+        Err(Errno::XDEV) => {
+            deletion.left.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
+            return Ok(deletion.left);
+        }
+        // Whoever may write here made something else of it.
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            unlinkat(parent, name, AtFlags::empty())?;
+            return Ok(deletion.left);
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    match unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) if !deletion.left.is_empty() => Ok(deletion.left),
+        Err(errno) => Err(errno.into()),
+        Ok(()) => Ok(deletion.left),
+    }
+}
+
+#[derive(Default)]
+struct Deletion {
+    left: Left,
+}
+
+impl Visitor for Deletion {
+    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+        let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        match unlinkat(found.parent, found.name, flags) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            // What is left in it was counted already.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if !self.left.is_empty() => {}
+            Err(errno) => self.left.add(place.path(), errno),
+        }
+        Ok(())
+    }
+
+    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+        self.left.add(place.path(), cause);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use podfs_fuse::mount::bind::bind;
+    use podfs_fuse::mount::directories::Directories;
+    use podfs_fuse::mount::private::Access;
+    use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+
+    use super::*;
+
+    fn delete_in(base: &Path) -> Left {
+        delete(File::open(base).expect("a directory").as_fd(), c"tree").expect("deleted")
+    }
+
+    #[test]
+    fn a_tree_is_deleted_with_everything_and_links_are_not_followed() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (tree, outside) = (base.path().join("tree"), base.path().join("outside"));
+        fs::create_dir_all(tree.join("a/b/c")).expect("directories");
+        fs::create_dir(&outside).expect("a directory");
+        fs::write(outside.join("keep"), "").expect("a file");
+        fs::write(tree.join("a/file"), "").expect("a file");
+        symlink(&outside, tree.join("a/b/link")).expect("a link");
+        symlink("nowhere", tree.join("dangling")).expect("a link");
+        assert!(delete_in(base.path()).is_empty());
+        assert!(!tree.exists() && outside.join("keep").exists());
+        assert!(delete_in(base.path()).is_empty(), "nothing is there any more");
+        symlink(&outside, &tree).expect("a link");
+        assert!(delete_in(base.path()).is_empty());
+        assert!(!tree.is_symlink() && outside.join("keep").exists());
+    }
+
+    #[test]
+    fn a_deep_tree_takes_neither_stack_nor_descriptors() {
+        let base = tempfile::tempdir().expect("a directory");
+        let mut at = File::open(base.path()).expect("a directory");
+        let mut name = c"tree";
+        for _ in 0..5_000 {
+            rustix::fs::mkdirat(&at, name, rustix::fs::Mode::RWXU).expect("a directory");
+            at = File::from(enter(&at, name, Crossing::Stop).expect("entered"));
+            name = c"d";
+        }
+        assert!(delete_in(base.path()).is_empty());
+    }
+
+    #[test]
+    fn ed_08_what_is_mounted_inside_is_left_and_told() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (tree, outside) = (base.path().join("tree"), base.path().join("outside"));
+        fs::create_dir_all(tree.join("a/mnt")).expect("directories");
+        fs::write(tree.join("a/gone"), "").expect("a file");
+        fs::create_dir(&outside).expect("a directory");
+        fs::write(outside.join("keep"), "").expect("a file");
+        let mut directories = Directories::default();
+        let point = MountPoint::prepare(&tree.join("a/mnt"), Leftovers::RemoveDead, &mut directories).expect("a point");
+        let source = File::open(&outside).expect("a directory");
+        let mounted = point.attach(&bind(source.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+        let left = delete_in(base.path());
+        assert_eq!(left.to_string(), "1 entry: a/mnt is a mount point");
+        assert!(outside.join("keep").exists() && !tree.join("a/gone").exists());
+        mounted.unmount().expect("unmounted");
+        assert!(delete_in(base.path()).is_empty());
+        assert!(!tree.exists() && outside.join("keep").exists());
+    }
+}

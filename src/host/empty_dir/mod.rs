@@ -1,0 +1,143 @@
+//! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
+//!
+//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which says what the content is
+//! kept on. `ready` comes last and goes first, so content without it is incomplete, and nothing complete is ever
+//! mistaken for rubbish.
+
+mod plan;
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, chmod, chownat, mkdirat, openat2};
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::delete::{Left, delete};
+use super::{HostError, Source, memory};
+
+pub use plan::{Backing, Plan, PlanError};
+
+const CONTENT: &CStr = c"content";
+const READY: &str = "ready";
+
+/// The content of an emptyDir.
+#[derive(Debug)]
+pub struct Content {
+    home: PathBuf,
+    source: Source,
+}
+
+impl Content {
+    /// Makes the content in `home`, which is a directory, or finds it there if it is complete (ED-05).
+    ///
+    /// # Errors
+    /// When it cannot be made, or what is left of an earlier attempt cannot be deleted.
+    pub fn set_up(home: &Path, plan: &Plan) -> Result<Content, HostError> {
+        let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
+        match fs::read_to_string(home.join(READY)) {
+            Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
+                Some(source) => return Ok(Content { home: home.to_owned(), source }),
+                None => warn!("the content of {} is gone; it is made anew", home.display()),
+            },
+            Ok(backing) => warn!("{} was kept on {backing}; it is made anew", home.display()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
+        }
+        let left = clear(home, &directory)?;
+        if !left.is_empty() {
+            let path = content_path(home);
+            return Err(HostError::Refused(format!("{} has to be made anew, but {left}", path.display())));
+        }
+        let source = make(home, &directory, plan)?;
+        let written = fs::write(home.join(READY), plan.backing.to_string());
+        written.map_err(|cause| HostError::system("write", &home.join(READY), cause))?;
+        Ok(Content { home: home.to_owned(), source })
+    }
+
+    /// Where the files are.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Deletes the content; the home stays, and is empty if nothing is left.
+    ///
+    /// # Errors
+    /// When the home cannot be read.
+    pub fn delete(self) -> Result<Left, HostError> {
+        let Content { home, source } = self;
+        // A tmpfs can only be unmounted when nobody holds it.
+        drop(source);
+        let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;
+        clear(&home, &directory)
+    }
+}
+
+/// Deletes whatever content there is. What is mounted on it is unmounted if it is a file system of podfs' own making;
+/// anything else that is mounted is left alone (ED-08).
+fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
+    let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
+    match fs::remove_file(home.join(READY)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    while let Some(mounted) = mounted(directory)
+        && memory::is_memory(&mounted)
+    {
+        drop(mounted);
+        memory::take_off(&content_path(home)).map_err(failed)?;
+    }
+    delete(directory.as_fd(), CONTENT).map_err(failed)
+}
+
+/// The content, if it is there as it should be.
+fn find(directory: &File, backing: Backing) -> Option<Source> {
+    let found = match backing {
+        Backing::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
+        Backing::Memory { .. } | Backing::HugePages { .. } => {
+            mounted(directory).filter(|found| memory::is_memory(found))?
+        }
+    };
+    Source::of(found).ok()
+}
+
+/// What is mounted on the content, if anything is.
+fn mounted(directory: &File) -> Option<OwnedFd> {
+    match open(directory, ResolveFlags::NO_XDEV) {
+        Err(Errno::XDEV) => open(directory, ResolveFlags::empty()).ok(),
+        _ => None,
+    }
+}
+
+fn open(directory: &File, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(directory, CONTENT, flags, Mode::empty(), resolve | ResolveFlags::NO_SYMLINKS)
+}
+
+fn make(home: &Path, directory: &File, plan: &Plan) -> Result<Source, HostError> {
+    let path = content_path(home);
+    let failed = |errno: Errno| HostError::system("make the directory", &path, errno);
+    mkdirat(directory, CONTENT, Mode::RWXU).map_err(failed)?;
+    match plan.backing {
+        Backing::Disk => {}
+        Backing::Memory { bytes } => memory::mount_tmpfs(&path, bytes)?,
+        Backing::HugePages { page_size, limit } => memory::mount_huge_pages(&path, page_size, limit)?,
+    }
+    let content = open(directory, ResolveFlags::empty()).map_err(failed)?;
+    // The group first: chown(2) may take the setgid bit away. A umask has no say in chmod(2).
+    chownat(&content, c"", Some(Uid::ROOT), Some(Gid::from_raw(plan.gid)), AtFlags::EMPTY_PATH).map_err(failed)?;
+    let by_descriptor = format!("/proc/self/fd/{}", content.as_raw_fd());
+    chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into())).map_err(failed)?;
+    Source::of(content).map_err(failed)
+}
+
+fn content_path(home: &Path) -> PathBuf {
+    home.join(std::ffi::OsStr::from_bytes(CONTENT.to_bytes()))
+}
+
+#[cfg(test)]
+mod tests;

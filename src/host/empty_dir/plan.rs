@@ -1,0 +1,165 @@
+//! What an emptyDir is going to be made of: decided from the manifest and the node alone.
+
+use std::fmt;
+
+use podfs_fuse::mount::private::Access;
+
+use crate::manifest::pod::PodFacts;
+use crate::payload::{Allocatable, Entry, fs_group_mode};
+use crate::volume::{EmptyDir, PageSize, Storage};
+
+/// How to make the content of an emptyDir.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What its files are kept on.
+    pub backing: Backing,
+    /// Mode of its root, what the fsGroup adds included (ED-10).
+    pub mode: u16,
+    /// Group of its root.
+    pub gid: u32,
+}
+
+/// What the files are kept on. Reads as it is recorded beside the content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// The file system of podfs' root directory.
+    Disk,
+    /// A tmpfs of so many bytes.
+    Memory {
+        /// Most it may hold.
+        bytes: u64,
+    },
+    /// A hugetlbfs.
+    HugePages {
+        /// Bytes of a page.
+        page_size: u64,
+        /// Most it may hold.
+        limit: Option<u64>,
+    },
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backing::Disk => f.write_str("disk"),
+            Backing::Memory { .. } => f.write_str("memory"),
+            Backing::HugePages { page_size, .. } => write!(f, "hugepages-{}", PageSize(*page_size)),
+        }
+    }
+}
+
+/// Why huge pages cannot be chosen (ED-04). Texts are the kubelet's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The pod asks for several sizes and the volume does not say which.
+    #[error("medium: HugePages can't be used if container requests multiple huge page sizes")]
+    SeveralSizes,
+    /// The pod asks for none, or none of this size.
+    #[error("medium {0}: hugePages storage requested, but there is no resource request for huge pages")]
+    NoRequest(Storage),
+}
+
+impl Plan {
+    /// Decides.
+    ///
+    /// # Errors
+    /// Huge pages that the pod does not ask for.
+    pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<Plan, PlanError> {
+        let limit = source.size_limit;
+        let (backing, mode) = match source.medium {
+            Storage::Disk => (Backing::Disk, 0o777),
+            Storage::Memory => {
+                let bounds = [facts.resources.memory_limit, limit].into_iter().flatten();
+                (Backing::Memory { bytes: bounds.fold(node.memory_bytes, u64::min) }, 0o1777)
+            }
+            Storage::HugePages(size) => {
+                (Backing::HugePages { page_size: page_size(source.medium, size, facts)?, limit }, 0o777)
+            }
+        };
+        let mode = source.mode.unwrap_or(mode);
+        Ok(Plan {
+            backing,
+            mode: match facts.fs_group {
+                Some(_) => fs_group_mode(mode, Entry::Directory, Access::ReadWrite),
+                None => mode,
+            },
+            gid: facts.fs_group.unwrap_or(0),
+        })
+    }
+}
+
+fn page_size(medium: Storage, size: Option<u64>, facts: &PodFacts) -> Result<u64, PlanError> {
+    let asked = &facts.resources.page_sizes;
+    match (size, asked.first()) {
+        (Some(size), _) if asked.contains(&size) => Ok(size),
+        (None, Some(_)) if asked.len() > 1 => Err(PlanError::SeveralSizes),
+        (None, Some(only)) => Ok(*only),
+        _ => Err(PlanError::NoRequest(medium)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::pod::PodResources;
+
+    const NODE: Allocatable = Allocatable { cpu_milli: 1, memory_bytes: 16 << 30, ephemeral_storage_bytes: 1 };
+
+    fn plan(medium: Storage, size_limit: Option<u64>, resources: PodResources) -> Result<Plan, PlanError> {
+        let facts = PodFacts { resources, ..PodFacts::stand_in() };
+        Plan::new(&EmptyDir { medium, size_limit, mode: None }, &facts, NODE)
+    }
+
+    #[test]
+    fn ed_02_memory_is_bounded_by_node_pod_and_volume() {
+        let bytes = |pod: Option<u64>, volume: Option<u64>| {
+            let resources = PodResources { memory_limit: pod.map(|gib| gib << 30), ..PodResources::default() };
+            match plan(Storage::Memory, volume.map(|gib| gib << 30), resources).expect("a plan").backing {
+                Backing::Memory { bytes } => bytes >> 30,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(bytes(Some(10), Some(1)), 1);
+        assert_eq!(bytes(Some(10), None), 10);
+        assert_eq!(bytes(None, None), 16);
+        assert_eq!(bytes(Some(32), Some(64)), 16);
+    }
+
+    #[test]
+    fn ed_04_the_page_size_is_one_the_pod_asks_for() {
+        const SMALL: u64 = 2 << 20;
+        const LARGE: u64 = 1 << 30;
+        let chosen = |sizes: &[u64], medium: Option<u64>| {
+            let page_sizes = sizes.iter().copied().collect();
+            let plan = plan(Storage::HugePages(medium), None, PodResources { page_sizes, memory_limit: None });
+            plan.map(|plan| plan.backing.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(chosen(&[SMALL], None).as_deref(), Ok("hugepages-2Mi"));
+        assert_eq!(chosen(&[SMALL, LARGE], Some(LARGE)).as_deref(), Ok("hugepages-1Gi"));
+        assert_eq!(chosen(&[SMALL, LARGE], Some(SMALL)).as_deref(), Ok("hugepages-2Mi"));
+        assert_eq!(
+            chosen(&[SMALL, LARGE], None),
+            Err("medium: HugePages can't be used if container requests multiple huge page sizes".to_owned())
+        );
+        let none = |medium: &str| {
+            let text = "hugePages storage requested, but there is no resource request for huge pages";
+            Err(format!("medium {medium}: {text}"))
+        };
+        assert_eq!(chosen(&[], None), none("HugePages"));
+        assert_eq!(chosen(&[SMALL], Some(1 << 20)), none("HugePages-1Mi"));
+    }
+
+    #[test]
+    fn ed_01_ed_10_ex_02_the_root_is_open_to_all_unless_the_manifest_says_otherwise() {
+        let mode = |medium, mode, fs_group| {
+            let facts = PodFacts { fs_group, ..PodFacts::stand_in() };
+            Plan::new(&EmptyDir { medium, size_limit: None, mode }, &facts, NODE).expect("a plan").mode
+        };
+        assert_eq!(mode(Storage::Disk, None, None), 0o777);
+        assert_eq!(mode(Storage::Memory, None, None), 0o1777);
+        assert_eq!(mode(Storage::Disk, None, Some(7)), 0o2777);
+        assert_eq!(mode(Storage::Memory, None, Some(7)), 0o3777);
+        assert_eq!(mode(Storage::Disk, Some(0o700), None), 0o700);
+        assert_eq!(mode(Storage::Disk, Some(0o700), Some(7)), 0o2770);
+    }
+}

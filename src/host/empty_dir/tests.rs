@@ -1,0 +1,143 @@
+//! Homes of emptyDirs, as each life of podfs finds them.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+
+const DISK: Plan = Plan { backing: Backing::Disk, mode: 0o777, gid: 0 };
+const MEMORY: Plan = Plan { backing: Backing::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
+
+/// A home that is unmounted at the end, also when a test fails.
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Home {
+        Home(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn content(&self) -> PathBuf {
+        content_path(self.0.path())
+    }
+
+    fn set_up(&self, plan: &Plan) -> Content {
+        Content::set_up(self.0.path(), plan).expect("content")
+    }
+
+    fn entries(&self) -> usize {
+        fs::read_dir(self.0.path()).expect("a listing").count()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        while memory::take_off(&self.content()).is_ok() {}
+    }
+}
+
+fn owned(path: &Path) -> (u32, u32) {
+    let found = fs::metadata(path).expect("a directory");
+    (found.mode() & 0o7777, found.gid())
+}
+
+#[test]
+fn ed_01_ed_10_the_root_has_its_mode_and_group_whatever_the_umask() {
+    let home = Home::new();
+    let content = home.set_up(&DISK);
+    assert_eq!(owned(&home.content()), (0o777, 0));
+    assert!(content.delete().expect("deleted").is_empty());
+    assert_eq!(home.entries(), 0);
+    home.set_up(&Plan { mode: 0o2777, gid: 4711, ..DISK });
+    assert_eq!(owned(&home.content()), (0o2777, 4711));
+}
+
+#[test]
+fn ed_01_ed_02_memory_is_a_tmpfs_of_its_size() {
+    let home = Home::new();
+    let content = home.set_up(&MEMORY);
+    assert_eq!(owned(&home.content()), (0o1777, 0));
+    let file = home.content().join("file");
+    fs::write(&file, vec![0; 512 << 10]).expect("it fits");
+    let error = fs::write(&file, vec![0; 2 << 20]).expect_err("it does not fit");
+    assert_eq!(error.kind(), ErrorKind::StorageFull);
+    assert!(content.delete().expect("deleted").is_empty());
+    assert_eq!(home.entries(), 0);
+}
+
+#[test]
+fn ed_03_memory_is_not_swapped_where_the_kernel_can_promise_it() {
+    let home = Home::new();
+    home.set_up(&MEMORY);
+    let table = fs::read_to_string("/proc/self/mounts").expect("a table");
+    let at = home.content().canonicalize().expect("a path");
+    let line = table.lines().find(|line| line.contains(at.to_str().expect("text"))).expect("mounted");
+    let release = rustix::system::uname();
+    let version = release.release().to_str().expect("text");
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let modern = (numbers.next(), numbers.next()) >= (Some(6), Some(4));
+    assert_eq!(line.contains("noswap"), modern, "{line}");
+}
+
+#[test]
+fn ed_05_complete_content_is_found_again() {
+    for plan in [DISK, MEMORY] {
+        let home = Home::new();
+        drop(home.set_up(&plan));
+        fs::write(home.content().join("kept"), "").expect("a file");
+        drop(home.set_up(&plan));
+        assert!(home.content().join("kept").exists(), "{}", plan.backing);
+    }
+}
+
+#[test]
+fn ed_05_content_that_is_gone_or_incomplete_is_made_anew() {
+    let home = Home::new();
+    drop(home.set_up(&DISK));
+    fs::remove_dir(home.content()).expect("removed");
+    drop(home.set_up(&DISK));
+    fs::write(home.content().join("old"), "").expect("a file");
+    fs::remove_file(home.0.path().join(READY)).expect("removed");
+    drop(home.set_up(&DISK));
+    assert_eq!(fs::read_dir(home.content()).expect("a listing").count(), 0);
+
+    drop(home.set_up(&MEMORY));
+    fs::write(home.content().join("old"), "").expect("a file");
+    memory::take_off(&home.content()).expect("unmounted, as by a reboot");
+    drop(home.set_up(&MEMORY));
+    assert_eq!(fs::read_dir(home.content()).expect("a listing").count(), 0);
+    assert!(memory::is_memory(File::open(home.content()).expect("a directory")));
+}
+
+#[test]
+fn another_medium_takes_the_place_of_the_one_before() {
+    let home = Home::new();
+    drop(home.set_up(&MEMORY));
+    drop(home.set_up(&DISK));
+    assert!(!memory::is_memory(File::open(home.content()).expect("a directory")));
+}
+
+#[test]
+fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
+    use podfs_fuse::mount::bind::bind;
+    use podfs_fuse::mount::directories::Directories;
+    use podfs_fuse::mount::private::Access;
+    use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+
+    let (home, outside) = (Home::new(), tempfile::tempdir().expect("a directory"));
+    fs::write(outside.path().join("keep"), "").expect("a file");
+    let content = home.set_up(&DISK);
+    let mut directories = Directories::default();
+    let point = MountPoint::prepare(&home.content(), Leftovers::RemoveDead, &mut directories).expect("a point");
+    let opened = File::open(outside.path()).expect("a directory");
+    let foreign = point.attach(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+    assert_eq!(content.delete().expect("nothing fails").to_string(), "1 entry: content is a mount point");
+    assert!(outside.path().join("keep").exists());
+    foreign.unmount().expect("unmounted");
+}
+
+#[test]
+fn huge_pages_of_a_size_the_node_lacks_are_told() {
+    let home = Home::new();
+    let plan = Plan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
+    let error = Content::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
+    assert!(error.contains("no huge pages"), "{error}");
+}

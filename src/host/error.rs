@@ -1,0 +1,112 @@
+//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; what podfs knows in
+//! addition follows them.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// A source that cannot be used now.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// A host path is not what its type asks for (HP-04).
+    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
+    WrongType {
+        /// The path.
+        path: PathBuf,
+        /// What it should be, as the kubelet calls it.
+        expected: &'static str,
+        /// Why nothing can be said of what is there.
+        found: Option<Obstacle>,
+    },
+    /// A source that cannot be opened.
+    #[error("{what} {} cannot be used: {obstacle}", path.display())]
+    Open {
+        /// What it is the source of.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What is in the way.
+        obstacle: Obstacle,
+    },
+    /// What is missing cannot be made.
+    #[error("cannot make the {what} {}: {cause}", path.display())]
+    Make {
+        /// `directory` or `file`.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A rule is broken, and the sentence says which.
+    #[error("{0}")]
+    Refused(String),
+    /// Anything else.
+    #[error("cannot {what} {}: {cause}", path.display())]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+impl HostError {
+    pub(super) fn system(what: &'static str, path: &Path, cause: impl Into<io::Error>) -> HostError {
+        HostError::System { what, path: path.to_owned(), cause: cause.into() }
+    }
+}
+
+/// What is in the way of opening a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// There is nothing.
+    Missing,
+    /// A symbolic link to nothing.
+    Dangling,
+    /// Symbolic links in a circle.
+    Loop,
+    /// A file where a directory would be needed.
+    NotADirectory,
+    /// The file system is gone, or its server.
+    Dead(Errno),
+    /// Anything else.
+    Other(Errno),
+}
+
+impl Obstacle {
+    /// Sorts what the kernel said about opening `path`.
+    pub(super) fn of(path: &Path, errno: Errno) -> Obstacle {
+        match errno {
+            Errno::NOENT if std::fs::symlink_metadata(path).is_ok() => Obstacle::Dangling,
+            Errno::NOENT => Obstacle::Missing,
+            Errno::LOOP => Obstacle::Loop,
+            Errno::NOTDIR => Obstacle::NotADirectory,
+            Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::IO | Errno::HOSTDOWN | Errno::TIMEDOUT => {
+                Obstacle::Dead(errno)
+            }
+            _ => Obstacle::Other(errno),
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Missing => f.write_str("it does not exist"),
+            Obstacle::Dangling => f.write_str("it is a symbolic link that leads to nothing; repair or remove the link"),
+            Obstacle::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
+            Obstacle::NotADirectory => f.write_str("a part of the path is not a directory"),
+            Obstacle::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
+            Obstacle::Other(errno) => errno.fmt(f),
+        }
+    }
+}
+
+fn because(found: Option<Obstacle>) -> String {
+    found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
+}

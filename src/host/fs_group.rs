@@ -1,0 +1,247 @@
+//! Giving a volume to the pod's group: the kubelet's walk, entry by entry.
+//!
+//! Children come first and the root last, so a root that looks right means that the walk before it was complete. Links
+//! are given to the group but never followed. What cannot be changed is logged and does not stop the mount (FG-02).
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::mount::private::Access;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, chmod, chownat, fstat, openat};
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::walk::{Crossing, Found, Place, Visitor, walk};
+use super::{FileKind, HostError, Source};
+use crate::manifest::pod::FsGroupPolicy;
+use crate::payload::{Entry, fs_group_mode};
+
+/// When the user is told that it takes long, and then again each time (FG-05).
+const FIRST_NOTICE: Duration = Duration::from_secs(30);
+const NEXT_NOTICE: Duration = Duration::from_secs(60);
+/// Only every so many entries the clock is looked at.
+const BETWEEN_LOOKS: u64 = 256;
+/// So many entries that could not be changed are named.
+const NAMED: u64 = 5;
+
+/// Gives `source` and everything below it to `group`, unless the policy says that it looks given already.
+///
+/// # Errors
+/// When a directory cannot be read.
+pub fn give(source: &Source, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
+    let failed = |cause: io::Error| HostError::Refused(format!("cannot give the volume to group {group}: {cause}"));
+    let root = fstat(source).map_err(|errno| failed(errno.into()))?;
+    if source.kind() == FileKind::Directory {
+        if !needs_walk(policy, Root::of(&root), group, Access::ReadWrite) {
+            return Ok(());
+        }
+        let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
+        let now = Instant::now();
+        let mut giving = Giving { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
+        walk(directory, Crossing::Enter, &mut giving).map_err(failed)?;
+        if giving.refused > 0 {
+            warn!("volume {volume:?}: {} entries could not be given to group {group}", giving.refused);
+        }
+    }
+    if let Err(errno) = give_one(source.as_fd(), &root, group) {
+        warn!("volume {volume:?}: its root cannot be given to group {group}: {errno}");
+    }
+    Ok(())
+}
+
+/// The group of a source.
+pub fn group_of(source: &Source) -> Option<u32> {
+    fstat(source).ok().map(|found| found.st_gid)
+}
+
+/// What is looked at of a volume's root.
+#[derive(Clone, Copy, Debug)]
+struct Root {
+    is_directory: bool,
+    gid: u32,
+    mode: u16,
+}
+
+impl Root {
+    fn of(found: &Stat) -> Root {
+        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        Root { is_directory, gid: found.st_gid, mode: bits(found) }
+    }
+}
+
+/// Whether the walk has to be made (FG-03).
+fn needs_walk(policy: FsGroupPolicy, root: Root, group: u32, access: Access) -> bool {
+    let wanted = fs_group_mode(0, Entry::Directory, access);
+    policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
+}
+
+struct Giving<'a> {
+    group: u32,
+    volume: &'a str,
+    given: u64,
+    refused: u64,
+    started: Instant,
+    notice: Instant,
+}
+
+impl Visitor for Giving<'_> {
+    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let entry = match openat(found.parent, found.name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened?,
+        };
+        if let Err(errno) = give_one(entry.as_fd(), &fstat(&entry)?, self.group) {
+            self.refused += 1;
+            if self.refused <= NAMED {
+                let path = place.path();
+                warn!("volume {:?}: {} cannot be given to group {}: {errno}", self.volume, path.display(), self.group);
+            }
+        }
+        self.given += 1;
+        self.tell_progress();
+        Ok(())
+    }
+
+    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+        Err(io::Error::other(format!("{}: {cause}", place.path().display())))
+    }
+}
+
+impl Giving<'_> {
+    fn tell_progress(&mut self) {
+        if !self.given.is_multiple_of(BETWEEN_LOOKS) {
+            return;
+        }
+        let now = Instant::now();
+        if now >= self.notice {
+            self.notice = now + NEXT_NOTICE;
+            warn!(
+                "volume {:?}: {} entries were given to group {} in {} s, and more are left; \
+                 fsGroupChangePolicy: OnRootMismatch does this only once",
+                self.volume,
+                self.given,
+                self.group,
+                now.duration_since(self.started).as_secs()
+            );
+        }
+    }
+}
+
+/// The user stays. The mode is that of before with bits added, what chown(2) takes from a setuid file included.
+fn give_one(entry: BorrowedFd<'_>, before: &Stat, group: u32) -> Result<(), Errno> {
+    const ITSELF: &CStr = c"";
+    let owned = chownat(entry, ITSELF, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+    let kind = match FileType::from_raw_mode(before.st_mode) {
+        FileType::Symlink => return owned,
+        FileType::Directory => Entry::Directory,
+        _ => Entry::File,
+    };
+    let mode = fs_group_mode(bits(before), kind, Access::ReadWrite);
+    // A descriptor that is open for its identity only is changed by this name.
+    let path: PathBuf = format!("/proc/self/fd/{}", entry.as_raw_fd()).into();
+    owned.and(chmod(path, Mode::from_raw_mode(mode.into())))
+}
+
+fn bits(found: &Stat) -> u16 {
+    // Masked to twelve bits, which fit.
+    (found.st_mode & 0o7777) as u16
+}
+
+/// The directory of a descriptor that is open for its identity only, open for reading.
+fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::path::Path;
+
+    use super::*;
+
+    const GROUP: u32 = 4711;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    /// Mode, owner and group of an entry itself.
+    fn owned(path: &Path) -> (u32, u32, u32) {
+        let found = fs::symlink_metadata(path).expect("an entry");
+        (found.mode() & 0o7777, found.uid(), found.gid())
+    }
+
+    fn give_tree(path: &Path, policy: FsGroupPolicy) {
+        give(&Source::open(path).expect("a source"), GROUP, policy, "data").expect("given");
+    }
+
+    #[test]
+    fn fg_03_the_policy_decides_by_the_root_alone() {
+        use FsGroupPolicy::{Always, OnRootMismatch};
+        let root = |gid, mode| Root { is_directory: true, gid, mode };
+        let rows = [
+            (Always, root(GROUP, 0o2770), true),
+            (Always, root(0, 0o755), true),
+            (OnRootMismatch, root(0, 0o2770), true),
+            (OnRootMismatch, root(GROUP, 0o2750), true),
+            (OnRootMismatch, root(GROUP, 0o770), true),
+            (OnRootMismatch, root(0, 0o755), true),
+            (OnRootMismatch, Root { is_directory: false, ..root(GROUP, 0o2770) }, true),
+            (OnRootMismatch, root(GROUP, 0o2770), false),
+        ];
+        for (policy, root, expected) in rows {
+            assert_eq!(needs_walk(policy, root, GROUP, Access::ReadWrite), expected, "{policy:?} {root:?}");
+        }
+        assert!(!needs_walk(OnRootMismatch, root(GROUP, 0o2550), GROUP, Access::ReadOnly));
+    }
+
+    #[test]
+    fn fg_01_fg_02_everything_is_given_and_only_bits_are_added() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (root, outside) = (base.path().join("root"), base.path().join("outside"));
+        fs::create_dir_all(root.join("dir/deep")).expect("directories");
+        for (name, mode) in [("plain", 0o644), ("private", 0o600), ("none", 0), ("setuid", 0o4755)] {
+            fs::write(root.join("dir").join(name), "").expect("a file");
+            set_mode(&root.join("dir").join(name), mode);
+        }
+        std::os::unix::fs::chown(root.join("dir/private"), Some(1000), Some(1000)).expect("owned");
+        fs::write(&outside, "").expect("a file");
+        set_mode(&outside, 0o600);
+        symlink(&outside, root.join("link")).expect("a link");
+        set_mode(&root, 0o755);
+        give_tree(&root, FsGroupPolicy::Always);
+        let rows = [
+            ("", (0o2775, 0, GROUP)),
+            ("dir", (0o2775, 0, GROUP)),
+            ("dir/deep", (0o2775, 0, GROUP)),
+            ("dir/plain", (0o664, 0, GROUP)),
+            ("dir/private", (0o660, 1000, GROUP)),
+            ("dir/none", (0o660, 0, GROUP)),
+            ("dir/setuid", (0o4775, 0, GROUP)),
+            ("link", (0o777, 0, GROUP)),
+        ];
+        for (path, expected) in rows {
+            assert_eq!(owned(&root.join(path)), expected, "{path}");
+        }
+        assert_eq!(owned(&outside), (0o600, 0, 0));
+    }
+
+    #[test]
+    fn fg_03_a_root_that_matches_spares_the_walk() {
+        let base = tempfile::tempdir().expect("a directory");
+        let rogue = base.path().join("rogue");
+        fs::create_dir(&rogue).expect("a directory");
+        give_tree(base.path(), FsGroupPolicy::Always);
+        set_mode(&rogue, 0o700);
+        give_tree(base.path(), FsGroupPolicy::OnRootMismatch);
+        assert_eq!(owned(&rogue).0, 0o700);
+        set_mode(base.path(), 0o770);
+        give_tree(base.path(), FsGroupPolicy::OnRootMismatch);
+        assert_eq!((owned(&rogue).0, owned(base.path()).0), (0o2770, 0o2770));
+    }
+}

@@ -1,0 +1,214 @@
+//! Host paths: opened, checked against their type, and made where the type says so.
+//!
+//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes something only where there
+//! is nothing. And a path without a type has to exist: it is the container runtime that would make it, later.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::error::Obstacle;
+use super::{FileKind, HostError, Source};
+use crate::volume::{HostPath, HostPathType};
+
+/// Modes of what is made, before the umask.
+const DIRECTORY: u32 = 0o755;
+const FILE: u32 = 0o644;
+
+/// Opens a host path, and makes it first if its type says so (HP-02, HP-03).
+///
+/// # Errors
+/// When it is not there, is something else, or cannot be made.
+pub fn open(host_path: &HostPath) -> Result<Source, HostError> {
+    let HostPath { path, kind } = host_path;
+    match (Source::open(path), kind) {
+        (Err(Obstacle::Missing), HostPathType::DirectoryOrCreate) => {
+            make_directory(path)?;
+            check(path, *kind, Source::open(path))
+        }
+        (Err(Obstacle::Missing), HostPathType::FileOrCreate) => {
+            make_file(path)?;
+            check(path, *kind, Source::open(path))
+        }
+        (opened, _) => check(path, *kind, opened),
+    }
+}
+
+fn check(path: &Path, kind: HostPathType, opened: Result<Source, Obstacle>) -> Result<Source, HostError> {
+    let path = path.to_owned();
+    let Some((expected, allowed)) = expectation(kind) else {
+        return opened.map_err(|obstacle| match obstacle {
+            Obstacle::Missing => HostError::Refused(format!(
+                "hostPath {} cannot be used: it does not exist; make it, or give the volume the type DirectoryOrCreate",
+                path.display()
+            )),
+            obstacle => HostError::Open { what: "hostPath", path, obstacle },
+        });
+    };
+    match opened {
+        Ok(source) if source.kind() == allowed => Ok(source),
+        Ok(_) => Err(HostError::WrongType { path, expected, found: None }),
+        Err(obstacle) => Err(HostError::WrongType { path, expected, found: Some(obstacle) }),
+    }
+}
+
+/// What a type asks for, in the kubelet's words.
+fn expectation(kind: HostPathType) -> Option<(&'static str, FileKind)> {
+    Some(match kind {
+        HostPathType::Unchecked => return None,
+        HostPathType::DirectoryOrCreate | HostPathType::Directory => ("a directory", FileKind::Directory),
+        HostPathType::FileOrCreate | HostPathType::File => ("a file", FileKind::File),
+        HostPathType::Socket => ("a socket file", FileKind::Socket),
+        HostPathType::CharDevice => ("a character device", FileKind::CharDevice),
+        HostPathType::BlockDevice => ("a block device", FileKind::BlockDevice),
+    })
+}
+
+fn make_directory(path: &Path) -> Result<(), HostError> {
+    let made = DirBuilder::new().recursive(true).mode(DIRECTORY).create(path);
+    made.map_err(|cause| HostError::Make { what: "directory", path: path.to_owned(), cause })
+}
+
+/// The directory of the file has to be there.
+fn make_file(path: &Path) -> Result<(), HostError> {
+    // Exclusively, so that no link that appears just now is followed.
+    match OpenOptions::new().write(true).create_new(true).mode(FILE).open(path) {
+        Ok(_) => Ok(()),
+        Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Err(HostError::Refused(format!(
+            "cannot make the file {}: its directory does not exist, and FileOrCreate makes none",
+            path.display()
+        ))),
+        Err(cause) => Err(HostError::Make { what: "file", path: path.to_owned(), cause }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use HostPathType::*;
+
+    use super::*;
+
+    fn open_as(path: &Path, kind: HostPathType) -> Result<FileKind, String> {
+        let opened = open(&HostPath { path: path.to_owned(), kind });
+        opened.map(|source| source.kind()).map_err(|error| error.to_string())
+    }
+
+    /// A directory with one entry of each kind: `dir`, `file`, `socket`, and links to them.
+    fn host() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let base = directory.path().to_owned();
+        fs::create_dir(base.join("dir")).expect("a directory");
+        fs::write(base.join("file"), "").expect("a file");
+        drop(UnixListener::bind(base.join("socket")).expect("a socket"));
+        for name in ["dir", "file", "socket"] {
+            symlink(name, base.join(format!("to-{name}"))).expect("a link");
+        }
+        symlink("nowhere", base.join("dangling")).expect("a link");
+        symlink("loop", base.join("loop")).expect("a link");
+        (directory, base)
+    }
+
+    #[test]
+    fn hp_04_hp_05_each_type_accepts_its_kind_and_links_to_it() {
+        let (_guard, base) = host();
+        for (kind, name, found) in [
+            (Unchecked, "socket", FileKind::Socket),
+            (Directory, "dir", FileKind::Directory),
+            (DirectoryOrCreate, "dir", FileKind::Directory),
+            (File, "file", FileKind::File),
+            (FileOrCreate, "file", FileKind::File),
+            (Socket, "socket", FileKind::Socket),
+        ] {
+            assert_eq!(open_as(&base.join(name), kind), Ok(found));
+            assert_eq!(open_as(&base.join(format!("to-{name}")), kind), Ok(found));
+        }
+        assert_eq!(open_as(Path::new("/dev/null"), CharDevice), Ok(FileKind::CharDevice));
+    }
+
+    #[test]
+    fn hp_04_another_kind_is_refused_with_the_kubelets_text() {
+        let (_guard, base) = host();
+        for (kind, name, text) in [
+            (Directory, "file", "a directory"),
+            (DirectoryOrCreate, "file", "a directory"),
+            (File, "dir", "a file"),
+            (FileOrCreate, "socket", "a file"),
+            (Socket, "file", "a socket file"),
+            (CharDevice, "file", "a character device"),
+            (BlockDevice, "dir", "a block device"),
+        ] {
+            let path = base.join(name);
+            let expected = format!("hostPath type check failed: {} is not {text}", path.display());
+            assert_eq!(open_as(&path, kind), Err(expected));
+        }
+        let path = base.join("missing");
+        let expected = format!("hostPath type check failed: {} is not a directory: it does not exist", path.display());
+        assert_eq!(open_as(&path, Directory), Err(expected));
+    }
+
+    #[test]
+    fn hp_01_nothing_is_made_without_a_type() {
+        let (_guard, base) = host();
+        let error = open_as(&base.join("missing"), Unchecked).expect_err("missing");
+        assert!(
+            error.ends_with("it does not exist; make it, or give the volume the type DirectoryOrCreate"),
+            "{error}"
+        );
+        assert!(!base.join("missing").exists());
+    }
+
+    #[test]
+    fn hp_02_a_missing_directory_is_made_with_its_parents() {
+        let (_guard, base) = host();
+        let path = base.join("a/b");
+        assert_eq!(open_as(&path, DirectoryOrCreate), Ok(FileKind::Directory));
+        let mode = fs::metadata(&path).expect("made").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o755 & !umask());
+    }
+
+    #[test]
+    fn hp_03_a_missing_file_is_made_without_its_parents() {
+        let (_guard, base) = host();
+        assert_eq!(open_as(&base.join("new"), FileOrCreate), Ok(FileKind::File));
+        let mode = fs::metadata(base.join("new")).expect("made").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o644 & !umask());
+        let error = open_as(&base.join("a/new"), FileOrCreate).expect_err("no parent");
+        assert!(error.contains("its directory does not exist, and FileOrCreate makes none"), "{error}");
+        assert!(!base.join("a").exists());
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_are_told_and_never_replaced() {
+        let (_guard, base) = host();
+        for kind in [Unchecked, Directory, DirectoryOrCreate, FileOrCreate] {
+            let error = open_as(&base.join("dangling"), kind).expect_err("dangling");
+            assert!(error.contains("a symbolic link that leads to nothing"), "{error}");
+            let error = open_as(&base.join("loop"), kind).expect_err("a loop");
+            assert!(error.contains("its symbolic links lead in a circle"), "{error}");
+        }
+        assert!(!base.join("nowhere").exists());
+    }
+
+    #[test]
+    fn a_source_stays_what_it_was_when_its_path_becomes_a_link() {
+        let (_guard, base) = host();
+        let path = base.join("dir");
+        let source = open(&HostPath { path: path.clone(), kind: Directory }).expect("a directory");
+        fs::rename(&path, base.join("moved")).expect("renamed");
+        symlink("/etc", &path).expect("a link");
+        assert_eq!(source.real_path().expect("a path"), base.join("moved").canonicalize().expect("a path"));
+    }
+
+    fn umask() -> u32 {
+        let status = fs::read_to_string("/proc/self/status").expect("a status");
+        let line = status.lines().find_map(|line| line.strip_prefix("Umask:")).expect("a umask");
+        u32::from_str_radix(line.trim(), 8).expect("octal")
+    }
+}

@@ -1,0 +1,81 @@
+//! File systems in memory: tmpfs and hugetlbfs, mounted for emptyDirs.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, fstatfs};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+
+use super::HostError;
+
+const TMPFS: u32 = 0x0102_1994;
+const HUGETLBFS: u32 = 0x9584_58f6;
+
+/// Mounts a tmpfs of so many bytes, which are never written to swap where the kernel can promise that (ED-03).
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn mount_tmpfs(at: &Path, bytes: u64) -> Result<(), HostError> {
+    let settings = [("size", bytes.to_string()), ("mode", "1777".to_owned())];
+    let mounted = match create("tmpfs", &settings, &["noswap"]) {
+        // Kernels before 6.4, and user namespaces, do not know the flag.
+        Err(Errno::INVAL) => create("tmpfs", &settings, &[]),
+        created => created,
+    };
+    attach(mounted, at).map_err(|errno| HostError::system("mount a tmpfs on", at, errno))
+}
+
+/// Mounts huge pages of this size.
+///
+/// # Errors
+/// When the kernel has no pages of this size, or refuses.
+pub fn mount_huge_pages(at: &Path, page_size: u64, limit: Option<u64>) -> Result<(), HostError> {
+    let mut settings = vec![("pagesize", page_size.to_string()), ("mode", "0777".to_owned())];
+    settings.extend(limit.map(|limit| ("size", limit.to_string())));
+    let mounted = create("hugetlbfs", &settings, &[]);
+    attach(mounted, at).map_err(|errno| match errno {
+        Errno::INVAL => HostError::Refused(format!("this node has no huge pages of {page_size} bytes")),
+        Errno::NODEV => HostError::Refused("this kernel has no huge pages (hugetlbfs)".to_owned()),
+        errno => HostError::system("mount huge pages on", at, errno),
+    })
+}
+
+/// Whether a directory is on one of these file systems.
+pub fn is_memory(directory: impl AsFd) -> bool {
+    // Truncated on purpose: the numbers have 32 bits, and their type differs between architectures.
+    fstatfs(directory).is_ok_and(|found| matches!(found.f_type as u32, TMPFS | HUGETLBFS))
+}
+
+/// Unmounts what is on top of `path`, lazily when it is busy.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn take_off(path: &Path) -> io::Result<()> {
+    let unmounted = match unmount(path, UnmountFlags::NOFOLLOW) {
+        Err(Errno::BUSY) => unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH),
+        unmounted => unmounted,
+    };
+    Ok(unmounted?)
+}
+
+fn create(file_system: &str, settings: &[(&str, String)], flags: &[&str]) -> Result<OwnedFd, Errno> {
+    let context = fsopen(file_system, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), "source", "podfs")?;
+    for (key, value) in settings {
+        fsconfig_set_string(context.as_fd(), *key, value.as_str())?;
+    }
+    for flag in flags {
+        fsconfig_set_flag(context.as_fd(), *flag)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+fn attach(mounted: Result<OwnedFd, Errno>, at: &Path) -> Result<(), Errno> {
+    move_mount(mounted?, c"", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}

@@ -1,0 +1,29 @@
+//! The host: what passthrough volumes need done on the node before they can be shown, and after.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`open`] | opening a source once, so that nothing can be swapped between a check and its use |
+//! | [`host_path`] | the eight types of host paths, and making what is missing |
+//! | [`local`] | local PersistentVolumes |
+//! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
+//! | [`memory`] | tmpfs and hugetlbfs for emptyDirs |
+//! | [`fs_group`] | giving a volume to a group |
+//! | [`serve`] | whether a source is served by podfs or by a bind mount |
+//! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
+//! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
+//! | [`error`] | what can go wrong, one sentence each |
+
+pub mod delete;
+pub mod empty_dir;
+pub mod error;
+pub mod fs_group;
+pub mod host_path;
+pub mod local;
+pub mod memory;
+pub mod neighbours;
+pub mod open;
+pub mod serve;
+pub mod walk;
+
+pub use error::HostError;
+pub use open::{FileKind, Source};

@@ -1,0 +1,95 @@
+//! Opening a source. Everything later, checks included, goes through the descriptor, so whoever replaces the path by
+//! something else afterwards changes nothing.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::private::Shape;
+use rustix::fs::{FileType, Mode, OFlags, fstat, fstatfs, open};
+
+use super::HostError;
+use super::error::Obstacle;
+
+/// A file or directory of the host, opened for its identity only (`O_PATH`).
+#[derive(Debug)]
+pub struct Source {
+    descriptor: OwnedFd,
+    kind: FileKind,
+}
+
+/// What a source is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File,
+    /// A unix socket.
+    Socket,
+    /// A named pipe.
+    Fifo,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl Source {
+    /// Opens what `path` leads to. Symbolic links are followed (HP-05).
+    pub(super) fn open(path: &Path) -> Result<Source, Obstacle> {
+        let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let descriptor = opened.map_err(|errno| Obstacle::of(path, errno))?;
+        // Attributes may come from the kernel's memory; whether the file system still answers is told by this.
+        fstatfs(&descriptor).map_err(|errno| Obstacle::of(path, errno))?;
+        Source::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
+    }
+
+    /// The source that is open already.
+    pub(super) fn of(descriptor: OwnedFd) -> rustix::io::Result<Source> {
+        let kind = match FileType::from_raw_mode(fstat(&descriptor)?.st_mode) {
+            FileType::Directory => FileKind::Directory,
+            FileType::Socket => FileKind::Socket,
+            FileType::Fifo => FileKind::Fifo,
+            FileType::CharacterDevice => FileKind::CharDevice,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            _ => FileKind::File,
+        };
+        Ok(Source { descriptor, kind })
+    }
+
+    /// The same, open once more.
+    ///
+    /// # Errors
+    /// When this process has too many open files.
+    pub fn try_clone(&self) -> Result<Source, HostError> {
+        let descriptor = self.descriptor.try_clone();
+        let descriptor =
+            descriptor.map_err(|cause| HostError::Refused(format!("cannot keep the source open: {cause}")))?;
+        Ok(Source { descriptor, kind: self.kind })
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// What it has to be mounted on.
+    pub fn shape(&self) -> Shape {
+        match self.kind {
+            FileKind::Directory => Shape::Directory,
+            _ => Shape::File,
+        }
+    }
+
+    /// Where it is, without symbolic links.
+    pub(super) fn real_path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
+    }
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}

@@ -1,0 +1,68 @@
+//! Nodes: what they offer to pods, and which volumes may be used on them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource;
+use serde::Deserialize;
+
+use super::Content;
+use super::parse::{LongMetadata, Parsed, field};
+use crate::manifest::{ManifestError, Origin};
+use crate::payload::Allocatable;
+use crate::quantity::Quantity;
+
+/// What a Node says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    cpu: Option<Quantity>,
+    memory: Option<Quantity>,
+    ephemeral_storage: Option<Quantity>,
+}
+
+impl Node {
+    /// What pods can use of the node; where it does not say, what they can use of `machine`.
+    pub fn allocatable(&self, machine: Allocatable) -> Allocatable {
+        let or = |amount: Option<u128>, machine| amount.map_or(machine, |amount| amount.try_into().unwrap_or(u64::MAX));
+        Allocatable {
+            cpu_milli: or(self.cpu.map(Quantity::milli), machine.cpu_milli),
+            memory_bytes: or(self.memory.map(Quantity::units), machine.memory_bytes),
+            ephemeral_storage_bytes: or(self.ephemeral_storage.map(Quantity::units), machine.ephemeral_storage_bytes),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct NodeObject {
+    #[serde(default)]
+    metadata: LongMetadata,
+    status: Option<NodeStatus>,
+}
+
+#[derive(Deserialize)]
+struct NodeStatus {
+    allocatable: Option<BTreeMap<String, resource::Quantity>>,
+}
+
+pub(super) fn node(object: NodeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
+    let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
+    let amount = |resource: &str| {
+        let parse = |text: &resource::Quantity| {
+            Quantity::parse(&text.0).map_err(|error| {
+                ManifestError::invalid(origin, &field("status.allocatable", resource), error.to_string())
+            })
+        };
+        allocatable.get(resource).map(parse).transpose()
+    };
+    let node = Node {
+        name: object.metadata.name.clone().unwrap_or_default(),
+        labels: object.metadata.labels.clone().unwrap_or_default(),
+        cpu: amount("cpu")?,
+        memory: amount("memory")?,
+        ephemeral_storage: amount("ephemeral-storage")?,
+    };
+    Ok(Parsed { metadata: object.metadata.short(), immutable: false, content: Content::Node(node) })
+}

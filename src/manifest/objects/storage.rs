@@ -1,0 +1,231 @@
+//! PersistentVolumes and the claims they are bound to.
+//!
+//! What the API accepts is accepted here: a PersistentVolume that podfs cannot serve is no fault of its manifest, and
+//! is told to the volume that leads to it.
+
+use k8s_openapi::api::core::v1 as core;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::Content;
+use super::parse::{LongMetadata, Parsed};
+use crate::manifest::{ManifestError, Origin};
+use crate::volume::{HostPath, InvalidField};
+
+/// Options of a mount, older than the field for them; it wins over the field.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+/// A group that containers need to use the volume.
+const GID: &str = "pv.beta.kubernetes.io/gid";
+
+/// Sources of PersistentVolumes that podfs knows by name only.
+const OTHER_SOURCES: [&str; 20] = [
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "csi",
+    "fc",
+    "flexVolume",
+    "flocker",
+    "gcePersistentDisk",
+    "glusterfs",
+    "iscsi",
+    "nfs",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+    "vsphereVolume",
+];
+
+/// Storage of the cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PersistentVolume {
+    /// Where it is.
+    pub source: PersistentSource,
+    /// The claim it is bound to.
+    pub claim: Option<ClaimKey>,
+    /// What it is to containers.
+    pub mode: VolumeMode,
+    /// How many may use it at once, such as `ReadWriteOncePod`.
+    pub access_modes: Vec<String>,
+    /// The nodes it can be used on; all, if there is none.
+    pub nodes: Option<core::NodeSelector>,
+    /// Options of its mount.
+    pub mount_options: Vec<String>,
+    /// A group that containers need to use it.
+    pub gid: Option<u32>,
+}
+
+/// Where a PersistentVolume is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PersistentSource {
+    /// At a path of whichever node; what is wrong with the path is told when the volume is used.
+    HostPath(Result<HostPath, InvalidField>),
+    /// At a path of the nodes it can be used on. It may be empty.
+    Local(String),
+    /// Somewhere podfs cannot reach; the word is the manifest's.
+    Other(String),
+}
+
+/// What a volume is to containers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VolumeMode {
+    /// Directories and files.
+    #[default]
+    Filesystem,
+    /// A block device.
+    Block,
+}
+
+/// A claim, as a PersistentVolume names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimKey {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, which a manifest file need not have.
+    pub uid: Option<String>,
+}
+
+/// What a user asked for, and the PersistentVolume that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PersistentVolumeClaim {
+    /// Its uid, which a manifest file need not have.
+    pub uid: Option<String>,
+    /// Its phase, if it has a status.
+    pub phase: Option<String>,
+    /// The PersistentVolume.
+    pub volume: Option<String>,
+    /// Somebody asked for its deletion.
+    pub deleting: bool,
+    /// It stays until no pod uses it.
+    pub protected: bool,
+    /// The object that manages it.
+    pub controller: Option<Controller>,
+}
+
+/// The object that manages another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, which a manifest file need not have.
+    pub uid: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct PersistentVolumeObject {
+    #[serde(default)]
+    metadata: LongMetadata,
+    #[serde(default)]
+    spec: PersistentVolumeSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PersistentVolumeSpec {
+    host_path: Option<core::HostPathVolumeSource>,
+    local: Option<core::LocalVolumeSource>,
+    claim_ref: Option<core::ObjectReference>,
+    volume_mode: Option<String>,
+    access_modes: Option<Vec<String>>,
+    node_affinity: Option<core::VolumeNodeAffinity>,
+    mount_options: Option<Vec<String>>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
+    let PersistentVolumeObject { metadata, spec } = object;
+    let other = OTHER_SOURCES.iter().find(|word| spec.others.contains_key(**word));
+    let source = match (spec.host_path, spec.local, other) {
+        (Some(source), None, None) => PersistentSource::HostPath(HostPath::parse(&source)),
+        (None, Some(source), None) => PersistentSource::Local(source.path),
+        (None, None, Some(word)) => PersistentSource::Other((*word).to_owned()),
+        (None, None, None) => {
+            let sentence = "must specify a volume type, such as hostPath or local";
+            return Err(ManifestError::invalid(origin, "spec", sentence));
+        }
+        _ => return Err(ManifestError::invalid(origin, "spec", "may not specify more than 1 volume type")),
+    };
+    let annotation = |key: &str| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
+    let volume = PersistentVolume {
+        source,
+        claim: spec.claim_ref.map(claim_key),
+        mode: volume_mode(spec.volume_mode.as_deref(), origin)?,
+        access_modes: spec.access_modes.unwrap_or_default(),
+        nodes: spec.node_affinity.and_then(|affinity| affinity.required),
+        mount_options: match annotation(MOUNT_OPTIONS) {
+            Some(list) => list.split(',').map(|option| option.trim().to_owned()).collect(),
+            None => spec.mount_options.unwrap_or_default(),
+        },
+        // One that is no number is skipped, as the kubelet does.
+        gid: annotation(GID).and_then(|gid| gid.parse().ok()),
+    };
+    Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolume(volume) })
+}
+
+fn claim_key(reference: core::ObjectReference) -> ClaimKey {
+    ClaimKey {
+        namespace: reference.namespace.filter(|text| !text.is_empty()).unwrap_or_else(|| "default".to_owned()),
+        name: reference.name.unwrap_or_default(),
+        uid: reference.uid.filter(|text| !text.is_empty()),
+    }
+}
+
+fn volume_mode(word: Option<&str>, origin: &Origin) -> Result<VolumeMode, ManifestError> {
+    match word {
+        None | Some("" | "Filesystem") => Ok(VolumeMode::Filesystem),
+        Some("Block") => Ok(VolumeMode::Block),
+        Some(_) => Err(ManifestError::invalid(origin, "spec.volumeMode", "must be Filesystem or Block")),
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct PersistentVolumeClaimObject {
+    #[serde(default)]
+    metadata: LongMetadata,
+    #[serde(default)]
+    spec: PersistentVolumeClaimSpec,
+    status: Option<PersistentVolumeClaimStatus>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PersistentVolumeClaimSpec {
+    volume_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct PersistentVolumeClaimStatus {
+    phase: Option<String>,
+}
+
+/// The finalizer that keeps a claim until no pod uses it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+
+pub(super) fn persistent_volume_claim(object: PersistentVolumeClaimObject) -> Parsed {
+    let PersistentVolumeClaimObject { metadata, spec, status } = object;
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    let claim = PersistentVolumeClaim {
+        uid: given(&metadata.uid),
+        phase: status.and_then(|status| given(&status.phase)),
+        volume: given(&spec.volume_name),
+        deleting: metadata.deletion_timestamp.is_some(),
+        protected: metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION),
+        controller: controller.map(|owner| Controller {
+            kind: owner.kind.clone().unwrap_or_default(),
+            name: owner.name.clone().unwrap_or_default(),
+            uid: given(&owner.uid),
+        }),
+    };
+    Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolumeClaim(claim) }
+}

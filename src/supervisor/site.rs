@@ -1,0 +1,44 @@
+//! Where volumes appear.
+
+use std::path::{Path, PathBuf};
+
+use crate::manifest::pod::PodUid;
+
+/// Where the volumes of one supervisor appear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// In this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
+    Pod(PathBuf),
+    /// The only volume, at this very path.
+    Exactly(PathBuf),
+}
+
+impl Site {
+    /// The site of a pod below the root directory.
+    pub fn of_pod(root: &Path, uid: &PodUid) -> Site {
+        Site::Pod(root.join("pods").join(uid.as_str()))
+    }
+
+    /// The place of a volume, given the kubelet's directory for its kind.
+    pub(super) fn volume(&self, directory: &str, name: &str) -> PathBuf {
+        match self {
+            Site::Pod(pod) => pod.join("volumes").join(directory).join(name),
+            Site::Exactly(path) => path.clone(),
+        }
+    }
+
+    /// Where the content of an emptyDir is kept; without a pod, nowhere in particular.
+    pub(super) fn home(&self, name: &str) -> Option<PathBuf> {
+        match self {
+            Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir").join(name)),
+            Site::Exactly(_) => None,
+        }
+    }
+
+    /// A path on the file system the volumes are on.
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Site::Pod(path) | Site::Exactly(path) => path,
+        }
+    }
+}

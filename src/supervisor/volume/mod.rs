@@ -1,0 +1,300 @@
+//! One volume of the pod: what it waits for, what it shows, and its next refresh.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `projected` | volumes whose files podfs assembles |
+//! | `passthrough` | volumes that show something of the host |
+
+mod passthrough;
+mod projected;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::visible::MountPoint;
+use podfs_fuse::projection::GenerationName;
+use podfs_fuse::server::Server;
+use tracing::{info, warn};
+
+use super::scaffold::Scaffold;
+use super::site::Site;
+use crate::manifest::objects::Objects;
+use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::payload::Allocatable;
+use crate::volume::{Volume, VolumeSource};
+use passthrough::PassthroughVolume;
+use projected::ProjectedVolume;
+
+/// The first wait before a failed system call is tried again; each further wait is twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+/// Where SELinux shows that it is in use.
+const SELINUX: &str = "/sys/fs/selinux/enforce";
+
+/// What all volumes of a supervisor have in common. Cheap to clone.
+#[derive(Clone)]
+pub struct Setting {
+    /// The process that answers for them.
+    pub server: Arc<Server>,
+    /// Where they appear.
+    pub site: Site,
+    /// What is made around them. Locked for single calls that make a directory or a file.
+    pub scaffold: Arc<Mutex<Scaffold>>,
+    /// Report every FUSE request on standard output.
+    pub trace: bool,
+}
+
+impl Setting {
+    fn scaffold(&self) -> MutexGuard<'_, Scaffold> {
+        self.scaffold.lock().expect("nobody panics while the scaffold is locked")
+    }
+}
+
+/// Everything a refresh is made from.
+pub struct Refresh {
+    /// The pod's name and namespace.
+    pub identity: PodIdentity,
+    /// What the pod manifest says at this moment.
+    pub facts: PodFacts,
+    /// The objects at this moment.
+    pub objects: Objects,
+    /// What this machine offers to pods.
+    pub allocatable: Allocatable,
+}
+
+impl Refresh {
+    /// What the pod's node offers: as its object says, else as this machine does.
+    fn node(&self) -> Allocatable {
+        let node = self.objects.node(self.facts.node_name.as_deref());
+        node.map_or(self.allocatable, |node| node.allocatable(self.allocatable))
+    }
+
+    /// The label of volumes whose files are all the pod's own.
+    fn selinux_context(&self) -> Option<String> {
+        self.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
+    }
+}
+
+/// The life of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is mounted yet: the first payload is not complete, or the source cannot be used, for this reason. The
+    /// first success leads to [`State::Live`].
+    Waiting(String),
+    /// Mounted, and current. Every commit leads back here. A passthrough stays here.
+    Live(Shown),
+    /// Mounted, and showing the last good generation, because the last refresh failed for this reason
+    /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
+    Behind(Shown, String),
+}
+
+/// What is to be seen of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// A generation of files, which the kernel keeps and asks nobody for.
+    Generation(GenerationName),
+    /// A source of the host; reads and writes go from the kernel to it.
+    Passthrough,
+    /// A source of the host; podfs reads and writes.
+    ReadWrite,
+    /// A source of the host, without podfs in between.
+    Bind,
+}
+
+impl Shown {
+    /// How the volume is served, as the status says it.
+    pub fn mode(&self) -> &'static str {
+        match self {
+            Shown::Generation(_) => "zero-message",
+            Shown::Passthrough => "passthrough",
+            Shown::ReadWrite => "read-write",
+            Shown::Bind => "bind",
+        }
+    }
+
+    /// The generation, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        match self {
+            Shown::Generation(generation) => Some(generation),
+            _ => None,
+        }
+    }
+}
+
+/// What became of a refresh.
+pub enum Attempt {
+    /// There is nothing to do until something changes.
+    Settled,
+    /// The kernel, the server or the host refused; another try may succeed.
+    RetryIn(Duration),
+    /// The volume can never be mounted by this process.
+    Hopeless(MountError),
+}
+
+/// How a supervisor ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As it was told to: the pod is gone.
+    Clean,
+    /// With a failure: the next podfs goes on with what is there.
+    Failed,
+}
+
+/// Why a refresh did not succeed.
+enum Trouble {
+    /// What the manifests say will not do.
+    Manifests(String),
+    /// It may be better at another time.
+    Passing(String),
+    /// This process will never do it.
+    Hopeless(MountError),
+}
+
+impl Trouble {
+    fn of_mount(error: MountError) -> Trouble {
+        match error {
+            MountError::Privilege { .. } | MountError::Unsupported { .. } => Trouble::Hopeless(error),
+            MountError::Occupied { .. } | MountError::Failed { .. } => Trouble::Passing(error.to_string()),
+        }
+    }
+}
+
+/// A volume of the pod.
+pub struct PodVolume {
+    spec: Volume,
+    body: Body,
+    state: State,
+    failures: u32,
+}
+
+enum Body {
+    Projected(ProjectedVolume),
+    Passthrough(PassthroughVolume),
+}
+
+impl PodVolume {
+    /// A volume of files, which is going to be shown at `point`. Nothing is mounted before the first payload is
+    /// complete.
+    pub fn projected(spec: Volume, point: MountPoint, setting: Setting) -> Self {
+        Self::new(spec, Body::Projected(ProjectedVolume::new(setting, point)))
+    }
+
+    /// A volume that shows something of the host. Nothing is made or mounted yet.
+    pub fn passthrough(spec: Volume, setting: Setting) -> Self {
+        Self::new(spec, Body::Passthrough(PassthroughVolume::new(setting)))
+    }
+
+    fn new(spec: Volume, body: Body) -> Self {
+        let awaited = match body {
+            Body::Projected(_) => "its first payload",
+            Body::Passthrough(_) => "its source",
+        };
+        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0 }
+    }
+
+    /// The volume, as the manifest describes it.
+    pub fn spec(&self) -> &Volume {
+        &self.spec
+    }
+
+    /// Where it is, or will be, seen; unknown while nobody knows its PersistentVolume.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.body {
+            Body::Projected(projected) => Some(projected.point().path()),
+            Body::Passthrough(passthrough) => passthrough.path(),
+        }
+    }
+
+    /// A group that containers need to use it.
+    pub fn group(&self) -> Option<u32> {
+        match &self.body {
+            Body::Projected(_) => None,
+            Body::Passthrough(passthrough) => passthrough.group(),
+        }
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Shows what `refresh` says. When that fails, what is shown stays as it is.
+    pub fn refresh(&mut self, refresh: &Refresh) -> Attempt {
+        let outcome = match (&mut self.body, &self.spec.source) {
+            (Body::Projected(projected), VolumeSource::Projection(source)) => {
+                projected.show(&self.spec, source, refresh).map(Shown::Generation)
+            }
+            (Body::Passthrough(passthrough), _) => passthrough.show(&self.spec, refresh),
+            (Body::Projected(_), _) => unreachable!("only a projection is projected"),
+        };
+        match outcome {
+            Ok(shown) => {
+                self.failures = 0;
+                self.enter(State::Live(shown));
+                Attempt::Settled
+            }
+            Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
+            Err(Trouble::Manifests(reason)) => {
+                self.fail(reason);
+                Attempt::Settled
+            }
+            Err(Trouble::Passing(reason)) => {
+                self.fail(reason);
+                self.retry()
+            }
+        }
+    }
+
+    /// Unmounts the volume, and deletes what goes with the pod, if it does.
+    ///
+    /// # Errors
+    /// When the kernel does not unmount it.
+    pub fn take_down(self, end: End) -> Result<(), MountError> {
+        match self.body {
+            Body::Projected(projected) => projected.take_down(),
+            Body::Passthrough(passthrough) => passthrough.take_down(self.spec.name.as_str(), end),
+        }
+    }
+
+    fn shown(&self) -> Option<Shown> {
+        match &self.body {
+            Body::Projected(projected) => projected.generation().map(Shown::Generation),
+            Body::Passthrough(passthrough) => passthrough.shown(),
+        }
+    }
+
+    fn fail(&mut self, reason: String) {
+        let state = match self.shown() {
+            None => State::Waiting(reason),
+            Some(shown) => State::Behind(shown, reason),
+        };
+        self.enter(state);
+    }
+
+    fn retry(&mut self) -> Attempt {
+        let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        Attempt::RetryIn(delay.min(LONGEST_RETRY))
+    }
+
+    /// Logs every change of state once, in the kubelet's words where it has some (ME-02).
+    fn enter(&mut self, state: State) {
+        if state == self.state {
+            return;
+        }
+        let name = self.spec.name.as_str();
+        match &state {
+            State::Waiting(reason) | State::Behind(_, reason) => {
+                warn!("MountVolume.SetUp failed for volume {name:?} : {reason}");
+            }
+            State::Live(shown) => match shown.generation() {
+                Some(generation) => info!(volume = name, mode = shown.mode(), %generation, "volume is current"),
+                None => info!(volume = name, mode = shown.mode(), "volume is mounted"),
+            },
+        }
+        self.state = state;
+    }
+}

@@ -1,0 +1,237 @@
+//! A volume that shows something of the host: its source found and opened, then mounted once.
+//!
+//! What is mounted stays as it is. A later change of the manifests or of the source's path concerns the next pod.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::bind::bind;
+use podfs_fuse::mount::private::{Access, MountOptions};
+use podfs_fuse::mount::visible::VisibleMount;
+use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
+use tracing::warn;
+
+use super::{End, Refresh, Setting, Shown, Trouble};
+use crate::binding::{self, Bound, BoundSource};
+use crate::host::empty_dir::{Backing, Content, Plan};
+use crate::host::{HostError, Source, fs_group, host_path, local, neighbours, serve};
+use crate::supervisor::site::Site;
+use crate::volume::{Claim, EmptyDir, HostPath, ServedBy, Volume, VolumeSource};
+
+/// The mount of a passthrough, once its source was found.
+pub(super) struct PassthroughVolume {
+    setting: Setting,
+    path: Option<PathBuf>,
+    group: Option<u32>,
+    mounted: Option<Mounted>,
+    content: Option<Content>,
+    warned: Vec<String>,
+}
+
+/// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
+struct Mounted {
+    visible: VisibleMount,
+    /// Without one, it is a bind mount.
+    passthrough: Option<Passthrough>,
+}
+
+impl Mounted {
+    fn shown(&self) -> Shown {
+        match self.passthrough.as_ref().map(Passthrough::data_path) {
+            Some(DataPath::Kernel) => Shown::Passthrough,
+            Some(DataPath::Server) => Shown::ReadWrite,
+            None => Shown::Bind,
+        }
+    }
+}
+
+/// What is to be mounted, and how.
+struct MountPlan {
+    path: PathBuf,
+    source: Source,
+    access: Access,
+    served_by: ServedBy,
+    limit: Option<u64>,
+    selinux_context: Option<String>,
+}
+
+impl From<HostError> for Trouble {
+    fn from(error: HostError) -> Trouble {
+        Trouble::Passing(error.to_string())
+    }
+}
+
+impl PassthroughVolume {
+    pub(super) fn new(setting: Setting) -> Self {
+        Self { setting, path: None, group: None, mounted: None, content: None, warned: Vec::new() }
+    }
+
+    /// Where the volume is, or was tried to be.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// A group that containers need to use the volume.
+    pub(super) fn group(&self) -> Option<u32> {
+        self.group
+    }
+
+    /// How the volume is served, if it is.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        self.mounted.as_ref().map(Mounted::shown)
+    }
+
+    /// Mounts the volume, unless it is mounted.
+    pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
+        if let Some(mounted) = &self.mounted {
+            return Ok(mounted.shown());
+        }
+        let mount_plan = match &spec.source {
+            VolumeSource::HostPath(source) => self.host_path(spec, source)?,
+            VolumeSource::EmptyDir(source) => self.empty_dir(spec, source, refresh)?,
+            VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
+            VolumeSource::Projection(_) => unreachable!("a projection is no passthrough"),
+        };
+        let mounted = self.mount(spec, &mount_plan)?;
+        let shown = mounted.shown();
+        self.mounted = Some(mounted);
+        Ok(shown)
+    }
+
+    /// Unmounts the volume, and deletes what goes with the pod.
+    pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
+        let Self { setting, mounted, content, .. } = self;
+        let unmounted = mounted.map_or(Ok(()), |mounted| mounted.visible.unmount());
+        // Without a pod, nobody would find the content again.
+        let goes = end == End::Clean || matches!(setting.site, Site::Exactly(_));
+        if let Some(content) = content.filter(|_| goes) {
+            match content.delete() {
+                Ok(left) if left.is_empty() => {}
+                Ok(left) => warn!("volume {volume:?}: what is left of its content are {left}"),
+                Err(error) => warn!("volume {volume:?}: {error}"),
+            }
+        }
+        unmounted
+    }
+
+    fn host_path(&mut self, spec: &Volume, source: &HostPath) -> Result<MountPlan, Trouble> {
+        let path = self.setting.site.volume(HostPath::DIRECTORY, spec.name.as_str());
+        self.path = Some(path.clone());
+        self.mount_plan(spec, path, host_path::open(source)?, Access::ReadWrite)
+    }
+
+    fn claim(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<MountPlan, Trouble> {
+        let name = spec.name.as_str();
+        let bound = binding::resolve(name, claim, &refresh.identity, &refresh.facts, &refresh.objects);
+        let bound = bound.map_err(|error| Trouble::Manifests(error.to_string()))?;
+        for warning in bound.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
+            warn!("volume {name:?}: {warning}");
+        }
+        self.warned.clone_from(&bound.warnings);
+        let path = self.setting.site.volume(bound.source.directory(), &bound.name);
+        self.path = Some(path.clone());
+        self.group = bound.gid;
+        let shared = neighbours::use_volume_of(&path);
+        if bound.exclusive && shared {
+            let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+            return Err(Trouble::Passing(text.to_owned()));
+        }
+        let access = if bound.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let source = match &bound.source {
+            BoundSource::HostPath(source) => host_path::open(source)?,
+            BoundSource::Local(path) => {
+                let source = local::open(path)?;
+                if let (Some(group), Access::ReadWrite) = (refresh.facts.fs_group, access) {
+                    give(&source, group, shared, &bound, refresh)?;
+                }
+                source
+            }
+        };
+        self.mount_plan(spec, path, source, access)
+    }
+
+    /// By whom a source of the host is served.
+    fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
+        let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
+        Ok(MountPlan { path, source, access, served_by, limit: None, selinux_context: None })
+    }
+
+    fn empty_dir(&mut self, spec: &Volume, source: &EmptyDir, refresh: &Refresh) -> Result<MountPlan, Trouble> {
+        let plan = Plan::new(source, &refresh.facts, refresh.node());
+        let plan = plan.map_err(|error| Trouble::Manifests(error.to_string()))?;
+        let (name, site) = (spec.name.as_str(), &self.setting.site);
+        let path = site.volume(spec.kind.directory.unwrap_or_default(), name);
+        self.path = Some(path.clone());
+        let content = match self.content.take() {
+            Some(content) => content,
+            None => {
+                let home = self.setting.scaffold().make_home(site.home(name));
+                Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, &plan)?
+            }
+        };
+        let opened = content.source().try_clone();
+        self.content = Some(content);
+        let (served_by, limit) = match plan.backing {
+            Backing::Disk => (ServedBy::Fuse, source.size_limit),
+            // The tmpfs itself has no more room than it should.
+            Backing::Memory { .. } => (ServedBy::Fuse, None),
+            // Huge pages cannot be mapped through another file system.
+            Backing::HugePages { .. } => (ServedBy::Bind, None),
+        };
+        let selinux_context = refresh.selinux_context();
+        Ok(MountPlan { path, source: opened?, access: Access::ReadWrite, served_by, limit, selinux_context })
+    }
+
+    fn mount(&self, spec: &Volume, mount_plan: &MountPlan) -> Result<Mounted, Trouble> {
+        let MountPlan { path, source, access, served_by, limit, selinux_context } = mount_plan;
+        let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
+        let point = {
+            let mut scaffold = self.setting.scaffold();
+            let point = scaffold.prepare(path, source.shape()).map_err(|error| passing(&error))?;
+            scaffold.record().map_err(|error| passing(&error))?;
+            point
+        };
+        match served_by {
+            ServedBy::Bind => {
+                let attached = bind(source.as_fd(), *access).and_then(|clone| point.attach(&clone));
+                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, passthrough: None })
+            }
+            ServedBy::Fuse => {
+                let name = spec.name.to_string();
+                let advice = matches!(spec.source, VolumeSource::HostPath(_))
+                    .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
+                let options = Options {
+                    name,
+                    cache: spec.preferences.cache,
+                    exclusive: matches!(spec.source, VolumeSource::EmptyDir(_)),
+                    limit: *limit,
+                    trace: self.setting.trace,
+                    socket_advice: advice,
+                    threads: None,
+                };
+                let mount = MountOptions { selinux_context: selinux_context.clone(), shape: source.shape() };
+                let server = Arc::clone(&self.setting.server);
+                let passthrough = Passthrough::start(server, source.as_fd(), &options, &mount);
+                let passthrough = passthrough.map_err(Trouble::of_mount)?;
+                let visible = passthrough.show(&point, *access).map_err(Trouble::of_mount)?;
+                Ok(Mounted { visible, passthrough: Some(passthrough) })
+            }
+        }
+    }
+}
+
+/// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).
+fn give(source: &Source, group: u32, shared: bool, bound: &Bound, refresh: &Refresh) -> Result<(), HostError> {
+    let name = &bound.name;
+    if !shared {
+        return fs_group::give(source, group, refresh.facts.fs_group_policy, name);
+    }
+    if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
+        warn!(
+            "The requested fsGroup is {group}, but the volume {name} has GID {other}. The volume may not be shareable."
+        );
+    }
+    Ok(())
+}

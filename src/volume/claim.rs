@@ -1,0 +1,83 @@
+//! persistentVolumeClaim and ephemeral volumes: whatever PersistentVolume a claim is bound to.
+
+use k8s_openapi::api::core::v1 as core;
+
+use super::field::{InvalidField, required};
+use super::{Containers, Kind, VolumeSource};
+
+pub(super) const KIND: Kind = Kind {
+    word: "persistentVolumeClaim",
+    directory: None,
+    parse: |volume, containers| {
+        let source = volume.persistent_volume_claim.as_ref()?;
+        let name = required("claimName", Some(&source.claim_name));
+        let claim = name.map(|name| Claim {
+            reference: ClaimReference::Named(name.to_owned()),
+            read_only: source.read_only.unwrap_or(false),
+            usage: Usage::of(&volume.name, containers),
+        });
+        Some(claim.map(VolumeSource::Claim))
+    },
+};
+
+pub(super) const EPHEMERAL: Kind = Kind {
+    word: "ephemeral",
+    directory: None,
+    parse: |volume, containers| {
+        let source = volume.ephemeral.as_ref()?;
+        let claim =
+            Claim { reference: ClaimReference::OfPod, read_only: false, usage: Usage::of(&volume.name, containers) };
+        let template = source.volume_claim_template.as_ref();
+        let template = template.ok_or_else(|| InvalidField::new("volumeClaimTemplate", "is required"));
+        Some(template.map(|_| VolumeSource::Claim(claim)))
+    },
+};
+
+/// A PersistentVolumeClaim of the pod's namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Which one.
+    pub reference: ClaimReference,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// What containers use the volume as.
+    pub usage: Usage,
+}
+
+/// How a claim is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimReference {
+    /// It has this name.
+    Named(String),
+    /// It was made for this volume of the pod: a generic ephemeral volume.
+    OfPod,
+}
+
+impl ClaimReference {
+    /// The claim's name: that of the pod and that of the volume, for an ephemeral one.
+    pub fn name(&self, pod: &str, volume: &str) -> String {
+        match self {
+            ClaimReference::Named(name) => name.clone(),
+            ClaimReference::OfPod => format!("{pod}-{volume}"),
+        }
+    }
+}
+
+/// What containers use a volume as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// It is in the `volumeMounts` of a container.
+    pub mounted: bool,
+    /// It is in the `volumeDevices` of a container.
+    pub device: bool,
+}
+
+impl Usage {
+    fn of(volume: &str, containers: &Containers<'_>) -> Usage {
+        let Containers { mounts, devices } = containers;
+        Usage {
+            mounted: mounts.iter().any(|mounts| mounts.iter().any(|mount: &core::VolumeMount| mount.name == volume)),
+            device: devices.iter().any(|devices| devices.iter().any(|device| device.name == volume)),
+        }
+    }
+}

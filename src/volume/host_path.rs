@@ -1,0 +1,90 @@
+//! hostPath volumes: a file or directory of the node.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
+
+use super::field::{InvalidField, required};
+use super::{Kind, VolumeSource};
+
+pub(super) const KIND: Kind = Kind {
+    word: "hostPath",
+    directory: Some(HostPath::DIRECTORY),
+    parse: |volume: &Volume, _| {
+        volume.host_path.as_ref().map(|source| HostPath::parse(source).map(VolumeSource::HostPath))
+    },
+};
+
+/// A file or directory of the node, and what it has to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPath {
+    /// Where it is: an absolute path without `..`.
+    pub path: PathBuf,
+    /// What has to be there.
+    pub kind: HostPathType,
+}
+
+/// What has to be at a host path, and what is done when nothing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostPathType {
+    /// Whatever is there.
+    Unchecked,
+    /// A directory; one is made if there is nothing.
+    DirectoryOrCreate,
+    /// A directory.
+    Directory,
+    /// A regular file; an empty one is made if there is nothing.
+    FileOrCreate,
+    /// A regular file.
+    File,
+    /// A unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl HostPath {
+    /// The directory the kubelet would keep such volumes in.
+    pub const DIRECTORY: &str = "kubernetes.io~host-path";
+
+    /// Parses the source of a volume or of a PersistentVolume. Errors are relative to it.
+    ///
+    /// # Errors
+    /// No path, one that is not absolute or goes up (HP-06), an unknown type.
+    pub fn parse(source: &HostPathVolumeSource) -> Result<HostPath, InvalidField> {
+        let path = required("path", Some(&source.path))?;
+        if Path::new(path).components().any(|part| part == std::path::Component::ParentDir) {
+            return Err(InvalidField::new("path", format!("invalid HostPath `{path}`: must not contain '..'")));
+        }
+        if !path.starts_with('/') {
+            let sentence = "must be absolute: it starts with '/', since there is no directory it could be relative to";
+            return Err(InvalidField::new("path", sentence));
+        }
+        let kind = HostPathType::parse(source.type_.as_deref().unwrap_or_default())?;
+        Ok(HostPath { path: PathBuf::from(path), kind })
+    }
+}
+
+impl HostPathType {
+    fn parse(word: &str) -> Result<HostPathType, InvalidField> {
+        Ok(match word {
+            "" => HostPathType::Unchecked,
+            "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
+            "Directory" => HostPathType::Directory,
+            "FileOrCreate" => HostPathType::FileOrCreate,
+            "File" => HostPathType::File,
+            "Socket" => HostPathType::Socket,
+            "CharDevice" => HostPathType::CharDevice,
+            "BlockDevice" => HostPathType::BlockDevice,
+            _ => {
+                let sentence = format!(
+                    "{word} is an invalid volume type; valid are DirectoryOrCreate, Directory, FileOrCreate, File, \
+                     Socket, CharDevice, BlockDevice, and \"\" for no check"
+                );
+                return Err(InvalidField::new("type", sentence));
+            }
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>` and `podfs.io/cache.<volume>`.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use podfs_fuse::passthrough::Cache;
+
+use super::{InvalidField, Volume, VolumeSource};
+
+const SERVED_BY: &str = "podfs.io/host-path.";
+const CACHE: &str = "podfs.io/cache.";
+
+/// How a passthrough volume is to be served, as far as the user said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preferences {
+    /// By whom; without it, podfs chooses.
+    pub served_by: Option<ServedBy>,
+    /// What the kernel may remember.
+    pub cache: Cache,
+}
+
+/// Who answers for a host path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServedBy {
+    /// podfs, through FUSE.
+    Fuse,
+    /// The kernel alone, through a bind mount.
+    Bind,
+}
+
+impl Preferences {
+    /// Takes what a pod's annotations say into its volumes.
+    ///
+    /// # Errors
+    /// A value that is none, a volume the pod does not have, or one of a kind that has no such choice. The field is
+    /// relative to the pod.
+    pub(crate) fn apply(
+        annotations: Option<&BTreeMap<String, String>>,
+        volumes: &mut [Volume],
+    ) -> Result<(), InvalidField> {
+        for (key, value) in annotations.into_iter().flatten() {
+            let invalid = |sentence: &dyn Display| InvalidField::new(format!("metadata.annotations[{key}]"), sentence);
+            if let Some(name) = key.strip_prefix(SERVED_BY) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if !matches!(volume.source, VolumeSource::HostPath(_) | VolumeSource::Claim(_)) {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!(
+                        "is for hostPath volumes and claims, and {name:?} is of kind {kind}"
+                    )));
+                }
+                volume.preferences.served_by = Some(served_by(value).map_err(|error| invalid(&error))?);
+            } else if let Some(name) = key.strip_prefix(CACHE) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if let VolumeSource::Projection(_) = volume.source {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
+                }
+                volume.preferences.cache = cache(value).map_err(|error| invalid(&error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn volume<'a>(volumes: &'a mut [Volume], name: &str) -> Result<&'a mut Volume, String> {
+    let found = volumes.iter_mut().find(|volume| volume.name.as_str() == name);
+    found.ok_or_else(|| format!("the pod has no volume {name:?}"))
+}
+
+fn served_by(word: &str) -> Result<ServedBy, &'static str> {
+    match word {
+        "fuse" => Ok(ServedBy::Fuse),
+        "bind" => Ok(ServedBy::Bind),
+        _ => Err("must be fuse or bind"),
+    }
+}
+
+fn cache(word: &str) -> Result<Cache, &'static str> {
+    match word {
+        "none" => Ok(Cache::None),
+        "auto" => Ok(Cache::Auto),
+        "always" => Ok(Cache::Always),
+        _ => Err("must be none, auto or always"),
+    }
+}

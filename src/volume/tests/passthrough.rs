@@ -1,0 +1,188 @@
+//! Volumes that show something of the host.
+
+use std::path::PathBuf;
+
+use podfs_fuse::passthrough::Cache;
+
+use super::*;
+use crate::manifest::parse_documents;
+use crate::manifest::pod::Pod;
+
+fn source(yaml: &str) -> VolumeSource {
+    parse(&format!("{{name: v, {yaml}}}")).expect(yaml).source
+}
+
+/// The sentence alone.
+#[track_caller]
+fn assert_error(yaml: &str, field: &str, sentence: &str) {
+    let expected = format!("{field}: volume \"v\": {sentence}");
+    let error = error(&format!("{{name: v, {yaml}}}"));
+    assert!(error.starts_with(&expected), "{error}");
+}
+
+#[test]
+fn fu_11_they_go_by_the_kubelets_names() {
+    let rows = [
+        ("hostPath: {path: /srv}", "hostPath", Some("kubernetes.io~host-path")),
+        ("emptyDir: {}", "emptyDir", Some("kubernetes.io~empty-dir")),
+        ("persistentVolumeClaim: {claimName: data}", "persistentVolumeClaim", None),
+        ("ephemeral: {volumeClaimTemplate: {spec: {}}}", "ephemeral", None),
+    ];
+    for (yaml, word, directory) in rows {
+        let volume = parse(&format!("{{name: v, {yaml}}}")).expect(yaml);
+        assert_eq!((volume.kind.word, volume.kind.directory), (word, directory));
+    }
+}
+
+#[test]
+fn hp_01_hp_04_a_host_path_has_one_of_eight_types() {
+    use HostPathType::*;
+    let rows = [
+        ("\"\"", Unchecked),
+        ("DirectoryOrCreate", DirectoryOrCreate),
+        ("Directory", Directory),
+        ("FileOrCreate", FileOrCreate),
+        ("File", File),
+        ("Socket", Socket),
+        ("CharDevice", CharDevice),
+        ("BlockDevice", BlockDevice),
+    ];
+    for (word, kind) in rows {
+        let expected = VolumeSource::HostPath(HostPath { path: PathBuf::from("/srv/data"), kind });
+        assert_eq!(source(&format!("hostPath: {{path: /srv/data, type: {word}}}")), expected);
+    }
+    assert_error("hostPath: {path: /srv, type: directory}", "hostPath.type", "directory is an invalid volume type");
+}
+
+#[test]
+fn hp_06_a_host_path_is_absolute_and_never_goes_up() {
+    assert_error("hostPath: {path: ''}", "hostPath.path", "is required");
+    assert_error("hostPath: {path: srv}", "hostPath.path", "must be absolute");
+    for path in ["/srv/../etc", "..", "../srv", "/srv/.."] {
+        let sentence = format!("invalid HostPath `{path}`: must not contain '..'");
+        assert_error(&format!("hostPath: {{path: {path}}}"), "hostPath.path", &sentence);
+    }
+    source("hostPath: {path: /srv/..data/a..b}");
+}
+
+#[test]
+fn ed_09_an_empty_dir_has_a_known_medium() {
+    let medium = |yaml: &str| match source(&format!("emptyDir: {yaml}")) {
+        VolumeSource::EmptyDir(source) => source.medium,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(medium("{}"), Storage::Disk);
+    assert_eq!(medium("{medium: ''}"), Storage::Disk);
+    assert_eq!(medium("{medium: Memory}"), Storage::Memory);
+    assert_eq!(medium("{medium: HugePages}"), Storage::HugePages(None));
+    assert_eq!(medium("{medium: HugePages-2Mi}"), Storage::HugePages(Some(2 << 20)));
+    assert_eq!(Storage::HugePages(Some(1 << 30)).to_string(), "HugePages-1Gi");
+    for word in ["foo", "HugePages-", "HugePages-many", "HugePages-0", "memory"] {
+        let sentence = format!("unknown storage medium {word:?}");
+        assert_error(&format!("emptyDir: {{medium: {word}}}"), "emptyDir.medium", &sentence);
+    }
+}
+
+#[test]
+fn a_size_limit_is_a_quantity_and_zero_is_none() {
+    let limit = |text: &str| match source(&format!("emptyDir: {{sizeLimit: {text}}}")) {
+        VolumeSource::EmptyDir(source) => source.size_limit,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(limit("1Mi"), Some(1 << 20));
+    assert_eq!(limit("1000"), Some(1000));
+    assert_eq!(limit("0"), None);
+    assert_error("emptyDir: {sizeLimit: -1Gi}", "emptyDir.sizeLimit", "must not be negative; write a quantity");
+    assert_error("emptyDir: {sizeLimit: -1}", "emptyDir.sizeLimit", "must not be negative; write a quantity");
+    assert_error("emptyDir: {sizeLimit: lots}", "emptyDir.sizeLimit", "\"lots\" is not a quantity");
+}
+
+#[test]
+fn ex_02_an_empty_dir_may_have_a_mode() {
+    let mode = |text: &str| match source(&format!("emptyDir: {{mode: {text}}}")) {
+        VolumeSource::EmptyDir(source) => source.mode,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((mode("01777"), mode("0")), (Some(0o1777), Some(0)));
+    let range = "must be a number between 0 and 01777 (octal), both inclusive; it is ";
+    assert_error("emptyDir: {mode: 02000}", "emptyDir.mode", range);
+    assert_error("emptyDir: {mode: -1}", "emptyDir.mode", range);
+}
+
+#[test]
+fn a_claim_is_named_or_goes_by_pod_and_volume() {
+    let VolumeSource::Claim(claim) = source("persistentVolumeClaim: {claimName: data, readOnly: true}") else {
+        panic!("a claim")
+    };
+    assert_eq!((claim.reference.name("web", "v").as_str(), claim.read_only), ("data", true));
+    let VolumeSource::Claim(claim) = source("ephemeral: {volumeClaimTemplate: {spec: {}}}") else { panic!("a claim") };
+    assert_eq!((claim.reference.name("web", "v").as_str(), claim.read_only), ("web-v", false));
+    assert_error("persistentVolumeClaim: {}", "persistentVolumeClaim.claimName", "is required");
+    assert_error("ephemeral: {}", "ephemeral.volumeClaimTemplate", "is required");
+}
+
+fn pod(annotations: &str) -> Result<Pod, String> {
+    let text = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: web, annotations: {annotations}}}, spec: {{containers: \
+         [{{name: c, volumeMounts: [{{name: data, mountPath: /d}}]}}, \
+           {{name: d, volumeDevices: [{{name: data, devicePath: /dev/d}}]}}], volumes: [\
+         {{name: config, configMap: {{name: app}}}}, {{name: host, hostPath: {{path: /srv}}}}, \
+         {{name: scratch, emptyDir: {{}}}}, {{name: data, persistentVolumeClaim: {{claimName: data}}}}]}}}}"
+    );
+    let document = parse_documents(Path::new("pod.yaml"), text.as_bytes()).expect(&text).remove(0);
+    Pod::parse(document).map_err(|error| error.to_string())
+}
+
+#[test]
+fn annotations_choose_for_single_volumes() {
+    let of = |annotations: &str| -> Vec<Preferences> {
+        pod(annotations).expect(annotations).volumes.iter().map(|volume| volume.preferences).collect()
+    };
+    let chosen = of("{podfs.io/host-path.host: bind, podfs.io/host-path.data: fuse, podfs.io/cache.scratch: always, \
+                      podfs.io/cache.host: none, podfs.io/cache.data: auto, podfs.io/other: x}");
+    let expected = [
+        Preferences::default(),
+        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None },
+        Preferences { served_by: None, cache: Cache::Always },
+        Preferences { served_by: Some(ServedBy::Fuse), cache: Cache::Auto },
+    ];
+    assert_eq!(chosen, expected);
+    assert_eq!(of("{}"), [Preferences::default(); 4]);
+}
+
+#[test]
+fn annotations_that_make_no_sense_are_refused() {
+    let rows = [
+        ("host-path.host: maybe", "must be fuse or bind"),
+        ("cache.host: sometimes", "must be none, auto or always"),
+        ("host-path.hots: bind", "the pod has no volume \"hots\""),
+        ("cache.: none", "the pod has no volume \"\""),
+        ("host-path.scratch: bind", "is for hostPath volumes and claims, and \"scratch\" is of kind emptyDir"),
+        ("cache.config: none", "configMap volumes are cached for ever; remove the annotation"),
+    ];
+    for (annotation, sentence) in rows {
+        let key = annotation.split(": ").next().expect("a key");
+        let expected = format!("pod.yaml: metadata.annotations[podfs.io/{key}]: {sentence}");
+        assert_eq!(pod(&format!("{{podfs.io/{annotation}}}")).map(|_| ()), Err(expected));
+    }
+}
+
+#[test]
+fn pv_06_what_containers_use_a_claim_as_is_known() {
+    let pod = pod("{}").expect("a pod");
+    let VolumeSource::Claim(claim) = &pod.volumes[3].source else { panic!("a claim") };
+    assert_eq!(claim.usage, Usage { mounted: true, device: true });
+}
+
+#[test]
+fn nm_02_directories_that_others_are_mounted_on_are_the_users() {
+    let volume: core::Volume = parse_bare(Path::new("v.yaml"), b"{name: v, emptyDir: {}}").expect("a volume");
+    let mount = |name: &str, path: &str| core::VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        ..core::VolumeMount::default()
+    };
+    let mounts = [mount("v", "/d"), mount("w", "/d/..data")];
+    let volume = Volume::parse(&volume, &Containers { mounts: vec![&mounts], devices: vec![] }).expect("a volume");
+    assert_eq!(volume.nested, []);
+}

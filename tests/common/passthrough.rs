@@ -1,0 +1,146 @@
+//! A directory of the disk, shown through a passthrough volume with a server process of its own.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::private::{Access, MountOptions};
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::passthrough::{Cache, DataPath, Options, Passthrough};
+use tempfile::TempDir;
+
+use super::{PATIENCE, ServerChild, start_server};
+
+/// A mounted passthrough volume.
+///
+/// It is unmounted before its directories go, so that nothing is removed through it.
+pub struct Mounted {
+    visible: VisibleMount,
+    passthrough: Passthrough,
+    server: ServerChild,
+    _point: TempDir,
+    source: Source,
+}
+
+/// A directory that is shown.
+#[derive(Clone)]
+enum Source {
+    Own(Arc<TempDir>),
+    Other(PathBuf),
+}
+
+impl Mounted {
+    /// An empty directory of the disk, mounted for reading and writing.
+    pub fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// As [`Self::new`], with a say in what the kernel may remember.
+    pub fn with_cache(cache: Cache) -> Self {
+        Self::with(Options { cache, ..Options::default() })
+    }
+
+    /// As [`Self::new`], with so many bytes to fill and nobody else on the source. The server reads and writes then,
+    /// not the kernel.
+    pub fn with_limit(limit: u64) -> Self {
+        Self::with(Options { limit: Some(limit), exclusive: true, ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
+        Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
+    }
+
+    /// One more mount of the same directory, with one more server process.
+    pub fn second(&self) -> Self {
+        Self::start(self.source.clone(), Options::default(), Access::ReadWrite)
+    }
+
+    /// The same directory, mounted for looking only.
+    pub fn read_only(&self) -> Self {
+        Self::start(self.source.clone(), Options::default(), Access::ReadOnly)
+    }
+
+    /// A directory that somebody else made, and takes away.
+    pub fn of(source: &Path) -> Self {
+        Self::of_with_cache(source, Cache::default())
+    }
+
+    /// As [`Self::of`], with a say in what the kernel may remember.
+    pub fn of_with_cache(source: &Path, cache: Cache) -> Self {
+        Self::start(Source::Other(source.to_owned()), Options { cache, ..Options::default() }, Access::ReadWrite)
+    }
+
+    /// As [`Self::of`], with so many bytes to fill, what is there included.
+    pub fn of_with_limit(source: &Path, limit: u64) -> Self {
+        let options = Options { limit: Some(limit), ..Options::default() };
+        Self::start(Source::Other(source.to_owned()), options, Access::ReadWrite)
+    }
+
+    fn start(source: Source, options: Options, access: Access) -> Self {
+        let (client, server) = start_server();
+        let directory = File::open(source.path()).expect("the source opens");
+        let options = Options { name: "data".to_owned(), ..options };
+        let passthrough = Passthrough::start(Arc::new(client), directory.as_fd(), &options, &MountOptions::default())
+            .expect("a mount");
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let mut directories = Directories::default();
+        let point =
+            MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
+        let visible = passthrough.show(&point, access).expect("a visible mount");
+        Self { visible, passthrough, server, _point: directory, source }
+    }
+
+    /// Where containers see it.
+    pub fn path(&self) -> &Path {
+        self.visible.path()
+    }
+
+    /// The process that answers for it.
+    pub fn server(&self) -> u32 {
+        self.server.id()
+    }
+
+    /// How the bytes of files travel.
+    pub fn data_path(&self) -> DataPath {
+        self.passthrough.data_path()
+    }
+
+    /// Number of requests served so far.
+    pub fn requests(&self) -> u64 {
+        self.passthrough.requests().expect("the server answers")
+    }
+
+    /// The directory that is shown.
+    pub fn source(&self) -> &Path {
+        self.source.path()
+    }
+}
+
+impl Source {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Own(directory) => directory.path(),
+            Self::Other(path) => path,
+        }
+    }
+}
+
+/// An empty directory on the file system that the project is built on, which is a disk's, as `/tmp`
+/// may not be.
+pub fn disk_directory() -> TempDir {
+    TempDir::with_prefix_in("podfs-test-", env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+}
+
+/// What `call` gives. It fails when the call hangs, which nothing a mount does may do.
+#[track_caller]
+pub fn within_patience<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (result, came) = channel();
+    thread::spawn(move || {
+        let _ = result.send(call());
+    });
+    came.recv_timeout(PATIENCE).unwrap_or_else(|reason| panic!("{what}: {reason}"))
+}

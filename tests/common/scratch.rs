@@ -1,0 +1,45 @@
+//! Mounts that tests make for themselves, unmounted at the end.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use tempfile::TempDir;
+
+use super::namespace::bind;
+
+/// A mount on a temporary directory.
+pub struct Scratch(TempDir);
+
+impl Scratch {
+    /// An empty tmpfs with these options.
+    pub fn tmpfs(options: &str) -> Self {
+        let scratch = Self::new();
+        let failure = "a tmpfs";
+        mount(Some("tmpfs"), scratch.path(), Some("tmpfs"), MsFlags::empty(), Some(options)).expect(failure);
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("the mode is set");
+        scratch
+    }
+
+    /// A directory at one more place, which every user can reach.
+    pub fn bind(directory: &Path) -> Self {
+        let scratch = Self::new();
+        bind(directory, scratch.path());
+        scratch
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn new() -> Self {
+        Self(TempDir::with_prefix("podfs-test-").expect("a directory"))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = umount2(self.path(), MntFlags::MNT_DETACH);
+    }
+}
