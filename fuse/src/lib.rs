@@ -5,7 +5,7 @@
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
-//! | [`session`] | a FUSE session for file systems that need what `fuser` keeps to itself |
+//! | [`session`] | the FUSE protocol, and the threads that speak it |
 //! | [`server`] | the process that answers FUSE requests, and the messages between it and the supervisor |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits

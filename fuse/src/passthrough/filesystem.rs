@@ -323,6 +323,19 @@ impl Service for PassthroughFilesystem {
         caller::begin_thread();
     }
 
+    fn may_wait(&self, operation: &Operation<'_>) -> bool {
+        matches!(
+            operation,
+            Operation::FSync(_)
+                | Operation::FSyncDir(_)
+                | Operation::FAllocate(_)
+                | Operation::CopyFileRange { .. }
+                | Operation::SetAttr(_)
+                | Operation::Read(_)
+                | Operation::Write { .. }
+        )
+    }
+
     fn interrupt(&self, unique: u64) {
         self.waits.interrupt(unique);
     }

@@ -6,24 +6,20 @@
 //! mount, so the kernel's caches are right by themselves.
 
 use std::ffi::OsStr;
-use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
+use nix::errno::Errno;
 
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
 use super::undo::Undo;
 use crate::server::activity::Activity;
 use crate::server::trace::Trace;
+use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, ReadIn, SetattrIn, fattr, init};
+use crate::session::{Answer, Exchange, ListedEntry, Operation, Request, Service, Wanted};
 
-/// How long the kernel may keep what it was told: in practice, for ever.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// How long the kernel may keep what it was told, in seconds: in practice, for ever.
+const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
 
 /// `st_blksize`, and what `st_blocks` is rounded up to, as on tmpfs.
 const BLOCK: u64 = 4096;
@@ -48,357 +44,213 @@ impl SharedTree {
 pub struct ProjectionFilesystem {
     tree: SharedTree,
     activity: Arc<Activity>,
-    undo: Arc<Undo>,
+    undo: Undo,
     trace: Option<Trace>,
 }
 
+/// What a session with such a file system asks the kernel for.
+pub fn wanted(traced: bool) -> Wanted {
+    // Each is worth having alone; an older kernel lacks some of them.
+    let flags = init::ASYNC_READ
+        | init::NO_OPEN_SUPPORT
+        | init::NO_OPENDIR_SUPPORT
+        | init::CACHE_SYMLINKS
+        | init::PARALLEL_DIROPS
+        | init::EXPLICIT_INVAL_DATA
+        | init::HAS_RESEND;
+    // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
+    let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
+    Wanted { flags: flags | idmap, max_stack_depth: 0 }
+}
+
 impl ProjectionFilesystem {
-    /// Serves `tree`, keeps account in `activity`, and reports each to `trace`.
-    pub fn new(tree: SharedTree, activity: Arc<Activity>, undo: Arc<Undo>, trace: Option<Trace>) -> Self {
+    /// Serves `tree`, keeps account in `activity`, and reports each request to `trace`.
+    pub fn new(tree: SharedTree, activity: Arc<Activity>, undo: Undo, trace: Option<Trace>) -> Self {
         Self { tree, activity, undo, trace }
     }
 
-    /// Runs one request against the tree.
-    fn serve<T>(
-        &self,
-        operation: &str,
-        request: &Request,
-        (node, name): (INodeNo, Option<&OsStr>),
-        answer: impl FnOnce(&mut Tree) -> Result<T, nix::errno::Errno>,
-    ) -> Result<T, Errno> {
+    /// Answers one request, and reports it.
+    fn serve(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         self.activity.count();
-        let mut tree = self.tree.lock();
         let Some(trace) = &self.trace else {
-            return answer(&mut tree).map_err(errno);
+            return self.dispatch(&request.operation, node, exchange);
         };
-        let path = trace_path(&tree, node, name);
+        let path = trace_path(&self.tree.lock(), node, request.operation.entry());
         let line = trace.begin();
-        let outcome = answer(&mut tree);
-        line.end(operation, &path, request.pid(), request.uid(), outcome.as_ref().err().copied());
-        outcome.map_err(errno)
+        let outcome = self.dispatch(&request.operation, node, exchange);
+        line.end(
+            request.operation.name(),
+            &path,
+            request.caller.pid,
+            request.caller.uid,
+            outcome.as_ref().err().copied(),
+        );
+        outcome
     }
 
-    /// A request that always fails the same way.
-    fn refuse(
-        &self,
-        operation: &str,
-        request: &Request,
-        at: (INodeNo, Option<&OsStr>),
-        with: nix::errno::Errno,
-    ) -> Errno {
-        self.serve(operation, request, at, |_| Err::<(), _>(with)).err().unwrap_or(Errno::EIO)
-    }
-}
-
-impl Filesystem for ProjectionFilesystem {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each is worth having alone; an older kernel lacks some of them.
-        let wanted = [
-            InitFlags::FUSE_NO_OPEN_SUPPORT,
-            InitFlags::FUSE_NO_OPENDIR_SUPPORT,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            InitFlags::FUSE_HAS_RESEND,
-        ];
-        // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
-        let idmap = self.trace.is_none().then_some(InitFlags::FUSE_ALLOW_IDMAP);
-        for capability in wanted.into_iter().chain(idmap) {
-            let _unsupported = config.add_capabilities(capability);
-        }
-        Ok(())
-    }
-
-    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.serve("LOOKUP", request, (parent, Some(name)), |tree| tree.lookup(NodeId(parent.0), name)) {
-            Ok(attributes) => reply.entry(&FOREVER, &file_attr(&attributes), Generation(0)),
-            Err(error) if error.code() == Errno::ENOENT.code() => reply.entry(&FOREVER, &absent(), Generation(0)),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn forget(&self, request: &Request, node: INodeNo, count: u64) {
-        let _answered_by_silence = self.serve("FORGET", request, (node, None), |tree| {
-            tree.forget(NodeId(node.0), count);
-            Ok(())
-        });
-    }
-
-    fn getattr(&self, request: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.serve("GETATTR", request, (node, None), |tree| tree.attributes(NodeId(node.0))) {
-            Ok(attributes) => reply.attr(&FOREVER, &file_attr(&attributes)),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn readlink(&self, request: &Request, node: INodeNo, reply: ReplyData) {
-        match self.serve("READLINK", request, (node, None), |tree| tree.read_link(NodeId(node.0)).map(str::to_owned)) {
-            Ok(target) => reply.data(target.as_bytes()),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn read(
-        &self,
-        request: &Request,
-        node: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        match self.serve("READ", request, (node, None), |tree| tree.content(NodeId(node.0))) {
-            Ok((image, content)) => {
-                let bytes = &image.bytes()[content];
-                let start = usize::try_from(offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
-                let end = bytes.len().min(start.saturating_add(size as usize));
-                reply.data(&bytes[start..end]);
+    fn dispatch(&self, operation: &Operation<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        match *operation {
+            Operation::Lookup { name } => self.tree.lock().lookup(node, name).map(entry),
+            Operation::Forget { lookups } => {
+                self.tree.lock().forget(node, lookups);
+                Ok(Answer::Silence)
             }
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn readdir(&self, request: &Request, node: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
-        let listed = self.serve("READDIR", request, (node, None), |tree| {
-            tree.list(NodeId(node.0), cookie, |(node, next, kind, name)| {
-                reply.add(INodeNo(node.0), next, file_type(kind), name)
-            })
-        });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn statfs(&self, request: &Request, node: INodeNo, reply: ReplyStatfs) {
-        match self.serve("STATFS", request, (node, None), |tree| Ok(tree.usage())) {
-            Ok(usage) => {
-                reply.statfs(usage.bytes.div_ceil(BLOCK), 0, 0, usage.nodes, 0, BLOCK as u32, 255, BLOCK as u32)
+            Operation::GetAttr { .. } => self.tree.lock().attributes(node).map(told),
+            Operation::ReadLink => {
+                exchange.buffer.extend_from_slice(self.tree.lock().read_link(node)?.as_bytes());
+                Ok(Answer::Buffer)
             }
-            Err(error) => reply.error(error),
+            Operation::Read(arguments) => self.read(node, arguments, exchange),
+            Operation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
+            Operation::StatFs => Ok(self.status()),
+
+            // The steps of a commit.
+            Operation::MkDir { name, .. } => self.tree.lock().make_directory(node, name).map(entry),
+            Operation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
+            Operation::Symlink { name, target } => self.tree.lock().make_link(node, name, target).map(entry),
+            Operation::Rename { name, new_parent, new_name, flags: 0 } => {
+                self.tree.lock().rename(node, name, NodeId(new_parent), new_name).map(|()| Answer::Done)
+            }
+            Operation::Unlink { name } => self.tree.lock().unlink(node, name).map(|()| Answer::Done),
+            Operation::RmDir { name } => self.tree.lock().remove_directory(node, name).map(|()| Answer::Done),
+
+            // What no step ever is.
+            Operation::Write { .. } => {
+                self.undo.file(node);
+                Err(Errno::EROFS)
+            }
+            Operation::Rename { .. }
+            | Operation::MkNod { .. }
+            | Operation::Create { .. }
+            | Operation::TmpFile { .. }
+            | Operation::Link { .. }
+            | Operation::FAllocate(_) => Err(Errno::EROFS),
+
+            // Told once, remembered by the kernel for the life of the connection: it need not ask again.
+            _ => Err(Errno::ENOSYS),
         }
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        match self.serve("MKDIR", request, (parent, Some(name)), |tree| tree.make_directory(NodeId(parent.0), name)) {
-            Ok(attributes) => reply.entry(&FOREVER, &file_attr(&attributes), Generation(0)),
-            Err(error) => reply.error(error),
+    /// The bytes go from the image to the kernel, and nowhere in between.
+    fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+        let (image, content) = self.tree.lock().content(node)?;
+        let bytes = &image.bytes()[content];
+        let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
+        let end = bytes.len().min(start.saturating_add(arguments.size as usize));
+        Ok(exchange.send(&bytes[start..end]))
+    }
+
+    fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        let room = arguments.size as usize;
+        self.tree.lock().list(node, arguments.offset, |(node, next, kind, name)| {
+            let listed = ListedEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
+            let fits = buffer.len() + listed.length() <= room;
+            if fits {
+                listed.push(buffer);
+            }
+            !fits
+        })?;
+        Ok(Answer::Buffer)
+    }
+
+    fn status(&self) -> Answer {
+        let usage = self.tree.lock().usage();
+        Answer::FileSystem(Kstatfs {
+            blocks: usage.bytes.div_ceil(BLOCK),
+            files: usage.nodes,
+            bsize: BLOCK as u32,
+            namelen: 255,
+            frsize: BLOCK as u32,
+            ..Default::default()
+        })
+    }
+
+    fn set_mode(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+        let changes = arguments.valid & (fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE);
+        if changes != fattr::MODE {
+            return Err(Errno::EROFS);
         }
-    }
-
-    fn setattr(
-        &self,
-        request: &Request,
-        node: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        _: Option<TimeOrNow>,
-        _: Option<TimeOrNow>,
-        _: Option<SystemTime>,
-        _: Option<FileHandle>,
-        _: Option<SystemTime>,
-        _: Option<SystemTime>,
-        _: Option<SystemTime>,
-        _: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let changed = self.serve("SETATTR", request, (node, None), |tree| match (mode, uid, gid, size) {
-            (Some(mode), None, None, None) => tree.set_mode(NodeId(node.0), (mode & 0o7777) as u16),
-            _ => Err(nix::errno::Errno::EROFS),
-        });
-        match changed {
-            Ok(attributes) => reply.attr(&FOREVER, &file_attr(&attributes)),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let made = self.serve("SYMLINK", request, (parent, Some(name)), |tree| {
-            tree.make_link(NodeId(parent.0), name, target.as_os_str())
-        });
-        match made {
-            Ok(attributes) => reply.entry(&FOREVER, &file_attr(&attributes), Generation(0)),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn rename(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        new_parent: INodeNo,
-        new_name: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        let renamed = self.serve("RENAME", request, (parent, Some(name)), |tree| match flags.is_empty() {
-            true => tree.rename(NodeId(parent.0), name, NodeId(new_parent.0), new_name),
-            false => Err(nix::errno::Errno::EROFS),
-        });
-        empty(renamed, reply);
-    }
-
-    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(self.serve("UNLINK", request, (parent, Some(name)), |tree| tree.unlink(NodeId(parent.0), name)), reply);
-    }
-
-    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed =
-            self.serve("RMDIR", request, (parent, Some(name)), |tree| tree.remove_directory(NodeId(parent.0), name));
-        empty(removed, reply);
-    }
-
-    // What the kernel need not ask again.
-
-    fn open(&self, request: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.error(self.refuse("OPEN", request, (node, None), UNNEEDED));
-    }
-
-    fn opendir(&self, request: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.error(self.refuse("OPENDIR", request, (node, None), UNNEEDED));
-    }
-
-    fn flush(&self, request: &Request, node: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(self.refuse("FLUSH", request, (node, None), UNNEEDED));
-    }
-
-    fn fsync(&self, request: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(self.refuse("FSYNC", request, (node, None), UNNEEDED));
-    }
-
-    fn fsyncdir(&self, request: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(self.refuse("FSYNCDIR", request, (node, None), UNNEEDED));
-    }
-
-    fn access(&self, request: &Request, node: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
-        reply.error(self.refuse("ACCESS", request, (node, None), UNNEEDED));
-    }
-
-    fn lseek(&self, request: &Request, node: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(self.refuse("LSEEK", request, (node, None), UNNEEDED));
-    }
-
-    fn getxattr(&self, request: &Request, node: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        reply.error(self.refuse("GETXATTR", request, (node, None), UNNEEDED));
-    }
-
-    fn listxattr(&self, request: &Request, node: INodeNo, _: u32, reply: ReplyXattr) {
-        reply.error(self.refuse("LISTXATTR", request, (node, None), UNNEEDED));
-    }
-
-    fn setxattr(&self, request: &Request, node: INodeNo, _: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
-        reply.error(self.refuse("SETXATTR", request, (node, None), UNNEEDED));
-    }
-
-    fn removexattr(&self, request: &Request, node: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(self.refuse("REMOVEXATTR", request, (node, None), UNNEEDED));
-    }
-
-    // What no step ever is.
-
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        reply.error(self.refuse("MKNOD", request, (parent, Some(name)), READ_ONLY));
-    }
-
-    fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
-        reply.error(self.refuse("CREATE", request, (parent, Some(name)), READ_ONLY));
-    }
-
-    fn link(&self, request: &Request, _: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        reply.error(self.refuse("LINK", request, (parent, Some(name)), READ_ONLY));
-    }
-
-    fn write(
-        &self,
-        request: &Request,
-        node: INodeNo,
-        _: FileHandle,
-        _: u64,
-        _: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        reply.error(self.refuse("WRITE", request, (node, None), READ_ONLY));
-        self.undo.file(node);
-    }
-
-    fn fallocate(&self, request: &Request, node: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(self.refuse("FALLOCATE", request, (node, None), READ_ONLY));
+        self.tree.lock().set_mode(node, (arguments.mode & 0o7777) as u16)
     }
 }
 
-/// Told once, remembered by the kernel for the life of the connection.
-const UNNEEDED: nix::errno::Errno = nix::errno::Errno::ENOSYS;
-const READ_ONLY: nix::errno::Errno = nix::errno::Errno::EROFS;
-
-fn empty(outcome: Result<(), Errno>, reply: ReplyEmpty) {
-    match outcome {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(error),
+impl Service for ProjectionFilesystem {
+    fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, rustix::io::Errno> {
+        let served = match request.operation {
+            Operation::BatchForget { nodes } => nodes.iter().try_fold(Answer::Silence, |_, one| {
+                let operation = Operation::Forget { lookups: one.nlookup };
+                self.serve(&Request { operation, ..*request }, NodeId(one.nodeid), exchange)
+            }),
+            _ => self.serve(request, NodeId(request.node), exchange),
+        };
+        match (&request.operation, served) {
+            // Node id 0: the name is absent, and the kernel may remember that.
+            (Operation::Lookup { .. }, Err(Errno::ENOENT)) => {
+                Ok(Answer::Entry(EntryOut { entry_valid: FOREVER, ..Default::default() }))
+            }
+            (_, served) => served.map_err(|errno| rustix::io::Errno::from_raw_os_error(errno as i32)),
+        }
     }
+
+    fn begin_thread(&self) {}
+
+    fn may_wait(&self, _: &Operation<'_>) -> bool {
+        false
+    }
+
+    /// Nothing here waits for anything.
+    fn interrupt(&self, _: u64) {}
 }
 
-fn trace_path(tree: &Tree, node: INodeNo, name: Option<&OsStr>) -> String {
-    let path = tree.path(NodeId(node.0));
+fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
+    let path = tree.path(node);
     match name {
         Some(name) => format!("{}/{}", path.trim_end_matches('/'), name.to_string_lossy()),
         None => path,
     }
 }
 
-fn errno(errno: nix::errno::Errno) -> Errno {
-    Errno::from_i32(errno as i32)
+fn entry(attributes: Attributes) -> Answer {
+    let nodeid = attributes.node.0;
+    let attr = attr(&attributes);
+    Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }
 
-fn file_type(kind: NodeKind) -> FileType {
-    match kind {
-        NodeKind::Directory => FileType::Directory,
-        NodeKind::File => FileType::RegularFile,
-        NodeKind::Link => FileType::Symlink,
-    }
+fn told(attributes: Attributes) -> Answer {
+    Answer::Attributes(AttrOut { attr_valid: FOREVER, attr: attr(&attributes), ..Default::default() })
 }
 
-fn file_attr(attributes: &Attributes) -> FileAttr {
-    let blocks = match attributes.kind {
-        NodeKind::File => attributes.size.div_ceil(BLOCK) * (BLOCK / 512),
-        NodeKind::Directory | NodeKind::Link => 0,
+fn attr(attributes: &Attributes) -> Attr {
+    let (kind, blocks) = match attributes.kind {
+        NodeKind::File => (libc::S_IFREG, attributes.size.div_ceil(BLOCK) * (BLOCK / 512)),
+        NodeKind::Directory => (libc::S_IFDIR, 0),
+        NodeKind::Link => (libc::S_IFLNK, 0),
     };
-    FileAttr {
-        ino: INodeNo(attributes.node.0),
+    let time = attributes.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Attr {
+        ino: attributes.node.0,
         size: attributes.size,
         blocks,
-        atime: attributes.time,
-        mtime: attributes.time,
-        ctime: attributes.time,
-        crtime: attributes.time,
-        kind: file_type(attributes.kind),
-        perm: attributes.mode,
+        atime: time.as_secs(),
+        mtime: time.as_secs(),
+        ctime: time.as_secs(),
+        atimensec: time.subsec_nanos(),
+        mtimensec: time.subsec_nanos(),
+        ctimensec: time.subsec_nanos(),
+        mode: kind | u32::from(attributes.mode),
         nlink: attributes.links,
         uid: attributes.uid,
         gid: attributes.gid,
-        rdev: 0,
         blksize: BLOCK as u32,
-        flags: 0,
+        ..Default::default()
     }
 }
 
-/// A reply with node id 0: the name is absent, and the kernel may remember that.
-fn absent() -> FileAttr {
-    file_attr(&Attributes {
-        node: NodeId(0),
-        kind: NodeKind::File,
-        mode: 0,
-        size: 0,
-        links: 0,
-        uid: 0,
-        gid: 0,
-        time: SystemTime::UNIX_EPOCH,
-    })
+/// `d_type` of `readdir(3)`.
+fn directory_type(kind: NodeKind) -> u8 {
+    match kind {
+        NodeKind::Directory => libc::DT_DIR,
+        NodeKind::File => libc::DT_REG,
+        NodeKind::Link => libc::DT_LNK,
+    }
 }

@@ -7,40 +7,37 @@
 //!
 //! Dropping pages waits for their locks, so it happens on a thread that answers no requests.
 
+use std::sync::LazyLock;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{LazyLock, OnceLock};
 use std::thread;
 
-use fuser::{INodeNo, Notifier};
+use super::tree::NodeId;
+use crate::session::Notifier;
 
 /// The files to undo, of all volumes. The thread is started with the first.
-static QUEUE: LazyLock<Sender<(Notifier, INodeNo)>> = LazyLock::new(|| {
-    let (sender, files) = channel::<(Notifier, INodeNo)>();
+static QUEUE: LazyLock<Sender<(Notifier, NodeId)>> = LazyLock::new(|| {
+    let (sender, files) = channel::<(Notifier, NodeId)>();
     thread::spawn(move || {
         for (notifier, node) in files {
             // The mount may be gone by now, and with it the page.
-            let _ = notifier.inval_inode(node, 0, 0);
+            let _ = notifier.drop_content(node.0);
         }
     });
     sender
 });
 
 /// Undoes stores to the files of one volume.
-#[derive(Default)]
-pub struct Undo(OnceLock<Notifier>);
+pub struct Undo(Notifier);
 
 impl Undo {
-    /// From now on the kernel can be told.
-    pub fn enable(&self, notifier: Notifier) {
-        // There is one session per volume, so this is the first and only notifier.
-        let _ = self.0.set(notifier);
+    /// Tells the kernel by `notifier`.
+    pub fn new(notifier: Notifier) -> Self {
+        Self(notifier)
     }
 
     /// Lets the kernel drop what it holds of a file's content.
-    pub(super) fn file(&self, node: INodeNo) {
-        if let Some(notifier) = self.0.get() {
-            // Fails only when the thread has ended, and it never does.
-            let _ = QUEUE.send((notifier.clone(), node));
-        }
+    pub(super) fn file(&self, node: NodeId) {
+        // Fails only when the thread has ended, and it never does.
+        let _ = QUEUE.send((self.0.clone(), node));
     }
 }

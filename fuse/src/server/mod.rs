@@ -2,8 +2,8 @@
 //!
 //! It is started by the supervisor with one end of a socket pair as its standard input, and does what
 //! the [`protocol`] says. It opens nothing by itself: every device and every payload reaches it as a
-//! descriptor. A projection is one `fuser` session with one thread; the control thread only takes its
-//! tree's lock for moments. A passthrough volume is one [`session`](crate::session). When the supervisor closes the socket, the server ends.
+//! descriptor. Each volume is one [`session`](crate::session); the control thread only takes a
+//! projection's tree for moments. When the supervisor closes the socket, the server ends.
 //!
 //! | module | owns |
 //! |---|---|

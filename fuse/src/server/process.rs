@@ -7,16 +7,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use fuser::{Config, Session, SessionACL};
-
 use super::activity::Activity;
 use super::protocol::{Reply, Request, VolumeId, receive, send};
 use super::trace::Trace;
 use crate::passthrough::{self, Options};
-use crate::projection::filesystem::{ProjectionFilesystem, SharedTree};
+use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
+use crate::session::Session;
 
 /// Serves until the supervisor closes `control`.
 ///
@@ -75,14 +74,12 @@ impl Volumes {
     fn project(&mut self, volume: VolumeId, root: Root, trace: bool, device: OwnedFd) -> io::Result<Reply> {
         let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
         let activity = Arc::new(Activity::default());
-        let undo = Arc::new(Undo::default());
         let trace = self.trace(trace);
-        let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), Arc::clone(&undo), trace);
+        let session = Session::open(device, filesystem::wanted(trace.is_some()))?;
+        let undo = Undo::new(session.notifier());
+        let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), undo, trace);
         // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
-        let session = Session::from_fd(filesystem, device, SessionACL::All, Config::default())?;
-        undo.enable(session.notifier());
-        // The session ends when the file system is unmounted everywhere; nobody waits for that.
-        drop(session.spawn()?);
+        session.run(Arc::new(filesystem), 1)?;
         self.volumes.insert(volume, Volume { activity, tree: Some(tree) });
         Ok(Reply::Done)
     }

@@ -101,6 +101,8 @@ wire! {
     pub struct CopyFileRangeOut { bytes_copied: u64 }
     /// An entry of a directory; its name follows.
     pub struct Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
+    /// Tells the kernel to drop what it holds of a node's content.
+    pub struct NotifyInvalInodeOut { ino: u64, off: i64, len: i64 }
     /// What `FUSE_DEV_IOC_BACKING_OPEN` is given.
     pub struct BackingMap { fd: i32, flags: u32, padding: u64 }
 }
@@ -117,10 +119,13 @@ pub mod init {
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
@@ -155,6 +160,8 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// What a message nobody asked for is about: content to be dropped.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// GETATTR and STATX come with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// A lock is `flock(2)`'s, not `fcntl(2)`'s.

@@ -1,5 +1,6 @@
 //! Answers: what is told into bytes for the kernel.
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{
-    AttrOut, CopyFileRangeOut, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, OpenOut, OutHeader, StatxOut,
-    WriteOut,
+    AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
+    NotifyInvalInodeOut, OpenOut, OutHeader, StatxOut, WriteOut,
 };
 
 /// What a request is answered with.
@@ -58,6 +59,61 @@ impl Exchange<'_> {
     /// Takes over the answer, which then is [`Answer::Later`].
     pub fn responder(&self) -> Responder {
         self.responder.clone()
+    }
+
+    /// Answers with these bytes at once, without a copy of them.
+    pub fn send(&self, bytes: &[u8]) -> Answer {
+        // Nobody waits for the answer to a request that was aborted.
+        let _ = self.responder.write(0, bytes, &[]);
+        Answer::Later
+    }
+}
+
+/// An entry of a directory, as READDIR lists it.
+#[derive(Clone, Copy, Debug)]
+pub struct ListedEntry<'a> {
+    /// The file's number.
+    pub ino: u64,
+    /// Where the next entry is.
+    pub next: u64,
+    /// `DT_*` of `readdir(3)`.
+    pub kind: u8,
+    /// Its name.
+    pub name: &'a OsStr,
+}
+
+impl ListedEntry<'_> {
+    /// Bytes that it takes; the next one begins at a multiple of 8.
+    pub fn length(self) -> usize {
+        (size_of::<Dirent>() + self.name.len()).next_multiple_of(8)
+    }
+
+    /// Adds it to what is told.
+    pub fn push(self, buffer: &mut Vec<u8>) {
+        let end = buffer.len() + self.length();
+        let Self { ino, next: off, kind, name } = self;
+        let header = Dirent { ino, off, namelen: name.len() as u32, typ: kind.into() };
+        buffer.extend_from_slice(header.as_bytes());
+        buffer.extend_from_slice(name.as_encoded_bytes());
+        buffer.resize(end, 0);
+    }
+}
+
+/// The way to the kernel for what it did not ask for.
+#[derive(Clone, Debug)]
+pub struct Notifier {
+    pub(super) device: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    /// Lets the kernel drop what it holds of a node's content. This waits for pages that are being read, so a thread
+    /// that answers requests must not do it.
+    ///
+    /// # Errors
+    /// When the kernel does not know the node, or the file system is unmounted.
+    pub fn drop_content(&self, node: u64) -> io::Result<()> {
+        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: 0, len: 0 }.as_bytes(), &[])
     }
 }
 

@@ -1,11 +1,4 @@
-//! A FUSE session of our own, for file systems that need what `fuser` keeps to itself.
-//!
-//! | needed | why | `fuser` 0.18 |
-//! |---|---|---|
-//! | INTERRUPT | a process that waits for a lock must be able to die | answers `ENOSYS`, and the kernel never asks again |
-//! | `FUSE_LK_FLOCK` | `flock(2)` and `fcntl(2)` locks do not conflict with each other | drops it |
-//! | `FUSE_HANDLE_KILLPRIV_V2` | without it every `write(2)` asks for `security.capability` first | cannot negotiate it |
-//! | `FUSE_SETXATTR_EXT`, TMPFILE, STATX | setgid under ACLs, `O_TMPFILE`, birth times | does not know them |
+//! FUSE sessions: the protocol between the kernel and a file system, and the threads that speak it.
 //!
 //! A session is a device, a [`Service`] and a few threads that read the one and ask the other. The threads are all
 //! alike: each reads a request, answers it and reads the next.
@@ -36,7 +29,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use abi::{InitOut, MAJOR, MINOR, init};
-pub use answer::{Answer, Exchange, Responder};
+pub use answer::{Answer, Exchange, ListedEntry, Notifier, Responder};
 pub use request::{Caller, Operation, Request};
 
 /// Most bytes of one WRITE, and of one READ.
@@ -58,6 +51,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// A thread of the session begins; it answers requests from now on.
     fn begin_thread(&self);
+
+    /// Whether the answer may have to wait for a disk for long.
+    fn may_wait(&self, operation: &Operation<'_>) -> bool;
 
     /// Who made the request `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
@@ -120,6 +116,11 @@ impl Session {
     /// The flags that are in force.
     pub fn accepted(&self) -> u64 {
         self.accepted
+    }
+
+    /// The way to tell the kernel what it did not ask for.
+    pub fn notifier(&self) -> Notifier {
+        Notifier { device: Arc::clone(&self.device) }
     }
 
     /// The device, for calls that are not answers.
@@ -187,7 +188,7 @@ impl Readers {
     }
 
     fn answer(self: &Arc<Self>, request: &Request<'_>, buffer: &mut Vec<u8>) {
-        if is_slow(&request.operation) && self.idle.load(Ordering::Relaxed) == 0 {
+        if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
             self.make_room();
         }
         let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
@@ -214,19 +215,6 @@ impl Readers {
         self.idle.fetch_sub(1, Ordering::Relaxed);
         length.ok()
     }
-}
-
-/// Whether a request may wait for a disk for long.
-fn is_slow(operation: &Operation<'_>) -> bool {
-    matches!(
-        operation,
-        Operation::FSync(_)
-            | Operation::FSyncDir(_)
-            | Operation::FAllocate(_)
-            | Operation::CopyFileRange { .. }
-            | Operation::SetAttr(_)
-            | Operation::Write { .. }
-    )
 }
 
 fn read(device: &OwnedFd, input: &mut [u8]) -> io::Result<usize> {

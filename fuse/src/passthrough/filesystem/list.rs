@@ -11,8 +11,8 @@ use super::super::listing::{DirectoryEntry, Listing};
 use super::super::mounted::Cache;
 use super::super::node::{Node, ROOT};
 use super::PassthroughFilesystem;
-use crate::session::Answer;
-use crate::session::abi::{Attr, Dirent, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
+use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
+use crate::session::{Answer, ListedEntry};
 
 impl PassthroughFilesystem {
     pub(super) fn open_directory(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
@@ -28,11 +28,11 @@ impl PassthroughFilesystem {
         let mut listing = open.listing.lock().expect("a thread that panics ends the process");
         let room = arguments.size as usize;
         listing.read(arguments.offset, |directory, entry| {
-            if buffer.len() + record_length(entry) > room {
+            if buffer.len() + listed(entry, 0).length() > room {
                 return Ok(false);
             }
             let ino = self.shown_ino(&open.node, directory, entry);
-            push(buffer, ino, entry);
+            listed(entry, ino).push(buffer);
             Ok(true)
         })?;
         Ok(Answer::Buffer)
@@ -43,7 +43,7 @@ impl PassthroughFilesystem {
         let mut listing = open.listing.lock().expect("a thread that panics ends the process");
         let room = arguments.size as usize;
         listing.read(arguments.offset, |directory, entry| {
-            if buffer.len() + size_of::<EntryOut>() + record_length(entry) > room {
+            if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
                 return Ok(false);
             }
             // What cannot be looked up is listed all the same: looking it up tells why.
@@ -65,7 +65,7 @@ impl PassthroughFilesystem {
                 ..Default::default()
             };
             buffer.extend_from_slice(looked_up.unwrap_or_else(unknown).as_bytes());
-            push(buffer, ino, entry);
+            listed(entry, ino).push(buffer);
             Ok(true)
         })?;
         Ok(Answer::Buffer)
@@ -102,15 +102,7 @@ fn is_dot(entry: DirectoryEntry<'_>) -> bool {
     entry.name == "." || entry.name == ".."
 }
 
-/// Bytes of an entry; the next begins at a multiple of 8.
-fn record_length(entry: DirectoryEntry<'_>) -> usize {
-    (size_of::<Dirent>() + entry.name.len()).next_multiple_of(8)
-}
-
-fn push(buffer: &mut Vec<u8>, ino: u64, entry: DirectoryEntry<'_>) {
-    let end = buffer.len() + record_length(entry);
-    let header = Dirent { ino, off: entry.next, namelen: entry.name.len() as u32, typ: entry.kind.into() };
-    buffer.extend_from_slice(header.as_bytes());
-    buffer.extend_from_slice(entry.name.as_encoded_bytes());
-    buffer.resize(end, 0);
+fn listed(entry: DirectoryEntry<'_>, ino: u64) -> ListedEntry<'_> {
+    let DirectoryEntry { next, kind, name, .. } = entry;
+    ListedEntry { ino, next, kind, name }
 }
