@@ -274,31 +274,25 @@ impl PassthroughFilesystem {
         if node.handle().is_none() && node.kind == FileType::Directory && node.held().is_none() {
             node.hold(Arc::new(reopen(file.as_fd(), OFlags::PATH)?));
         }
-        if node.kind == FileType::Socket {
-            self.warn_of_socket(file);
-        }
         Ok((node, found))
     }
 
-    fn warn_of_socket(&self, socket: &OwnedFd) {
-        if self.socket_met.swap(true, Ordering::Relaxed) {
-            return;
+    /// Whoever listens at a socket that the kernel did not hear of before listens on the source, where nobody who comes
+    /// through here finds it: connect(2) goes by the inode. One that was made through this mount works.
+    fn warn_of_socket(&self, node: &Node, parent: &Node, name: &OsStr) {
+        let Some(advice) = &self.options.socket_advice else { return };
+        if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
+            let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
+            tracing::warn!("volume {volume:?}: nobody can connect to the socket {path} through FUSE; {advice}");
         }
-        let path = std::fs::read_link(proc_path(socket.as_fd())).unwrap_or_default();
-        let advice = self.options.socket_advice.as_deref().unwrap_or("bind-mount the directory instead");
-        tracing::warn!(
-            "volume {:?}: nobody can connect to the socket {} through FUSE; {advice}",
-            self.options.name,
-            path.display()
-        );
     }
 
     fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<OwnedFd>>> {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 
-    /// Where on the host a request is about, for traces.
-    fn trace_path(&self, node: u64, name: Option<&OsStr>) -> String {
+    /// Where on the host a request is about, for people.
+    fn host_path(&self, node: u64, name: Option<&OsStr>) -> String {
         let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
         let path = node.and_then(|file| std::fs::read_link(proc_path(file.as_fd())).ok()).unwrap_or_default();
         name.map_or(path.clone(), |name| path.join(name)).to_string_lossy().into_owned()
@@ -311,7 +305,7 @@ impl Service for PassthroughFilesystem {
         let Some(trace) = &self.trace else {
             return self.dispatch(request, exchange);
         };
-        let path = self.trace_path(request.node, request.operation.entry());
+        let path = self.host_path(request.node, request.operation.entry());
         let line = trace.begin();
         let outcome = self.dispatch(request, exchange);
         let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));

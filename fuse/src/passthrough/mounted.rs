@@ -47,8 +47,8 @@ pub struct Options {
     pub limit: Option<u64>,
     /// Report every request on standard output.
     pub trace: bool,
-    /// What to do about a socket, which cannot be connected to through FUSE: the end of the sentence that is logged
-    /// when the first one is met.
+    /// What to do about a socket of the source, which cannot be connected to through FUSE: the end of the sentence that
+    /// is logged when the first one is met. Without it, nothing is logged.
     pub socket_advice: Option<String>,
     /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
     pub threads: Option<u8>,

@@ -70,6 +70,11 @@ impl Node {
         }
     }
 
+    /// Whether the kernel was told of it just once.
+    pub fn is_new(&self) -> bool {
+        self.lookups.load(Ordering::Relaxed) == 1
+    }
+
     /// The descriptor that is kept for it: where there is no handle, and where the file has no name any more.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
         self.held.lock().expect("a thread that panics ends the process").clone()

@@ -200,7 +200,8 @@ impl PassthroughVolume {
             }
             ServedBy::Fuse => {
                 let name = spec.name.to_string();
-                let advice = matches!(spec.source, VolumeSource::HostPath(_))
+                // What is in an emptyDir was made through it.
+                let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)))
                     .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
                 let options = Options {
                     name,

@@ -72,7 +72,7 @@ impl PassthroughFilesystem {
             open.nameless = false;
         }
         self.settle(parent, directory.as_fd());
-        self.lookup(parent, name)
+        self.find(parent, name).map(|(_, entry)| Answer::Entry(entry))
     }
 
     pub(super) fn unlink(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
@@ -202,12 +202,12 @@ impl PassthroughFilesystem {
         let mut account = self.usage.as_ref().map(Usage::lock);
         account.as_ref().map_or(Ok(()), Account::check_room_for_node)?;
         acting_for(caller, umask, || make(directory.as_fd()))?;
-        let answer = self.lookup(parent, name)?;
-        if let (Some(account), Answer::Entry(entry)) = (&mut account, &answer) {
+        let (_, entry) = self.find(parent, name)?;
+        if let Some(account) = &mut account {
             account.take(entry.attr.blocks);
             account.settle(parent, directory.as_fd());
         }
-        Ok(answer)
+        Ok(Answer::Entry(entry))
     }
 
     /// Charges a node with what it takes now, where that is counted.

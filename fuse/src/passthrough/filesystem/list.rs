@@ -87,7 +87,9 @@ impl PassthroughFilesystem {
     fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(directory, entry.name, flags, Mode::empty()).ok()?;
-        self.enter(file, &parent.mount).ok().map(|(_, entry)| entry)
+        let (node, found) = self.enter(file, &parent.mount).ok()?;
+        self.warn_of_socket(&node, parent, entry.name);
+        Some(found)
     }
 
     /// The number that a listed file shows. What is above the source is nobody's business.

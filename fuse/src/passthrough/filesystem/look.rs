@@ -13,17 +13,23 @@ use super::super::caller::administers_system;
 use super::super::mounts::proc_path;
 use super::super::node::Node;
 use super::{PassthroughFilesystem, component};
-use crate::session::abi::{Kstatfs, XATTR_SIZE_MAX};
+use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller};
 
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+        let (node, entry) = self.find(parent, name)?;
+        self.foresight.looked_up();
+        self.warn_of_socket(&node, parent, name);
+        Ok(Answer::Entry(entry))
+    }
+
+    /// Finds a name, and tells the kernel of it.
+    pub(super) fn find(&self, parent: &Node, name: &OsStr) -> Result<(Arc<Node>, EntryOut), Errno> {
         let directory = self.directory(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&*directory, component(name)?, flags, Mode::empty())?;
-        let (_, entry) = self.enter(file, &parent.mount)?;
-        self.foresight.looked_up();
-        Ok(Answer::Entry(entry))
+        self.enter(file, &parent.mount)
     }
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
