@@ -11,6 +11,7 @@
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
+//! | [`upkeep`] | what a person does with the pods of a node: asking how they are, cleaning up |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
 //! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload` and `binding` do no I/O.
@@ -24,4 +25,5 @@ pub mod quantity;
 pub mod secrecy;
 pub mod source;
 pub mod supervisor;
+pub mod upkeep;
 pub mod volume;

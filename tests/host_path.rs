@@ -297,20 +297,27 @@ fn the_pods_group_gets_nothing_of_the_host() {
 }
 
 #[test]
-fn bind_mounts_of_a_killed_podfs_are_taken_away_by_the_next_one() {
-    // RC-05
+fn bind_mounts_of_a_killed_podfs_stay_and_are_the_next_ones() {
+    // RC-01
     let (fixture, source) = fixture(BIND, "");
     let mut killed = fixture.run();
-    killed.signal(Signal::SIGKILL);
+    let inside = fs::File::open(killed.volume("host")).expect("a directory");
+    fixture.kill_all();
     killed.wait();
-    eventually("the server ends by itself", || fixture.processes().is_empty());
     assert_eq!(fixture.mounts().len(), 1, "the bind mount is still there");
-    // Meanwhile the source became a file: the mount point has to become one, too.
-    fs::remove_dir(&source).expect("removed");
-    fs::write(&source, "file").expect("a file");
     let running = fixture.run();
-    assert_eq!(fs::read_to_string(running.volume("host")).expect("shown"), "file");
+    fs::write(source.join("file"), "1").expect("written");
+    assert_eq!(fs::read_to_string(running.volume("host").join("file")).expect("shown"), "1");
     assert_eq!(fixture.mounts().len(), 1);
+    let mount =
+        |file: &fs::File| rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::MNT_ID);
+    let now = fs::File::open(running.volume("host")).expect("a directory");
+    assert_eq!(
+        mount(&now).expect("an id").stx_mnt_id,
+        mount(&inside).expect("an id").stx_mnt_id,
+        "it is the same mount"
+    );
+    drop((inside, now));
     assert_stops_clean(running, &fixture);
 }
 

@@ -182,7 +182,8 @@ fn mount_tmpfs(at: &Path) {
     mount(Some("none"), at, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
 }
 
-/// A line of the trace: time, operation, path, caller's pid and uid, result, microseconds.
+/// A line of the trace: time, operation, path, caller's pid and uid, result, microseconds. The kernel itself has no pid
+/// and no uid, which is shown as `-`.
 #[derive(Debug)]
 struct Traced {
     operation: String,
@@ -202,7 +203,7 @@ impl Traced {
         assert_eq!(shape, "00:00:00.000000", "no time: {line}");
         let number = |field: &str, prefix: &str, suffix: &str| -> u32 {
             let digits = field.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix)).expect(line);
-            digits.parse().expect(line)
+            if digits == "-" { u32::MAX } else { digits.parse().expect(line) }
         };
         number(microseconds, "", "us");
         let (operation, path, result) = ((*operation).to_owned(), (*path).to_owned(), (*result).to_owned());

@@ -5,13 +5,16 @@ mod common;
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, Metadata, Permissions};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::ptr;
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags, chmodat,
     copy_file_range, fallocate, lgetxattr, llistxattr, lremovexattr, lsetxattr, statx, utimensat,
@@ -359,6 +362,36 @@ fn extended_attributes_are_for_those_who_may() {
             });
         }
     });
+}
+
+#[test]
+fn trusted_attributes_are_listed_for_the_administrator_of_the_system_and_not_of_a_user_namespace() {
+    the_mount_does_as_the_disk(|root, answers| {
+        let file = root.join("file");
+        fs::write(&file, "").expect("written");
+        for attribute in ["user.a", "trusted.a"] {
+            lsetxattr(&file, attribute, b"value", XattrFlags::empty()).expect("root may");
+        }
+        answers.note("root of the system", attribute_names(&file));
+        for map in ["0 0 1", "0 0 4294967295"] {
+            answers.see(map, names_in_user_namespace(&file, map));
+        }
+    });
+}
+
+/// The attributes that root of a new user namespace with these ids sees.
+fn names_in_user_namespace(file: &Path, map: &str) -> String {
+    const LIST: &str = "import os, sys; input(); print(sorted(os.listxattr(sys.argv[1])))";
+    let mut command = Command::new("python3");
+    // SAFETY: unshare is async-signal-safe.
+    unsafe { command.pre_exec(|| unshare(CloneFlags::CLONE_NEWUSER).map_err(std::io::Error::from)) };
+    let command = command.args(["-c", LIST]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("python3 runs");
+    for ids in ["uid_map", "gid_map"] {
+        fs::write(format!("/proc/{}/{ids}", child.id()), format!("{map}\n")).expect("mapped");
+    }
+    child.stdin.take().expect("a pipe").write_all(b"\n").expect("it waits");
+    String::from_utf8(child.wait_with_output().expect("its end").stdout).expect("text")
 }
 
 #[test]

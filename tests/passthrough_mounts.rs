@@ -134,5 +134,7 @@ fn a_kernel_file_system_below_the_source_can_be_read() {
     let shown = mounted.path().join("proc");
     let status = fs::read_to_string(shown.join("status")).expect("a file without a size");
     assert!(status.starts_with("Name:"), "{status}");
-    assert!(fs::read_link(shown.join("cwd")).is_ok());
+    // What the kernel shows to those alone who may trace the process, it does not show to a server.
+    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace nobody");
+    assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
 }

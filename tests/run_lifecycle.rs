@@ -195,7 +195,7 @@ fn both_stop_signals_end_podfs_with_nothing_left() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let fixture = fixture_of_all_kinds();
         let mut running = fixture.run();
-        assert_eq!((fixture.mounts().len(), fixture.processes().len()), (4, 2), "the checks below see something");
+        assert_eq!((fixture.mounts().len(), fixture.processes().len()), (4, 3), "the checks below see something");
         running.signal(signal);
         assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
         fixture.assert_nothing_left();

@@ -2,9 +2,11 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`confinement`] | what the server gives up before it answers |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
+//! | [`region`] | what a server knows and its successor needs |
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
 //! | [`server`] | the process that answers FUSE requests, and the messages between it and the supervisor |
 //!
@@ -12,8 +14,10 @@
 //! generations with ordinary system calls on the private mount. The *server* holds the other end:
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
+pub mod confinement;
 pub mod mount;
 pub mod passthrough;
 pub mod projection;
+pub mod region;
 pub mod server;
 pub mod session;

@@ -3,6 +3,7 @@
 use std::io;
 
 use clap::ValueEnum;
+use podfs_fuse::confinement::refusal::Lines;
 use tracing_subscriber::EnvFilter;
 
 use crate::supervisor::report::Audience;
@@ -25,6 +26,14 @@ impl LogFormat {
         match self {
             Self::Text => lines.with_ansi(rustix::termios::isatty(rustix::stdio::stderr())).init(),
             Self::Json => lines.json().init(),
+        }
+    }
+
+    /// The same, for what is logged without the logger.
+    pub(super) fn lines(self) -> Lines {
+        match self {
+            Self::Text => Lines::Text,
+            Self::Json => Lines::Json,
         }
     }
 

@@ -1,10 +1,14 @@
 //! The command line: one file per subcommand, and what they share.
 
+mod cleanup;
 mod exit;
 mod log;
 mod mount;
 mod run;
 mod server;
+mod status;
+mod trace;
+mod upgrade;
 mod version;
 
 use std::process::ExitCode;
@@ -26,6 +30,10 @@ struct Cli {
 enum Command {
     Run(run::Run),
     Mount(mount::Mount),
+    Status(status::Status),
+    Trace(trace::Trace),
+    Upgrade(upgrade::Upgrade),
+    Cleanup(cleanup::Cleaning),
     Version(version::Version),
     #[command(hide = true)]
     Server(server::Server),
@@ -37,6 +45,10 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
+        Command::Status(status) => status.execute(),
+        Command::Trace(trace) => trace.execute(),
+        Command::Upgrade(upgrade) => upgrade.execute(),
+        Command::Cleanup(cleanup) => cleanup.execute(),
         Command::Version(version) => version.execute(),
         Command::Server(server) => server.execute(),
     };

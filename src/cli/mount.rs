@@ -93,6 +93,7 @@ impl Mount {
             claim: None,
             inheritance: Inheritance::default(),
             trace: self.trace,
+            server_memory: None,
         };
         block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }

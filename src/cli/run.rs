@@ -1,6 +1,7 @@
 //! `podfs run`: the volumes of one pod, until told to stop.
 
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
@@ -9,16 +10,26 @@ use clap::Args;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::mount::private::open_device;
 use podfs_fuse::server::secrecy;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::stdio::dup2_stdin;
 use tracing::warn;
 
 use super::block_on;
 use super::exit::Failure;
 use super::log::LogFormat;
+use crate::quantity::Quantity;
 use crate::source::{FileSource, PodInput};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
 use crate::supervisor::{self, Assignment};
+
+/// Less is no limit, but a mistake: a server has to live long enough to serve something.
+const LEAST_MEMORY: u64 = 16 << 20;
+/// Where volumes appear, unless another place is given.
+pub(super) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
+/// Where podfs keeps what is gone with a reboot, likewise.
+pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 #[derive(Args)]
@@ -30,14 +41,18 @@ pub(super) struct Run {
     #[arg(long, value_name = "PATH")]
     objects: Vec<PathBuf>,
     /// Volumes appear below `pods/<uid>/volumes` of this directory.
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/podfs")]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
     root_dir: PathBuf,
     /// Where podfs keeps what is gone with a reboot.
-    #[arg(long, value_name = "DIR", default_value = "/run/podfs")]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
     run_dir: PathBuf,
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
     #[arg(long, value_name = "N")]
     ready_fd: Option<RawFd>,
+    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the server is killed
+    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (`Delegate=yes` of its unit).
+    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
+    server_memory_max: Option<u64>,
     /// How log lines on standard error look.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
@@ -50,7 +65,7 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = FileSource::open(Some(pod_input(&self.pod)?), &self.objects)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity.uid)?;
+        let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),
@@ -59,10 +74,21 @@ impl Run {
             claim: Some(claim),
             inheritance,
             trace: false,
+            server_memory: self.server_memory_max,
         };
         let report =
             Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+    }
+}
+
+/// A number of bytes that a process can live in.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = Quantity::parse(text).map_err(|error| error.to_string())?.units();
+    match u64::try_from(bytes) {
+        Ok(bytes) if bytes >= LEAST_MEMORY => Ok(bytes),
+        Ok(_) => Err(format!("{text} is less than a server needs; give it at least {} Mi", LEAST_MEMORY >> 20)),
+        Err(_) => Err(format!("{text} is more than there is anywhere")),
     }
 }
 
@@ -73,7 +99,17 @@ pub(super) fn pod_input(path: &Path) -> Result<PodInput, Failure> {
     }
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;
+    // Another version of podfs that this process may become reads it again.
+    keep_for_later(&bytes).context("cannot keep the pod from standard input").map_err(Failure::general)?;
     Ok(PodInput::Stdin(bytes))
+}
+
+/// Standard input gives these bytes from now on.
+fn keep_for_later(bytes: &[u8]) -> io::Result<()> {
+    let mut kept = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
+    kept.write_all(bytes)?;
+    kept.rewind()?;
+    Ok(dup2_stdin(kept)?)
 }
 
 /// What every command that mounts needs, checked before anything is made.

@@ -1,17 +1,34 @@
 //! One supervisor per pod: a locked file in the pod's run directory.
+//!
+//! The lock, not a process id, says whether somebody serves the pod: the kernel gives it up with its holder, and a process
+//! id may belong to another program by then. The file says what its holder has made.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::PodIdentity;
+
+/// The locked file in the pod's run directory.
+pub const LOCK: &str = "lock";
+/// The socket there on which the supervisor is asked.
+pub const CONTROL: &str = "control.sock";
+/// The socket there on which the server is found by the next supervisor.
+pub const SERVER: &str = "server.sock";
+
+/// How long somebody may hold the lock of a pod whose supervisor is gone: who cleans up after it, or looks at it.
+const CLEANING: Duration = Duration::from_secs(3);
 
 /// Why a pod cannot be claimed.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +57,14 @@ pub enum ClaimError {
 /// The right to serve a pod. Dropping it removes the lock file.
 #[derive(Debug)]
 pub struct Claim {
+    pod: PodName,
     path: PathBuf,
     lock: Flock<File>,
     // Both are removed after the file in them, which `drop` does first; what this process made is inside
     // what one before it made.
     run: Directories,
     inherited_run: Directories,
+    cgroup: Option<PathBuf>,
     leaves_record: bool,
 }
 
@@ -59,20 +78,50 @@ pub struct Inheritance {
 }
 
 /// What the lock file says.
-#[derive(Default, Serialize, Deserialize)]
-struct Record {
-    /// The supervisor.
-    pid: u32,
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Record {
+    /// The supervisor that wrote it.
+    pub pid: u32,
+    /// Whose volumes these are.
+    #[serde(default)]
+    pub pod: PodName,
     /// The directories that were made for the lock file, in the order they were made.
-    run: Vec<PathBuf>,
+    pub run: Vec<PathBuf>,
     /// Those that were made for the pod's volumes.
-    directories: Vec<PathBuf>,
+    pub directories: Vec<PathBuf>,
     /// Files in these that are mounted on.
     #[serde(default)]
-    files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// Where volumes are mounted.
     #[serde(default)]
-    mounts: Vec<PathBuf>,
+    pub mounts: Vec<PathBuf>,
+    /// The cgroup of the server.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+}
+
+/// What people call a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Record {
+    /// What the lock file in this directory says, if there is one that says anything.
+    pub fn read(directory: &Path) -> Option<Record> {
+        let bytes = std::fs::read(directory.join(LOCK)).ok()?;
+        // A file that is just being written, or that could not be, is empty.
+        if bytes.is_empty() { Some(Record::default()) } else { serde_json::from_slice(&bytes).ok() }
+    }
+}
+
+/// Whether somebody holds the claim on the pod of this directory.
+pub fn is_held(directory: &Path) -> bool {
+    let Ok(file) = File::open(directory.join(LOCK)) else { return false };
+    matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
 impl Claim {
@@ -80,13 +129,15 @@ impl Claim {
     ///
     /// # Errors
     /// When another process has it, or the run directory cannot be written.
-    pub fn take(run_directory: &Path, uid: &PodUid) -> Result<(Self, Inheritance), ClaimError> {
+    pub fn take(run_directory: &Path, pod: &PodIdentity) -> Result<(Self, Inheritance), ClaimError> {
+        let PodIdentity { namespace, name, uid } = pod;
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
         let mut run = Directories::default();
-        let path = directory.join("lock");
+        let path = directory.join(LOCK);
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
+        let until = Instant::now() + CLEANING;
         loop {
             run.make(&directory)?;
             let file = match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
@@ -97,7 +148,12 @@ impl Claim {
             let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
                 Err((mut file, Errno::EWOULDBLOCK)) => {
-                    return Err(ClaimError::Taken { uid: uid.to_string(), pid: read(&mut file).pid });
+                    let pid = read(&mut file).pid;
+                    if is_gone(pid) && Instant::now() < until {
+                        sleep(Duration::from_millis(5));
+                        continue;
+                    }
+                    return Err(ClaimError::Taken { uid: uid.to_string(), pid });
                 }
                 Err((_, errno)) => return Err(failed(errno.into())),
             };
@@ -110,11 +166,42 @@ impl Claim {
                 }
                 let directories = Directories::inherit(record.directories, record.files);
                 let inherited_run = Directories::inherit(record.run, Vec::new());
-                let mut claim = Self { path: path.clone(), lock, run, inherited_run, leaves_record: false };
+                let pod = PodName { namespace: namespace.clone(), name: name.clone() };
+                let cgroup = record.cgroup;
+                let mut claim =
+                    Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
                 claim.record(&directories, &record.mounts).map_err(failed)?;
                 return Ok((claim, Inheritance { directories, mounts: record.mounts }));
             }
         }
+    }
+
+    /// Claims what a podfs that is gone has left in this directory of a pod, and gives what it had written down. Makes
+    /// nothing and writes nothing; what was written down goes with the claim, unless it is left.
+    ///
+    /// # Errors
+    /// When another process has it, or the lock file is none.
+    pub fn take_leftovers(directory: &Path) -> Result<(Self, Record), ClaimError> {
+        let path = directory.join(LOCK);
+        let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
+        let taken =
+            |pid| ClaimError::Taken { uid: directory.file_name().unwrap_or_default().display().to_string(), pid };
+        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) if is_still_at(&lock, &path) => lock,
+            Ok(lock) => return Err(taken(read(&mut lock.unlock().map_err(|(_, errno)| failed(errno.into()))?).pid)),
+            Err((mut file, Errno::EWOULDBLOCK)) => return Err(taken(read(&mut file).pid)),
+            Err((_, errno)) => return Err(failed(errno.into())),
+        };
+        let record = Record::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        let mut inherited_run = record.run.clone();
+        if !inherited_run.iter().any(|run| run == directory) {
+            inherited_run.push(directory.to_owned());
+        }
+        let inherited_run = Directories::inherit(inherited_run, Vec::new());
+        let run = Directories::default();
+        let (pod, cgroup) = (record.pod.clone(), record.cgroup.clone());
+        Ok((Self { pod, path, lock, run, inherited_run, cgroup, leaves_record: false }, record))
     }
 
     /// Writes down what was made for the pod's volumes, so that it is removed even if this process is killed: by the
@@ -125,14 +212,38 @@ impl Claim {
     pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf]) -> io::Result<()> {
         let record = Record {
             pid: std::process::id(),
+            pod: self.pod.clone(),
             run: [self.inherited_run.made(), self.run.made()].concat(),
             directories: directories.made().to_vec(),
             files: directories.files().to_vec(),
             mounts: mounts.to_vec(),
+            cgroup: self.cgroup.clone(),
         };
-        self.lock.set_len(0)?;
+        let text = serde_json::to_vec(&record)?;
+        // The file keeps its blocks, so that a disk that is full meanwhile does not lose what was written down.
         self.lock.rewind()?;
-        self.lock.write_all(&serde_json::to_vec(&record)?)
+        self.lock.write_all(&text)?;
+        self.lock.set_len(text.len() as u64)
+    }
+
+    /// The pod's run directory.
+    pub fn directory(&self) -> &Path {
+        self.path.parent().expect("the lock file is in it")
+    }
+
+    /// Where the pod's server is to be found when its supervisor is gone.
+    pub fn server_socket(&self) -> PathBuf {
+        self.path.with_file_name(SERVER)
+    }
+
+    /// The cgroup of the pod's server, or of the last one that a podfs started.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
+    }
+
+    /// The server's cgroup is this one. It is written down with the next record.
+    pub fn set_cgroup(&mut self, cgroup: Option<&Path>) {
+        self.cgroup = cgroup.map(Path::to_owned);
     }
 
     /// Gives the claim up, but not what was written down.
@@ -146,6 +257,8 @@ impl Drop for Claim {
         if self.leaves_record {
             return;
         }
+        let _ = std::fs::remove_file(self.server_socket());
+        let _ = std::fs::remove_file(self.directory().join(CONTROL));
         // Removed while it is still locked, so that nobody can lock the file that goes.
         let _ = std::fs::remove_file(&self.path);
     }
@@ -155,6 +268,12 @@ impl Drop for Claim {
 fn read(file: &mut File) -> Record {
     let mut text = String::new();
     file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+/// Whether no process has this id.
+fn is_gone(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
+    pid.is_none_or(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
 fn is_still_at(file: &File, path: &Path) -> bool {
@@ -172,38 +291,55 @@ mod tests {
     #[test]
     fn a_pod_has_one_supervisor_at_a_time() {
         let run = tempfile::tempdir().expect("a directory");
-        let uid = PodIdentity::stand_in().uid;
-        let (first, _) = Claim::take(run.path(), &uid).expect("the pod is free");
-        let error = Claim::take(run.path(), &uid).expect_err("the pod is taken").to_string();
+        let pod = PodIdentity::stand_in();
+        let (first, _) = Claim::take(run.path(), &pod).expect("the pod is free");
+        let error = Claim::take(run.path(), &pod).expect_err("the pod is taken").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0, "nothing stays behind");
-        Claim::take(run.path(), &uid).expect("the pod is free again");
+        Claim::take(run.path(), &pod).expect("the pod is free again");
     }
 
     #[test]
     fn directories_of_a_killed_supervisor_are_removed_by_the_next() {
         let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-        let uid = PodIdentity::stand_in().uid;
+        let pod = PodIdentity::stand_in();
         let made = [root.path().join("pods"), root.path().join("pods/a")];
         made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
-        let directory = run.path().join(uid.as_str());
+        let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
         let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..Record::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(Claim::take(run.path(), &uid).expect("nobody holds the lock"));
+        drop(Claim::take(run.path(), &pod).expect("nobody holds the lock"));
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
     }
 
     #[test]
+    fn a_claim_waits_for_who_cleans_up_after_a_supervisor_that_is_gone() {
+        let run = tempfile::tempdir().expect("a directory");
+        let pod = PodIdentity::stand_in();
+        let directory = run.path().join(pod.uid.as_str());
+        std::fs::create_dir(&directory).expect("a directory");
+        std::fs::write(directory.join(LOCK), "").expect("written");
+        let (cleaner, _) = Claim::take_leftovers(&directory).expect("nobody holds the lock");
+        assert!(is_held(&directory));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| Claim::take(run.path(), &pod).map(drop));
+            drop(cleaner);
+            next.join().expect("no panic").expect("the pod is free by now");
+        });
+        assert!(!is_held(&directory) && !directory.exists());
+    }
+
+    #[test]
     fn claims_that_come_and_go_never_meet_a_missing_directory() {
         let run = tempfile::tempdir().expect("a directory");
-        let uid = PodIdentity::stand_in().uid;
+        let pod = PodIdentity::stand_in();
         let come_and_go = || {
             for _ in 0..200 {
-                match Claim::take(run.path(), &uid) {
+                match Claim::take(run.path(), &pod) {
                     Ok(claim) => drop(claim),
                     Err(ClaimError::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),

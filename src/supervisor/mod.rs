@@ -3,17 +3,26 @@
 //! | module | owns |
 //! |---|---|
 //! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
-//! | `server` | the server process |
+//! | `server` | the server process, and those that follow when it dies |
+//! | `adoption` | taking over from a supervisor that was killed |
+//! | `cgroup` | where the server's memory is counted and limited |
+//! | `oom` | whom the kernel kills last |
+//! | `upgrade` | going on as another version of podfs |
 //! | [`site`] | where volumes appear |
 //! | [`scaffold`] | directories and mount points, made and taken back |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | `board` | what is known at this moment, for who asks |
+//! | `health` | whether what has become of the servers is trouble |
+//! | [`status`] | what is told of a pod and its volumes |
+//! | [`control`] | the socket on which the supervisor is asked |
+//! | `questions` | asking a server that may not answer |
 //! | `machine` | what this machine offers to pods |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
 //! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.
-//! So a volume that hangs holds up no other.
+//! So a volume that hangs holds up no other. Who asks on the control socket is answered by threads of its own.
 //!
 //! Shutdown loses nothing and leaves nothing:
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
@@ -21,27 +30,40 @@
 //!    is not mounted yet.
 //! 2. Each volume is unmounted while the server still answers. When podfs was told to stop, the content of emptyDirs
 //!    is deleted; after a failure the next podfs finds it again.
-//! 3. The server's socket is closed; it ends by itself, and is killed if it does not.
-//! 4. The directories made for the volumes are removed, then the claim is given up.
+//! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
+//!    socket any more.
+//! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
 
+mod adoption;
+mod board;
+mod cgroup;
 pub mod claim;
+pub mod control;
+mod health;
 mod machine;
+mod oom;
+mod questions;
 pub mod report;
 pub mod scaffold;
 mod server;
 mod sharing;
 pub mod site;
+pub mod status;
+mod upgrade;
 pub mod volume;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
+use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
@@ -49,12 +71,16 @@ use podfs_fuse::mount::visible::MountPoint;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::{FileSource, Snapshot};
 use crate::volume::{Volume, VolumeSource};
+use adoption::Kept;
+use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
+use control::{Control, Upgrade, Upgrading};
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
-use server::ServerProcess;
+use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
 use site::Site;
+use upgrade::Continuing;
 use volume::{Attempt, End, PodVolume, Refresh, Setting};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
@@ -76,6 +102,8 @@ pub struct Assignment {
     pub inheritance: Inheritance,
     /// Report every FUSE request on standard output.
     pub trace: bool,
+    /// Most bytes of memory that the server may take.
+    pub server_memory: Option<u64>,
 }
 
 /// Why a supervisor ended early. Everything it had mounted is unmounted again.
@@ -92,12 +120,17 @@ pub enum SupervisorError {
     /// The server could not be started.
     #[error("cannot start the server process: {0}")]
     Start(#[source] std::io::Error),
-    /// The server ended while it was needed.
-    #[error("the server process ended unexpectedly ({0}); the volumes of the pod are unmounted")]
-    ServerEnded(String),
     /// What was made could not be written down.
     #[error(transparent)]
     Scaffold(#[from] ScaffoldError),
+    /// The socket that the server is found at cannot be made.
+    #[error("cannot make the socket {}: {cause}", path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: std::io::Error,
+    },
     /// The process cannot listen for signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
@@ -114,22 +147,50 @@ pub async fn run(
     report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
-    let Assignment { identity, facts, volumes, site, claim, inheritance, trace } = assignment;
+    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
+    oom::protect_supervisor();
+    let cgroup = claim.as_mut().and_then(|claim| {
+        cgroup::warn_of_kubelet();
+        let cgroup = Cgroup::of_server(&identity.uid, server_memory, claim.cgroup());
+        claim.set_cgroup(cgroup.as_ref().map(Cgroup::path));
+        cgroup
+    });
     let allocatable = machine::allocatable(site.path());
     let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
     let refresh = Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable };
 
+    let (wishes, upgrades) = mpsc::channel(1);
+    let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
+    let socket = claim.as_ref().map(Claim::server_socket);
+    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
+    let profile = if projected { Profile::Projection } else { Profile::Passthrough };
+    let continuing = Continuing::find();
+    let found = socket.as_deref().and_then(|socket| {
+        let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
+        adoption::find(socket, &identity, profile, report.audience(), refused)
+    });
+    let (server, adoption) = found.unzip();
     let mut scaffold = Scaffold::new(claim, inheritance);
-    let points = mount_points(&mounted, &site, &mut scaffold)?;
-    let server = ServerProcess::start(&identity, report.audience()).map_err(SupervisorError::Start)?;
+    let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut scaffold));
+    let mut kept = kept.map_err(ScaffoldError::Mount)?;
+    let points = mount_points(&mounted, &kept, &site, &mut scaffold)?;
+    let server = match server {
+        Some(server) => server.with_cgroup(cgroup),
+        None => PodServer::start(&identity, profile, report.audience(), cgroup).map_err(SupervisorError::Start)?,
+    };
+    if let Some(path) = &socket {
+        let listening = adoption::make_socket(path).and_then(|socket| server.listen(socket));
+        listening.map_err(|cause| SupervisorError::Socket { path: path.clone(), cause })?;
+    }
     let scaffold = Arc::new(Mutex::new(scaffold));
     let setting = Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace };
     let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
         let setting = setting.clone();
-        let volume = match point {
-            Some(point) => PodVolume::projected(spec, point, setting),
-            None => PodVolume::passthrough(spec, setting),
+        let volume = match (kept.remove(&place), point) {
+            (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
+            (None, Some(point)) => PodVolume::projected(spec, point, setting),
+            (None, None) => PodVolume::passthrough(spec, setting),
         };
         (place, volume)
     });
@@ -146,11 +207,17 @@ pub async fn run(
         version: 1,
         sharing,
         volumes,
+        upgrades,
     };
     drop(setting);
+    supervisor.report_server();
     supervisor.report_sources();
+    if let Some(continuing) = continuing {
+        continuing.complete();
+    }
     let outcome = supervisor.serve(&mut stop).await;
     supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
+    drop(control);
     // The volumes are gone, and with them every other hold on it.
     if let Some(scaffold) = Arc::into_inner(scaffold).and_then(|scaffold| scaffold.into_inner().ok()) {
         scaffold.take_back();
@@ -158,15 +225,24 @@ pub async fn run(
     outcome
 }
 
-/// The mount points of projections, which are known from the start. Those of passthroughs are made when their sources
-/// are found.
+/// The pod's volumes do not depend on whether anybody can ask for their state.
+fn listen(claim: &Claim, report: &Report, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.board(), upgrades);
+    control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
+}
+
+/// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
+/// passthroughs are made when their sources are found.
 fn mount_points(
     volumes: &[(usize, Volume)],
+    kept: &HashMap<usize, Kept>,
     site: &Site,
     scaffold: &mut Scaffold,
 ) -> Result<Vec<Option<MountPoint>>, SupervisorError> {
-    let mut prepare = |(_, volume): &(usize, Volume)| {
-        let (VolumeSource::Projection(_), Some(directory)) = (&volume.source, volume.kind.directory) else {
+    let mut prepare = |(place, volume): &(usize, Volume)| {
+        let (VolumeSource::Projection(_), Some(directory), false) =
+            (&volume.source, volume.kind.directory, kept.contains_key(place))
+        else {
             return Ok(None);
         };
         let point = scaffold.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
@@ -181,7 +257,7 @@ struct Supervisor {
     identity: PodIdentity,
     source: FileSource,
     report: Report,
-    server: ServerProcess,
+    server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.
     idle: HashMap<usize, PodVolume>,
     working: JoinSet<(usize, PodVolume, Attempt)>,
@@ -192,6 +268,8 @@ struct Supervisor {
     version: u64,
     sharing: Sharing,
     volumes: Vec<Volume>,
+    /// Those who wish for an upgrade.
+    upgrades: mpsc::Receiver<Upgrading>,
 }
 
 impl Supervisor {
@@ -206,12 +284,46 @@ impl Supervisor {
                     info!("{signal} received: unmounting");
                     return Ok(());
                 }
-                ended = self.server.ended() => return Err(SupervisorError::ServerEnded(ended)),
+                () = self.server.guard() => {
+                    self.report_server();
+                    if self.server.gave_up() {
+                        self.version += 1;
+                    }
+                }
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
+                Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
             }
         }
+    }
+
+    /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
+    async fn upgrade(&mut self, upgrading: Upgrading) {
+        let path = match upgrade::program_on_disk() {
+            Ok(path) => path,
+            Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),
+        };
+        upgrading.answer(&Upgrade::Started);
+        // What does not end goes on in the new program.
+        let _ = timeout(PATIENCE, self.finish_all()).await;
+        // What it came to is looked at again if this program goes on.
+        self.version += 1;
+        match self.server.upgrade(&Program::At(path.clone())).await {
+            Ok(()) => {}
+            Err(UpgradeError::Refused(reason)) => return upgrading.answer(&Upgrade::Refused { reason }),
+            Err(UpgradeError::RolledBack(reason)) => return upgrading.answer(&Upgrade::RolledBack { reason }),
+        }
+        let reason = upgrade::become_new(&path, &upgrading).to_string();
+        warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), board::VERSION);
+        if let Err(error) = self.server.upgrade(&Program::Running).await {
+            warn!("the server is that of {}: {error}", path.display());
+        }
+        upgrading.answer(&Upgrade::RolledBack { reason });
+    }
+
+    fn report_server(&mut self) {
+        self.report.server(self.server.record(), self.server.version());
     }
 
     /// Sends every volume that is behind, or that is due for another try, to a blocking thread.

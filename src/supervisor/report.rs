@@ -5,18 +5,21 @@
 //! | people, on standard error | once, when ready | one line |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, and `READY=1` when ready |
+//! | whoever asks on the control socket | at any time | the board, see `board` |
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use podfs_fuse::projection::GenerationName;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use tracing::{info, warn};
 
+use super::board::{Board, Known, VolumeReport};
+use super::server::Record;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
 use crate::volume::Volume;
@@ -54,19 +57,11 @@ pub struct Report {
     subject: Subject,
     identity: PodIdentity,
     expected: usize,
-    volumes: BTreeMap<usize, VolumeReport>,
+    board: Board,
     audience: Audience,
     ready_fd: Option<OwnedFd>,
     ready: bool,
     status: String,
-}
-
-struct VolumeReport {
-    name: String,
-    kind: &'static str,
-    path: Option<PathBuf>,
-    group: Option<u32>,
-    state: State,
 }
 
 #[derive(Serialize)]
@@ -105,8 +100,8 @@ impl Report {
         audience: Audience,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
-        let (volumes, status) = (BTreeMap::new(), String::new());
-        Self { subject, identity, expected, volumes, audience, ready_fd, ready: false, status }
+        let (board, status) = (Board::new(identity.clone()), String::new());
+        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status }
     }
 
     /// The supervisor begins.
@@ -123,14 +118,17 @@ impl Report {
 
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
     pub(super) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        let report = VolumeReport {
-            name: volume.name.to_string(),
-            kind: volume.kind.word,
-            path: mounted.path().map(Path::to_owned),
-            group: mounted.group(),
-            state: mounted.state().clone(),
-        };
-        self.volumes.insert(place, report);
+        self.board.known().refreshed(place, volume, mounted);
+    }
+
+    /// What has become of the servers, and the version of the one that serves.
+    pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
+        self.board.known().server(record, version);
+    }
+
+    /// What is known, for those who ask.
+    pub(super) fn board(&self) -> Board {
+        self.board.clone()
     }
 
     /// Tells what has changed since the last time.
@@ -147,20 +145,27 @@ impl Report {
     }
 
     /// The supervisor ends.
-    pub(super) fn stopping(&self) {
+    pub(super) fn stopping(&mut self) {
+        self.board.known().trouble("podfs ends and unmounts the volumes");
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
     /// Every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
-        self.volumes.len() == self.expected
-            && !self.volumes.values().any(|volume| matches!(volume.state, State::Waiting(_)))
+        let known = self.board.known();
+        let volumes = &known.volumes;
+        volumes.len() == self.expected && !volumes.values().any(|volume| matches!(volume.state, State::Waiting(_)))
     }
 
     fn describe(&self) -> String {
-        let shown = self.volumes.values().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
+        let known = self.board.known();
+        let volumes = &known.volumes;
+        let shown = volumes.values().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
         let mut text = format!("{shown} of {} volumes are up", self.expected);
-        for volume in self.volumes.values() {
+        if let Some(trouble) = known.server_is_dead() {
+            text += &format!("; {trouble}");
+        }
+        for volume in volumes.values() {
             match &volume.state {
                 State::Waiting(reason) => text += &format!("; {} waits: {reason}", volume.name),
                 State::Behind(_, reason) => text += &format!("; {} is not refreshed: {reason}", volume.name),
@@ -190,7 +195,7 @@ impl Report {
     }
 
     fn write_ready(&self, descriptor: OwnedFd) -> io::Result<()> {
-        let mut json = serde_json::to_vec(&self.ready_object())?;
+        let mut json = serde_json::to_vec(&self.ready_object(&self.board.known()))?;
         json.push(b'\n');
         File::from(descriptor).write_all(&json)
     }
@@ -198,8 +203,10 @@ impl Report {
     /// Volumes are listed by directory, with the mode of those the kernel does not keep by itself:
     /// `config, data (passthrough) in /…/kubernetes.io~configmap`.
     fn places(&self) -> String {
+        let known = self.board.known();
+        let volumes = &known.volumes;
         let mut names: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
-        for volume in self.volumes.values() {
+        for volume in volumes.values() {
             if let Some(path) = &volume.path {
                 names.entry(path.parent().unwrap_or(path)).or_default().push(volume.title());
             }
@@ -216,12 +223,12 @@ impl Report {
             let path = volume.path.as_deref().unwrap_or(Path::new(""));
             format!("volume {:?} is ready at {}{mode}", volume.name, path.display())
         };
-        self.volumes.values().map(place).collect::<Vec<_>>().join(", ")
+        self.board.known().volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
-    fn ready_object(&self) -> Ready<'_> {
+    fn ready_object<'a>(&'a self, known: &'a Known) -> Ready<'a> {
         let PodIdentity { namespace, name, uid } = &self.identity;
-        let volumes = self.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
+        let volumes = known.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
             (State::Live(shown) | State::Behind(shown, _), Some(path)) => Some(ReadyVolume {
                 name: &volume.name,
                 kind: volume.kind,

@@ -8,7 +8,7 @@ use nix::unistd::mkdtemp;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::Shape;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, take_away};
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away};
 use tracing::warn;
 
 use super::claim::{Claim, Inheritance};
@@ -37,21 +37,33 @@ pub enum ScaffoldError {
 pub struct Scaffold {
     // Taken back before the claim is given up.
     directories: Directories,
+    /// What an earlier podfs had mounted.
+    left: Vec<PathBuf>,
     mounts: Vec<PathBuf>,
     homes: Vec<PathBuf>,
     claim: Option<Claim>,
 }
 
 impl Scaffold {
-    /// Begins with what a podfs that was killed has left, after taking its mounts away.
+    /// Begins with what a podfs that was killed has left.
     pub fn new(claim: Option<Claim>, inheritance: Inheritance) -> Scaffold {
         let Inheritance { directories, mounts } = inheritance;
-        for path in &mounts {
-            if let Err(error) = take_away(path) {
-                warn!("a mount of an earlier podfs stays: {error}");
-            }
+        Scaffold { directories, left: mounts, mounts: Vec::new(), homes: Vec::new(), claim }
+    }
+
+    /// The mount of an earlier podfs at `path`, if there is one and it lives. It is this one's from now on.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn keep(&mut self, path: &Path) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
+        // Where there is no directory, nothing is mounted.
+        let Ok(point) = MountPoint::of_mount(path) else { return Ok(None) };
+        if !self.left.iter().any(|left| left == point.path()) {
+            return Ok(None);
         }
-        Scaffold { directories, mounts: Vec::new(), homes: Vec::new(), claim }
+        let Some(visible) = point.find()? else { return Ok(None) };
+        self.mark(&point);
+        Ok(Some((point, visible)))
     }
 
     /// Makes a mount point ready. It is to be written down before anything is mounted on it.
@@ -60,12 +72,18 @@ impl Scaffold {
     /// When it is taken, or cannot be made.
     pub fn prepare(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountError> {
         // Whoever has claimed the pod may take away what others mounted for it.
-        let leftovers = if self.claim.is_some() { Leftovers::Remove } else { Leftovers::RemoveDead };
+        let leftovers = if self.claim.is_some() { Leftovers::Cover } else { Leftovers::RemoveDead };
         let point = MountPoint::prepare_shape(path, shape, leftovers, &mut self.directories)?;
+        self.mark(&point);
+        Ok(point)
+    }
+
+    /// The mount at `point` is this podfs' from now on.
+    fn mark(&mut self, point: &MountPoint) {
+        self.left.retain(|left| left != point.path());
         if !self.mounts.iter().any(|mount| mount == point.path()) {
             self.mounts.push(point.path().to_owned());
         }
-        Ok(point)
     }
 
     /// Makes the directory an emptyDir keeps its content in: this one, or one that nobody else knows.
@@ -96,13 +114,19 @@ impl Scaffold {
     /// # Errors
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), ScaffoldError> {
-        let Scaffold { directories, mounts, claim, .. } = self;
-        claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, mounts)).map_err(ScaffoldError::Record)
+        let Scaffold { directories, left, mounts, claim, .. } = self;
+        let mounts = [&left[..], mounts].concat();
+        claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts)).map_err(ScaffoldError::Record)
     }
 
     /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.
     pub fn take_back(self) {
-        let Scaffold { directories, homes, claim, .. } = self;
+        let Scaffold { directories, left, homes, claim, .. } = self;
+        for path in left {
+            if let Err(error) = take_away(&path) {
+                warn!("a mount of an earlier podfs stays: {error}");
+            }
+        }
         drop(directories);
         if let Some(claim) = claim
             && homes.iter().any(|home| home.exists())

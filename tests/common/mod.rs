@@ -6,10 +6,12 @@ pub mod caller;
 pub mod idmap;
 pub mod locker;
 pub mod namespace;
+pub mod operator;
 pub mod outcome;
 pub mod passthrough;
 pub mod scratch;
 pub mod stopped;
+pub mod tracer;
 pub mod tree;
 pub mod twins;
 pub mod undisturbed;
@@ -24,6 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
@@ -37,6 +40,7 @@ use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Commit, Entry, Layout, Projection};
 use podfs_fuse::server::Server;
+use podfs_fuse::server::protocol::Greeting;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -142,7 +146,7 @@ impl Fixture {
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
         let command = self.mark(command).stdout(append(&self.path("out"))).stderr(append(&log));
         let child = command.spawn().expect("podfs starts");
-        Running { child, ready: None, json: Value::Null, log, root: self.path("root") }
+        Running { child, ready: None, json: Value::Null, log, directory: self.directory.path().to_owned() }
     }
 
     /// Lets [`Self::processes`] find the command and all it starts.
@@ -152,14 +156,17 @@ impl Fixture {
 
     /// The processes that were started here, and theirs.
     pub fn processes(&self) -> Vec<Pid> {
-        let mark = format!("{MARK}={}\0", self.directory.path().display());
-        let of_process = |entry: std::io::Result<fs::DirEntry>| {
-            let directory = entry.ok()?.path();
-            let pid = directory.file_name()?.to_str()?.parse().ok()?;
-            let environment = fs::read(directory.join("environ")).ok()?;
-            environment.windows(mark.len()).any(|part| part == mark.as_bytes()).then_some(Pid::from_raw(pid))
-        };
-        fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
+        processes_of(self.directory.path())
+    }
+
+    /// Kills every process that was started here, and waits until none is left.
+    #[track_caller]
+    pub fn kill_all(&self) {
+        // A supervisor may just have started another server.
+        eventually("every process has ended", || {
+            kill_all_of(self.directory.path());
+            self.processes().is_empty()
+        });
     }
 
     /// Mount points below this directory, outermost first.
@@ -171,6 +178,38 @@ impl Fixture {
 /// The environment variable by which the processes of a fixture are known.
 const MARK: &str = "PODFS_TEST_FIXTURE";
 
+/// How the names of podfs' processes begin; that of a server started from `/proc/self/exe` is the last.
+const NAMES: [&str; 2] = ["podfs", "exe"];
+
+/// The processes that were started in the fixture at `directory`, and theirs.
+fn processes_of(directory: &Path) -> Vec<Pid> {
+    let mark = format!("{MARK}={}\0", directory.display());
+    let of_process = |entry: std::io::Result<fs::DirEntry>| {
+        let directory = entry.ok()?.path();
+        let pid = directory.file_name()?.to_str()?.parse().ok()?;
+        // The environment of a process whose exec hangs cannot be read, and there may be one that is nobody's here.
+        let name = fs::read_to_string(directory.join("comm")).ok()?;
+        NAMES.iter().find(|known| name.starts_with(**known))?;
+        let environment = fs::read(directory.join("environ")).ok()?;
+        environment.windows(mark.len()).any(|part| part == mark.as_bytes()).then_some(Pid::from_raw(pid))
+    };
+    fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
+}
+
+/// When a process was started, in ticks (`proc_pid_stat(5)`).
+fn started(pid: Pid) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    behind_name.split(' ').nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or_default()
+}
+
+/// Kills every process of the fixture at `directory`: a server outlives its supervisor.
+fn kill_all_of(directory: &Path) {
+    for pid in processes_of(directory) {
+        let _ = kill(pid, Signal::SIGKILL);
+    }
+}
+
 fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
     let all = mounts().expect("a mount table").into_iter().map(|mounted| mounted.at);
@@ -179,7 +218,32 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
+        let cgroups: Vec<_> = self.processes().into_iter().filter_map(own_cgroup).collect();
+        kill_all_of(self.directory.path());
         unmount_below(self.directory.path());
+        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup));
+    }
+}
+
+/// The cgroup that podfs has made for a server, where it has.
+fn own_cgroup(process: Pid) -> Option<PathBuf> {
+    let all = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    let path = Path::new(all.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let uid = path.file_name()?.to_str()?.strip_prefix("podfs-")?;
+    if uid == "supervisors" {
+        return None;
+    }
+    let top = mounts().ok()?.into_iter().find(|mounted| mounted.fs_type == "cgroup2")?;
+    Some(top.at.join(path))
+}
+
+/// Removes a cgroup when the processes in it have ended.
+fn remove_cgroup(cgroup: &Path) {
+    let deadline = Instant::now() + PATIENCE;
+    while fs::remove_dir(cgroup).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -196,7 +260,7 @@ pub struct Running {
     ready: Option<std::io::PipeReader>,
     json: Value,
     log: PathBuf,
-    root: PathBuf,
+    directory: PathBuf,
 }
 
 impl Running {
@@ -230,9 +294,15 @@ impl Running {
 
     #[track_caller]
     pub fn wait_log(&self, text: &str) {
+        self.wait_log_times(text, 1);
+    }
+
+    /// Waits until the log has said this so many times.
+    #[track_caller]
+    pub fn wait_log_times(&self, text: &str, times: usize) {
         let deadline = Instant::now() + PATIENCE;
-        while !self.log().contains(text) {
-            assert!(Instant::now() < deadline, "not in the log: {text}\n{}", self.log());
+        while self.log().matches(text).count() < times {
+            assert!(Instant::now() < deadline, "not {times} times in the log: {text}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -241,11 +311,53 @@ impl Running {
         Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
     }
 
-    /// The server process.
+    /// The server process, once there is one.
+    #[track_caller]
     pub fn server(&self) -> Pid {
-        let children = format!("/proc/{0}/task/{0}/children", self.pid());
-        let children = fs::read_to_string(children).expect("children");
-        Pid::from_raw(children.split_whitespace().next().expect("a server").parse().expect("a pid"))
+        let mut server = None;
+        eventually("there is a server", || {
+            server = self.servers().pop();
+            server.is_some()
+        });
+        server.expect("it was seen")
+    }
+
+    /// The keepers of servers' descriptors.
+    pub fn keepers(&self) -> Vec<Pid> {
+        self.children_of_kind(|comm| comm == "podfs-keeper\n")
+    }
+
+    /// The servers that live, the youngest last.
+    pub fn servers(&self) -> Vec<Pid> {
+        self.children_of_kind(|comm| comm != "podfs-keeper\n")
+    }
+
+    /// Processes that were started as servers; the supervisor may have adopted them.
+    fn children_of_kind(&self, is: impl Fn(&str) -> bool) -> Vec<Pid> {
+        let is_it = |pid: &Pid| {
+            let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let words = read("cmdline");
+            words.split(|byte| *byte == 0).nth(1) == Some(b"server") && is(&String::from_utf8_lossy(&read("comm")))
+        };
+        let mut found: Vec<_> = processes_of(&self.directory).into_iter().filter(is_it).collect();
+        found.sort_by_key(|pid| started(*pid));
+        found
+    }
+
+    /// What `call` gives, which may need a server. When it hangs, everything is killed, and it ends with an error.
+    pub fn freed<T>(&self, call: impl FnOnce() -> T) -> T {
+        let (done, ended) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    eprintln!("a call hangs:\n{}", self.log());
+                    kill_all_of(&self.directory);
+                }
+            });
+            let result = call();
+            drop(done);
+            result
+        })
     }
 
     /// Where a volume is, from the readiness object.
@@ -282,10 +394,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The server ends with its supervisor.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        unmount_below(&self.root);
+        // A supervisor that comes after this one goes on with what runs here: its own end takes it away.
     }
 }
 
@@ -350,15 +461,15 @@ impl Drop for ServerChild {
     }
 }
 
-/// Starts a server process without a supervisor.
+/// Starts a server process without a supervisor, for directories of the host.
 pub fn start_server() -> (Server, ServerChild) {
-    start_server_command(&mut server_command())
+    start_server_command(&mut server_command("passthrough"))
 }
 
 /// Starts a server process that never gets `CAP_SYS_ADMIN`.
 pub fn start_server_without_admin() -> (Server, ServerChild) {
     const CAP_SYS_ADMIN: libc::c_ulong = 21;
-    let mut command = server_command();
+    let mut command = server_command("passthrough");
     // SAFETY: the call is async-signal-safe.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0) {
@@ -369,16 +480,18 @@ pub fn start_server_without_admin() -> (Server, ServerChild) {
     start_server_command(&mut command)
 }
 
-fn server_command() -> Command {
+fn server_command(profile: &str) -> Command {
     let mut command = Command::new(PODFS);
-    command.args(["server", "--pod", "test/test"]);
+    command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", profile]);
     command
 }
 
 fn start_server_command(command: &mut Command) -> (Server, ServerChild) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server starts");
-    (Server::new(ours), ServerChild(server))
+    let server = ServerChild(server);
+    let client = Server::new(ours, Greeting::new("test", "test")).expect("the server answers");
+    (client, server)
 }
 
 /// A projection with its own server process, used through the library.
@@ -392,8 +505,9 @@ pub struct Served {
 impl Served {
     /// Mounts an empty projection, visible before its first commit.
     pub fn new(root: &Root) -> Self {
-        let (client, server) = start_server();
-        let projection = Projection::start(Arc::new(client), root, &MountOptions::default(), false).expect("a mount");
+        let (client, server) = start_server_command(&mut server_command("projection"));
+        let projection = Projection::start(Arc::new(client), root, &MountOptions::default(), Value::Null, false);
+        let projection = projection.expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();
         let point =

@@ -13,6 +13,8 @@ use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Cache, DataPath, Options, Passthrough};
 use tempfile::TempDir;
 
+use serde_json::Value;
+
 use super::{PATIENCE, ServerChild, start_server};
 
 /// A mounted passthrough volume.
@@ -84,8 +86,9 @@ impl Mounted {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
         let options = Options { name: "data".to_owned(), ..options };
-        let passthrough = Passthrough::start(Arc::new(client), directory.as_fd(), &options, &MountOptions::default())
-            .expect("a mount");
+        let passthrough =
+            Passthrough::start(Arc::new(client), directory.as_fd(), &options, &MountOptions::default(), Value::Null)
+                .expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();
         let point =

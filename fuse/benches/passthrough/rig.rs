@@ -9,11 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
+use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Options, Passthrough};
+use podfs_fuse::server::protocol::Greeting;
 use podfs_fuse::server::{Server, process, secrecy};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// The argument that makes this program the server.
@@ -22,8 +26,8 @@ pub const SERVE: &str = "--serve";
 /// Serves until the bench ends, as `podfs server` does.
 pub fn serve() {
     secrecy::tune_allocator();
-    let control = nix::unistd::dup(std::io::stdin()).expect("standard input");
-    process::serve(&UnixStream::from(control)).expect("the bench closes the socket");
+    confine(Profile::Passthrough, Lines::Text);
+    process::serve("bench", "bench").expect("the bench closes the socket");
 }
 
 /// A directory that calls are made in.
@@ -60,8 +64,9 @@ impl Place {
         let server = Killed(server.expect("this program can be started again"));
         let options = Options { name: "bench".to_owned(), threads, ..Options::default() };
         let directory = File::open(&source).expect("a directory");
-        let client = Arc::new(Server::new(ours));
-        let passthrough = Passthrough::start(client, directory.as_fd(), &options, &MountOptions::default());
+        let client = Arc::new(Server::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
+        let passthrough =
+            Passthrough::start(client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
         let passthrough = passthrough.expect("a mount");
         let mut made = Directories::default();
         let point = MountPoint::prepare(&shown, Leftovers::RemoveDead, &mut made).expect("a mount point");

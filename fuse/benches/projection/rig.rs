@@ -8,13 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Entry, Layout, Projection};
+use podfs_fuse::server::protocol::Greeting;
 use podfs_fuse::server::{Server, process, secrecy};
+use serde_json::Value;
 
 /// The argument that makes this program the server.
 pub const SERVE: &str = "--serve";
@@ -25,8 +29,8 @@ pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, 
 pub fn serve() {
     secrecy::tune_allocator();
     secrecy::protect_memory().expect("root can lock memory");
-    let control = nix::unistd::dup(std::io::stdin()).expect("standard input");
-    process::serve(&UnixStream::from(control)).expect("the bench closes the socket");
+    confine(Profile::Projection, Lines::Text);
+    process::serve("bench", "bench").expect("the bench closes the socket");
 }
 
 /// A projection with its own server process, mounted and visible.
@@ -46,8 +50,14 @@ impl Mounted {
             .spawn()
             .expect("this program can be started again");
         let root = Root { mode: 0o777, gid: 0, directories: Default::default() };
-        let mut projection =
-            Projection::start(Arc::new(Server::new(ours)), &root, &MountOptions::default(), false).expect("a mount");
+        let mut projection = Projection::start(
+            Arc::new(Server::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
+            &root,
+            &MountOptions::default(),
+            Value::Null,
+            false,
+        )
+        .expect("a mount");
         projection.commit(&layout(payload), DIRECTORIES).expect("a commit");
         let mut directories = Directories::default();
         let point = MountPoint::prepare(path, Leftovers::RemoveDead, &mut directories).expect("a mount point");

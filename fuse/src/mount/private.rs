@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, fstatvfs};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -102,6 +102,11 @@ impl PrivateMount {
         Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
     }
 
+    /// A private mount that another process made.
+    pub(crate) fn adopt(tree: OwnedFd) -> Self {
+        Self { tree }
+    }
+
     fn mount(
         device: BorrowedFd<'_>,
         source: &str,
@@ -135,6 +140,12 @@ impl PrivateMount {
         fsconfig_create(context.as_fd()).map_err(failed)?;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
         Ok(Self { tree })
+    }
+
+    /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
+    pub(crate) fn connection(&self) -> Option<u32> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        statx(&self.tree, c"", flags, StatxFlags::empty()).ok().map(|found| found.stx_dev_minor)
     }
 
     /// A read-only clone, attached nowhere yet. The flags are set before anybody can see it, so that
@@ -212,7 +223,7 @@ fn set_read_only(clone: &OwnedFd) -> io::Result<()> {
 
 /// What attributes are set on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(crate) enum Reach {
     /// One mount.
     Itself,
     /// It and all mounts below it, which also get this propagation type (`MS_SLAVE` and others).
@@ -223,7 +234,7 @@ pub(super) enum Reach {
 }
 
 /// Adds `MOUNT_ATTR_*` flags to mounts (`mount_setattr(2)`).
-pub(super) fn set_attributes(clone: &OwnedFd, flags: u64, reach: Reach) -> io::Result<()> {
+pub(crate) fn set_attributes(clone: &OwnedFd, flags: u64, reach: Reach) -> io::Result<()> {
     let (recursive, propagation) = match reach {
         Reach::Itself => (0, 0),
         Reach::AllBelow { propagation } => (libc::AT_RECURSIVE, propagation),

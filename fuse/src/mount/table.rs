@@ -1,12 +1,31 @@
 //! What is mounted where, from `/proc/self/mountinfo` (`proc(5)`).
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 
 /// The type of the file systems this crate mounts.
 pub const FS_TYPE: &str = "fuse.podfs";
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// A table that is kept open, for a process that leaves its mount namespace.
+static KEPT: OnceLock<Mutex<File>> = OnceLock::new();
+
+/// From now on, this process sees the mounts of the namespace it is in now, wherever it goes: an open table shows the
+/// namespace it was opened in, as it is when it is read.
+///
+/// # Errors
+/// When the table cannot be opened.
+pub fn keep() -> io::Result<()> {
+    let table = Mutex::new(File::open(TABLE)?);
+    // One that is kept already is an older one, so it is what was asked for first.
+    let _kept = KEPT.set(table);
+    Ok(())
+}
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +34,10 @@ pub struct Mounted {
     pub at: PathBuf,
     /// Its file system type.
     pub fs_type: String,
+    /// The file system, by its device number.
+    pub device: String,
+    /// Which directory of the file system it shows.
+    pub root: PathBuf,
     /// What it is a mount of, in the file system's own words.
     pub source: String,
 }
@@ -32,7 +55,7 @@ pub fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
 /// # Errors
 /// When the table cannot be read.
 pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
+    let table = read()?;
     let id = format!("{id} ");
     let line = table.split(|byte| *byte == b'\n').find(|line| line.starts_with(id.as_bytes()));
     Ok(line.and_then(parse))
@@ -43,18 +66,34 @@ pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
 /// # Errors
 /// When the table cannot be read.
 pub fn mounts() -> io::Result<Vec<Mounted>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
+    let table = read()?;
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+fn read() -> io::Result<Vec<u8>> {
+    let Some(kept) = KEPT.get() else { return std::fs::read(TABLE) };
+    // One reader at a time: each part that is read begins where the last one ended.
+    let mut kept = kept.lock().expect("a thread that panics ends the process");
+    kept.rewind()?;
+    let mut table = Vec::new();
+    kept.read_to_end(&mut table)?;
+    Ok(table)
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let at = unescape(fields.nth(4)?);
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let root = path(fields.next()?);
+    let at = path(fields.next()?);
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
-    Some(Mounted { at: PathBuf::from(OsString::from_vec(at)), fs_type, source })
+    Some(Mounted { at, fs_type, device, root, source })
+}
+
+fn path(field: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(unescape(field)))
 }
 
 /// Blanks, tabs, newlines and backslashes stand as three octal digits.
@@ -80,8 +119,13 @@ mod tests {
     #[test]
     fn a_line_gives_mount_point_and_type() {
         let line = br"36 35 98:0 / /var/with\040blank\134 rw,noatime master:1 shared:2 - fuse.podfs podfs rw";
-        let expected =
-            Mounted { at: PathBuf::from(r"/var/with blank\"), fs_type: FS_TYPE.to_owned(), source: "podfs".to_owned() };
+        let expected = Mounted {
+            at: PathBuf::from(r"/var/with blank\"),
+            fs_type: FS_TYPE.to_owned(),
+            device: "98:0".to_owned(),
+            root: PathBuf::from("/"),
+            source: "podfs".to_owned(),
+        };
         assert_eq!(parse(line), Some(expected));
         assert_eq!(parse(b""), None);
     }

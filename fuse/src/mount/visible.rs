@@ -17,10 +17,20 @@ use super::table::{FS_TYPE, mounts_at};
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The caller holds the lock of this pod, so whoever mounted it is gone: take it away.
-    Remove,
+    /// The caller holds the lock of this pod, so whoever mounted it is gone. A dead mount is covered by the new one: that
+    /// reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
+    /// them off. Any other is taken away.
+    Cover,
     /// Take it away only when its server is gone.
     RemoveDead,
+}
+
+/// What a new mount covers.
+enum Below {
+    /// The directory or file itself.
+    Nothing,
+    /// A mount that nobody answers for.
+    Dead,
 }
 
 /// An empty directory or file that a volume can be mounted on.
@@ -57,12 +67,23 @@ impl MountPoint {
         }
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
-        point.clear(leftovers)?;
-        match shape {
-            Shape::Directory => point.check_empty()?,
-            Shape::File => point.check_empty_file()?,
+        match (point.clear(leftovers)?, shape) {
+            // What is below a dead mount cannot be looked at.
+            (Below::Dead, _) => {}
+            (Below::Nothing, Shape::Directory) => point.check_empty()?,
+            (Below::Nothing, Shape::File) => point.check_empty_file()?,
         }
         Ok(point)
+    }
+
+    /// The place of a mount that is there already.
+    ///
+    /// # Errors
+    /// When the directories above it cannot be looked at.
+    pub fn of_mount(path: &Path) -> Result<Self, MountError> {
+        let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
+        let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
+        Ok(Self { path })
     }
 
     /// The path, without symbolic links.
@@ -80,25 +101,34 @@ impl MountPoint {
         Ok(VisibleMount { path: self.path.clone(), mounted: true })
     }
 
-    fn clear(&self, leftovers: Leftovers) -> Result<(), MountError> {
+    /// The mount that is here, if it is alive.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn find(&self) -> Result<Option<VisibleMount>, MountError> {
+        let mounts = mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))?;
+        let alive = !mounts.is_empty() && !is_dead(&self.path);
+        Ok(alive.then(|| VisibleMount { path: self.path.clone(), mounted: true }))
+    }
+
+    fn clear(&self, leftovers: Leftovers) -> Result<Below, MountError> {
         loop {
             let mounts = mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))?;
             match mounts.last() {
-                None => return Ok(()),
-                Some(top) if top.fs_type == FS_TYPE && (leftovers == Leftovers::Remove || self.is_dead()) => {
-                    detach(&self.path)?;
-                }
-                Some(_) => {
-                    let problem = "is already a mount point; unmount it or choose another directory";
-                    return Err(MountError::Occupied { path: self.path.clone(), problem });
-                }
+                None => return Ok(Below::Nothing),
+                Some(top) if top.fs_type == FS_TYPE => match (is_dead(&self.path), leftovers) {
+                    (true, Leftovers::Cover) => return Ok(Below::Dead),
+                    (true, Leftovers::RemoveDead) | (false, Leftovers::Cover) => detach(&self.path)?,
+                    (false, Leftovers::RemoveDead) => return self.occupied(),
+                },
+                Some(_) => return self.occupied(),
             }
         }
     }
 
-    /// Whether nobody answers for what is mounted here any more.
-    fn is_dead(&self) -> bool {
-        matches!(rustix::fs::statfs(&self.path), Err(Errno::NOTCONN | Errno::CONNABORTED))
+    fn occupied(&self) -> Result<Below, MountError> {
+        let problem = "is already a mount point; unmount it or choose another directory";
+        Err(MountError::Occupied { path: self.path.clone(), problem })
     }
 
     fn check_empty(&self) -> Result<(), MountError> {
@@ -159,7 +189,8 @@ impl VisibleMount {
     /// When the kernel refuses; the mount stays then.
     pub fn unmount(mut self) -> Result<(), MountError> {
         self.mounted = false;
-        take_off(&self.path)
+        take_off(&self.path)?;
+        uncover(&self.path)
     }
 }
 
@@ -171,6 +202,22 @@ impl Drop for VisibleMount {
     }
 }
 
+/// Takes away the dead mounts that a mount has covered.
+fn uncover(path: &Path) -> Result<(), MountError> {
+    loop {
+        let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
+        match mounts.last() {
+            Some(top) if top.fs_type == FS_TYPE && is_dead(path) => detach(path)?,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Whether nobody answers for what is mounted at `path` any more.
+pub fn is_dead(path: &Path) -> bool {
+    matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
 fn take_off(path: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
@@ -180,7 +227,12 @@ fn take_off(path: &Path) -> Result<(), MountError> {
     }
 }
 
-fn detach(path: &Path) -> Result<(), MountError> {
+/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and whoever is inside keeps what
+/// they have open.
+///
+/// # Errors
+/// When nothing is mounted there, or the kernel refuses.
+pub fn detach(path: &Path) -> Result<(), MountError> {
     rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
         .map_err(|errno| MountError::at("unmount", path, errno))
 }
@@ -213,7 +265,7 @@ mod tests {
         let (source, at) = (base.path().join("source"), base.path().join("made/point"));
         fs::write(&source, "hello").expect("written");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Remove, &mut directories).expect("a point");
+        let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Cover, &mut directories).expect("a point");
         let file = fs::File::open(&source).expect("a file");
         let clone = bind(file.as_fd(), Access::ReadOnly).expect("a clone");
         let visible = point.attach(&clone).expect("attached");
@@ -232,16 +284,16 @@ mod tests {
         let (source, at) = (base.join("source"), base.join("point"));
         fs::create_dir(&source).expect("a directory");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare(&at, Leftovers::Remove, &mut directories).expect("a point");
+        let point = MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect("a point");
         let opened = fs::File::open(&source).expect("a directory");
         let mut visible = point.attach(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("attached");
         visible.mounted = false;
         drop(visible);
-        MountPoint::prepare(&at, Leftovers::Remove, &mut directories).expect_err("it is no mount of podfs");
+        MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect_err("it is no mount of podfs");
         take_away(&at).expect("taken away");
         take_away(&at).expect("nothing is left to take away");
         let mut others = Directories::default();
-        let error = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Remove, &mut others);
+        let error = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Cover, &mut others);
         assert!(error.expect_err("a directory").to_string().contains("is not a regular file"));
     }
 }

@@ -24,6 +24,7 @@ pub fn begin_thread() {
     // SAFETY: the thread has no working directory, root or umask that another relies on.
     let _shared = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
     const NO_SETUID_FIXUP: libc::c_ulong = 1 << 2;
+    // A process that is confined has set it already, and may not set it again.
     // SAFETY: securebits are numbers, and belong to the calling thread alone.
     unsafe { libc::prctl(libc::PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0) };
     if let Ok(mut own) = capabilities(None) {
@@ -49,8 +50,15 @@ pub fn administers_system(caller: Caller) -> bool {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
-    let namespace = |of: &Path| fs::read_link(of.join("ns/user")).ok();
-    effective & SYS_ADMIN != 0 && namespace(&process).is_some_and(|it| Some(it) == namespace(Path::new("/proc/self")))
+    effective & SYS_ADMIN != 0 && maps_of(&process).is_some_and(|maps| Some(maps) == maps_of(Path::new("/proc/self")))
+}
+
+/// Which ids of the system there are in the user namespace of a process. Another namespace than this process's own shows
+/// other maps, unless it was given every user, every group and every project of the system on purpose. The namespaces
+/// themselves could be compared only with `CAP_SYS_PTRACE`.
+fn maps_of(process: &Path) -> Option<[Vec<u8>; 3]> {
+    let map = |name| fs::read(process.join(name)).ok();
+    Some([map("uid_map")?, map("gid_map")?, map("projid_map")?])
 }
 
 /// The caller's identity, given back when this is dropped. podfs itself is root.

@@ -34,7 +34,7 @@ struct Extent {
 }
 
 /// `_IOWR('f', 11, struct fiemap)`, whose size does not count the extents.
-const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
+pub const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 
 /// The first part of `range` that has blocks; none when it is a hole.
 ///

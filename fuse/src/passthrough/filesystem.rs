@@ -12,15 +12,18 @@
 //! | `data` | open files and what is in them |
 //! | `list` | open directories |
 //! | `locking` | locks |
+//! | `outcome` | whether a dead server has executed a request |
 
 mod change;
 mod data;
 mod list;
 mod locking;
 mod look;
+mod outcome;
+
+pub use data::probe;
 
 use std::ffi::OsStr;
-use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -37,13 +40,15 @@ use super::foresight::Foresight;
 use super::locks::Waits;
 use super::mounted::{Cache, DataPath, Options};
 use super::mounts::{Mount, Mounts, proc_path, reopen};
-use super::node::{Node, Nodes};
+use super::node::{Found, Node, Nodes};
 use super::open_files::OpenFiles;
+use super::share::{Share, Taken};
+use super::tables::Tables;
 use super::usage::Usage;
-use crate::server::activity::Activity;
+use crate::region::Region;
 use crate::server::trace::Trace;
-use crate::session::abi::{EntryOut, init};
-use crate::session::{Answer, Exchange, Operation, Request, Service, Session, Wanted};
+use crate::session::abi::{EntryOut, XATTR_SIZE_MAX, init};
+use crate::session::{Answer, Exchange, Operation, REQUEST_SIZE, Request, Service, Wanted};
 
 /// Directories that stay open, because what is looked up next is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
@@ -53,6 +58,7 @@ pub struct PassthroughFilesystem {
     options: Options,
     data_path: DataPath,
     device: Arc<OwnedFd>,
+    region: Arc<Region>,
     validity: Validity,
     mounts: Mounts,
     nodes: Nodes,
@@ -61,9 +67,11 @@ pub struct PassthroughFilesystem {
     foresight: Foresight,
     waits: Arc<Waits>,
     usage: Option<Usage>,
+    /// Those that it may have.
+    descriptors: Share,
     socket_met: AtomicBool,
-    activity: Arc<Activity>,
-    trace: Option<Trace>,
+    waits_met: AtomicBool,
+    trace: Arc<Trace>,
 }
 
 /// What a session with such a file system asks the kernel for.
@@ -81,7 +89,7 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::SETXATTR_EXT
         | init::PASSTHROUGH
         | init::HAS_RESEND;
-    // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
+    // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
     let idmap = if options.trace { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
@@ -99,44 +107,27 @@ fn stack_depth(source: &OwnedFd) -> u32 {
 }
 
 impl PassthroughFilesystem {
-    /// Serves what `source` is open on, over `session`.
-    ///
-    /// # Errors
-    /// When the source cannot be looked at.
-    pub fn new(
-        source: OwnedFd,
-        session: &Session,
-        options: Options,
-        activity: Arc<Activity>,
-        trace: Option<Trace>,
-    ) -> io::Result<Self> {
-        let mounts = Mounts::new();
-        let found = attributes_of(source.as_fd())?;
-        let (identity, mount) = mounts.identify(source.as_fd(), None)?;
-        let usage = options.limit.map(|limit| Usage::measure(source.as_fd(), limit)).transpose()?;
-        // A limit is counted by the server, so the server has to see every write.
-        let data_path = if usage.is_some() { DataPath::Server } else { data::probe(session) };
-        Ok(Self {
+    /// Serves what `tables` know, to the kernel behind `device`.
+    pub fn new(device: Arc<OwnedFd>, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
+        let Tables { data_path, mounts, nodes, files, usage, share } = tables;
+        Self {
             validity: Validity::of(options.cache),
             data_path,
-            device: session.device(),
-            nodes: Nodes::new(identity, mount, kind(&found), source),
+            device,
+            region,
+            nodes,
             mounts,
             directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
-            files: OpenFiles::default(),
+            files,
             foresight: Foresight::default(),
             waits: Arc::default(),
             usage,
+            descriptors: share,
             socket_met: AtomicBool::new(false),
+            waits_met: AtomicBool::new(false),
             options,
-            activity,
             trace,
-        })
-    }
-
-    /// How the bytes of files travel.
-    pub fn data_path(&self) -> DataPath {
-        self.data_path
+        }
     }
 
     fn dispatch(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
@@ -160,30 +151,30 @@ impl PassthroughFilesystem {
             Operation::ListXattr { size } => self.xattr_names(node, size, caller, exchange.buffer),
 
             Operation::SetAttr(arguments) => self.set_attributes(node, arguments),
-            Operation::Symlink { name, target } => self.make_link(node, name, target, caller),
-            Operation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller),
-            Operation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller),
-            Operation::Unlink { name } => self.unlink(node, name),
-            Operation::RmDir { name } => self.remove_directory(node, name),
+            Operation::Symlink { name, target } => self.make_link(node, name, target, caller, exchange),
+            Operation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller, exchange),
+            Operation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller, exchange),
+            Operation::Unlink { name } => self.unlink(node, name, exchange),
+            Operation::RmDir { name } => self.remove_directory(node, name, exchange),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((node, name), (&*self.node(new_parent)?, new_name), flags)
+                self.rename((node, name), (&*self.node(new_parent)?, new_name), flags, exchange)
             }
-            Operation::Link { node: old, name } => self.link(&*self.node(old)?, node, name),
-            Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments),
-            Operation::RemoveXattr { name } => self.remove_xattr(node, name),
+            Operation::Link { node: old, name } => self.link(&*self.node(old)?, node, name, exchange),
+            Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments, exchange),
+            Operation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
 
-            Operation::Open { flags } => self.open(node, flags),
-            Operation::Create { name, arguments } => self.create(node, name, arguments, caller),
-            Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller),
+            Operation::Open { flags } => self.open(node, flags, exchange),
+            Operation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
+            Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller, exchange),
             Operation::Read(arguments) => self.read(arguments, exchange.buffer),
-            Operation::Write { arguments, data } => self.write(arguments, data),
+            Operation::Write { arguments, data } => self.write(arguments, data, exchange),
             Operation::Release(arguments) => self.release(arguments.fh),
             Operation::FSync(arguments) => self.sync(arguments),
             Operation::FAllocate(arguments) => self.allocate(arguments),
             Operation::Seek(arguments) => self.seek(arguments),
             Operation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
 
-            Operation::OpenDir => self.open_directory(node),
+            Operation::OpenDir => self.open_directory(node, exchange),
             Operation::ReadDir(arguments) => self.read_directory(arguments, exchange.buffer),
             Operation::ReadDirPlus(arguments) => self.read_directory_plus(arguments, exchange.buffer),
             Operation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
@@ -254,27 +245,45 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The node of what `file` is open on. The kernel is told of it: it will forget it once more.
-    fn enter(&self, file: OwnedFd, near: &Arc<Mount>) -> Result<(Arc<Node>, EntryOut), Errno> {
-        let (node, found) = self.enter_open(&file, near)?;
+    /// The node of what `file` is open on. The kernel is told of it: it will forget it once more. What is `made` is
+    /// charged with nothing yet.
+    fn enter(&self, file: OwnedFd, near: &Arc<Mount>, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
+        let (node, found) = self.enter_open(&file, near, made)?;
         if node.kind == FileType::Directory {
             self.open_directories().put(node.id, Arc::new(file));
-        } else if node.handle().is_none() && node.held().is_none() {
-            node.hold(Arc::new(file));
+        } else {
+            self.keep_open(&node, || Ok(file))?;
         }
         let entry = self.validity.entry(node.id, attr(&found, &node.mount));
         Ok((node, entry))
     }
 
     /// As [`Self::enter`], when the file stays open elsewhere.
-    fn enter_open(&self, file: &OwnedFd, near: &Arc<Mount>) -> Result<(Arc<Node>, Statx), Errno> {
+    fn enter_open(&self, file: &OwnedFd, near: &Arc<Mount>, made: bool) -> Result<(Arc<Node>, Statx), Errno> {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(near))?;
         let found = attributes_of(file.as_fd())?;
-        let node = self.nodes.enter(identity, mount, kind(&found), bytes_taken(&found));
-        if node.handle().is_none() && node.kind == FileType::Directory && node.held().is_none() {
-            node.hold(Arc::new(reopen(file.as_fd(), OFlags::PATH)?));
+        let charge = if made { 0 } else { bytes_taken(&found) };
+        let node = self.nodes.enter(Found { identity, mount, kind: kind(&found), charge })?;
+        if node.kind == FileType::Directory {
+            self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         }
         Ok((node, found))
+    }
+
+    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel is not told of it.
+    fn keep_open(&self, node: &Node, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
+        if node.handle().is_some() || node.held().is_some() {
+            return Ok(());
+        }
+        let kept = self.descriptors.take().and_then(|taken| Ok((open()?, taken)));
+        let (file, taken) = kept.inspect_err(|_| self.forget(node.id, 1))?;
+        node.hold(file, taken);
+        Ok(())
+    }
+
+    /// A place among the volume's descriptors. What a dead server may have opened already is not refused.
+    fn place(&self, exchange: &Exchange<'_>) -> Result<Taken, Errno> {
+        if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 
     /// Whoever listens at a socket that the kernel did not hear of before listens on the source, where nobody who comes
@@ -301,15 +310,12 @@ impl PassthroughFilesystem {
 
 impl Service for PassthroughFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        self.activity.count();
-        let Some(trace) = &self.trace else {
+        let Some(line) = self.trace.begin(|| self.host_path(request.node, request.operation.entry())) else {
             return self.dispatch(request, exchange);
         };
-        let path = self.host_path(request.node, request.operation.entry());
-        let line = trace.begin();
         let outcome = self.dispatch(request, exchange);
         let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
-        line.end(request.operation.name(), &path, request.caller.pid, request.caller.uid, error);
+        line.end(request.operation.name(), request.caller, error);
         outcome
     }
 
@@ -328,6 +334,14 @@ impl Service for PassthroughFilesystem {
                 | Operation::Read(_)
                 | Operation::Write { .. }
         )
+    }
+
+    /// Where the kernel writes by itself, the longest are extended attributes.
+    fn longest_request(&self) -> usize {
+        match self.data_path {
+            DataPath::Kernel => XATTR_SIZE_MAX as usize + 8192,
+            DataPath::Server => REQUEST_SIZE,
+        }
     }
 
     fn interrupt(&self, unique: u64) {

@@ -3,11 +3,17 @@
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::state::{HANDLE_LENGTH, HANDLE_WORDS, NodeCell};
+
 /// `MAX_HANDLE_SZ` of `fcntl.h`.
 const MAX_SIZE: usize = 128;
+/// Longest handle that is used: what a node's cell has room for. No file system of Linux 6.18 has longer ones.
+const MAX_USED: usize = HANDLE_WORDS * 8;
 
 /// A file of one file system: its number there and its generation, in the file system's own words. No other file ever
 /// has the same.
@@ -30,7 +36,7 @@ impl FileHandle {
     /// has it. `O_PATH` is enough, and no file system that is remote or a server is asked.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` when the file system has no handles.
+    /// `EOPNOTSUPP` when the file system has no handles, `EOVERFLOW` when they are too long.
     pub fn of(file: BorrowedFd<'_>) -> Result<(FileHandle, u64), Errno> {
         let mut raw = Raw { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
         let mut mount: c_int = 0;
@@ -47,8 +53,37 @@ impl FileHandle {
         if result != 0 {
             return Err(last_errno());
         }
-        let length = (raw.size as usize).min(MAX_SIZE);
+        let length = raw.size as usize;
+        if length > MAX_USED {
+            return Err(Errno::OVERFLOW);
+        }
         Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..length].into() }, mount.unsigned_abs().into()))
+    }
+
+    /// Records the handle.
+    pub fn write(&self, cell: &NodeCell) {
+        for (word, bytes) in cell.handle.iter().zip(self.bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(whole), Relaxed);
+        }
+        cell.handle_kind.store(self.kind.cast_unsigned(), Relaxed);
+    }
+
+    /// How many bytes it has.
+    pub fn length(&self) -> u32 {
+        self.bytes.len() as u32
+    }
+
+    /// The handle that was recorded; none if its length is impossible.
+    pub fn read(cell: &NodeCell) -> Option<FileHandle> {
+        let length = (cell.form.load(Relaxed) & HANDLE_LENGTH) as usize;
+        let mut bytes = [0; MAX_USED];
+        for (place, word) in bytes.chunks_mut(8).zip(&cell.handle) {
+            place.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        }
+        let kind = cell.handle_kind.load(Relaxed).cast_signed();
+        Some(FileHandle { kind, bytes: bytes.get(..length)?.into() })
     }
 
     /// Opens the file through the mount that `anchor` is open on. Needs `CAP_DAC_READ_SEARCH`.

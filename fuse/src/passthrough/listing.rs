@@ -22,8 +22,8 @@ pub struct Listing {
     /// What was read and not given out yet.
     chunk: Vec<u8>,
     position: usize,
-    /// The offset of the entry at `position`.
-    offset: u64,
+    /// The offset of the entry at `position`; unknown where somebody else has read.
+    offset: Option<u64>,
 }
 
 /// One entry.
@@ -42,7 +42,12 @@ pub struct DirectoryEntry<'a> {
 impl Listing {
     /// Begins at the first entry.
     pub fn new(directory: OwnedFd) -> Self {
-        Self { directory, chunk: Vec::new(), position: 0, offset: 0 }
+        Self { directory, chunk: Vec::new(), position: 0, offset: Some(0) }
+    }
+
+    /// Goes on where it is told to: another process has read from this directory.
+    pub fn resume(directory: OwnedFd) -> Self {
+        Self { offset: None, ..Self::new(directory) }
     }
 
     /// The directory.
@@ -59,7 +64,7 @@ impl Listing {
         offset: u64,
         mut take: impl FnMut(BorrowedFd<'_>, DirectoryEntry<'_>) -> Result<bool, Errno>,
     ) -> Result<(), Errno> {
-        if offset != self.offset {
+        if self.offset != Some(offset) {
             self.seek(offset)?;
         }
         loop {
@@ -67,7 +72,7 @@ impl Listing {
                 if !take(self.directory.as_fd(), entry)? {
                     return Ok(());
                 }
-                self.offset = entry.next;
+                self.offset = Some(entry.next);
                 self.position += length;
             }
             if !self.fill()? {
@@ -76,12 +81,17 @@ impl Listing {
         }
     }
 
+    /// Keeps nothing of what was read: it is read again.
+    pub fn drop_chunk(&mut self) {
+        (self.chunk, self.position, self.offset) = (Vec::new(), 0, None);
+    }
+
     fn seek(&mut self, offset: u64) -> Result<(), Errno> {
         self.chunk.clear();
         self.position = 0;
         // `rustix::fs::seek` refuses offsets above `i64::MAX`, and so does the kernel.
         rustix::fs::seek(&self.directory, rustix::fs::SeekFrom::Start(offset))?;
-        self.offset = offset;
+        self.offset = Some(offset);
         Ok(())
     }
 
@@ -148,6 +158,7 @@ mod tests {
         assert_eq!(all.len(), 3002);
         let mut pieces = listing(directory.path());
         let (first, middle) = names(&mut pieces, 0, 1000);
+        pieces.drop_chunk();
         let (second, _) = names(&mut pieces, middle, usize::MAX);
         assert_eq!([first, second.clone()].concat(), all);
         assert_eq!(names(&mut pieces, middle, usize::MAX).0, second, "the same place gives the same entries");

@@ -13,13 +13,18 @@
 //! 3. Locks that belong to an open file end with it. The kernel tells of it with RELEASE: descriptions that only this
 //!    open file has locked through are closed.
 //!
+//! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names it,
+//! from before anything is locked on it. So a lock is never held that nobody knows of, and who asks again for what it
+//! has already got gets it.
+//!
 //! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the caller is told to stop
 //! waiting: [`Waits::interrupt`] sends the thread signals until it has noticed.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
@@ -28,8 +33,13 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use rustix::io::Errno;
 
 use super::handle::last_errno;
+use super::share::Taken;
+use super::state::{LockCell, no_memory, recordable};
+use crate::region::Region;
+use crate::region::cells::Record;
+use crate::region::waits::WAITS;
 use crate::session::abi::{FileLock, LK_FLOCK, LkIn};
-use crate::session::{Answer, Responder};
+use crate::session::{Answer, Deferred};
 
 /// Sent to threads that wait for a lock.
 const WAKE: Signal = Signal::SIGUSR1;
@@ -47,37 +57,70 @@ pub struct Locks {
 /// What one owner has locked.
 #[derive(Debug)]
 struct OwnerLocks {
+    /// The open files it locked through. Dropped before the descriptor that they name is closed.
+    handles: HashMap<u64, Record<LockCell>>,
     description: Arc<OwnedFd>,
-    /// The open files it locked through.
-    handles: HashSet<u64>,
+    _taken: Taken,
     /// The process that locked last.
     pid: u32,
 }
 
 impl Locks {
-    /// The description that `owner` locks on, which `open` makes if there is none.
+    /// The description that an owner locks on when it asks for a lock of `node`; `open` makes it if there is none.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// Those of `open`, and when there is no memory.
     pub fn description(
         &mut self,
-        owner: u64,
-        handle: u64,
-        pid: u32,
-        open: impl FnOnce() -> Result<OwnedFd, Errno>,
+        region: &Arc<Region>,
+        node: u64,
+        asked: &LkIn,
+        open: impl FnOnce() -> Result<(OwnedFd, Taken), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
-        let locks = match self.by_owner.entry(owner) {
+        let pid = asked.lk.pid;
+        let locks = match self.by_owner.entry(asked.owner) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
-                let description = Arc::new(open()?);
-                place.insert(OwnerLocks { description, handles: HashSet::new(), pid })
+                let (description, taken) = open()?;
+                let description = Arc::new(recordable(description));
+                place.insert(OwnerLocks { handles: HashMap::new(), description, _taken: taken, pid })
             }
         };
-        locks.handles.insert(handle);
         if pid != 0 {
             locks.pid = pid;
         }
+        match locks.handles.entry(asked.fh) {
+            Entry::Occupied(record) => record.get().pid.store(locks.pid, Release),
+            Entry::Vacant(place) => {
+                let record = Record::new(region, |cell: &LockCell| {
+                    cell.pid.store(locks.pid, Relaxed);
+                    cell.node.store(node, Relaxed);
+                    cell.owner.store(asked.owner, Relaxed);
+                    cell.handle.store(asked.fh, Relaxed);
+                    cell.descriptor.store(locks.description.as_raw_fd().cast_unsigned(), Relaxed);
+                });
+                place.insert(record.map_err(no_memory)?);
+            }
+        }
         Ok(Arc::clone(&locks.description))
+    }
+
+    /// Takes in what a dead server's cell says. `descriptor` is asked once for each owner.
+    pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> Option<(OwnedFd, Taken)>) -> bool {
+        let pid = record.pid.load(Relaxed);
+        let locks = match self.by_owner.entry(record.owner.load(Relaxed)) {
+            Entry::Occupied(locks) => locks.into_mut(),
+            Entry::Vacant(place) => {
+                let Some((description, taken)) = descriptor() else { return false };
+                let description = Arc::new(description);
+                place.insert(OwnerLocks { handles: HashMap::new(), description, _taken: taken, pid })
+            }
+        };
+        if pid != 0 {
+            locks.pid = pid;
+        }
+        locks.handles.insert(record.handle.load(Relaxed), record);
+        true
     }
 
     /// The description that `owner` has locked on, if it has.
@@ -97,7 +140,7 @@ impl Locks {
 
     /// An open file is closed for good: what was locked through it alone is given up.
     pub fn release(&mut self, handle: u64) {
-        self.by_owner.retain(|_, locks| !locks.handles.remove(&handle) || !locks.handles.is_empty());
+        self.by_owner.retain(|_, locks| locks.handles.remove(&handle).is_none() || !locks.handles.is_empty());
     }
 
     /// The process that holds a lock of this node, if it can only be one: not the asking owner's.
@@ -227,16 +270,16 @@ impl Waits {
     /// Waits for a lock on a thread of its own, and answers from there.
     ///
     /// # Errors
-    /// `ENOLCK` when no thread can be started.
-    pub fn start(self: &Arc<Self>, wish: Wish, description: Arc<OwnedFd>, responder: Responder) -> Result<(), Errno> {
-        let unique = responder.unique();
-        let wait = self.register(unique);
+    /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
+    pub fn start(self: &Arc<Self>, wish: Wish, description: Arc<OwnedFd>, answer: Deferred) -> Result<(), Errno> {
+        let unique = answer.number();
+        let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
             let outcome = wait.run(wish, &description);
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
-            if responder.send(outcome.map(|()| Answer::Done)).is_err() && locked {
+            if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
                 // Nobody knows of the lock, so nobody would give it up.
                 let _ = unlock(wish, &description);
             }
@@ -267,13 +310,16 @@ impl Waits {
         wait.interrupt();
     }
 
-    fn register(&self, unique: u64) -> Arc<Wait> {
+    fn register(&self, unique: u64) -> Result<Arc<Wait>, Errno> {
         let mut table = self.lock();
+        if table.waits.len() >= WAITS {
+            return Err(Errno::NOLCK);
+        }
         let interrupted = table.early.contains(&unique);
         let progress = Mutex::new(Progress { interrupted, ..Progress::default() });
         let wait = Arc::new(Wait { progress, ended: Condvar::new() });
         table.waits.insert(unique, Arc::clone(&wait));
-        wait
+        Ok(wait)
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

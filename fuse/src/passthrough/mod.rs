@@ -1,6 +1,7 @@
 //! Passthrough volumes: directories of the host, and single files, shown as they are.
 //!
-//! The file system has no state but what the kernel was told: which nodes it knows, and what is open. Names,
+//! The file system has no state but what the kernel was told: which nodes it knows, and what is open. That stands in the
+//! volume's region, so that another server can take the volume over. Names,
 //! attributes and data are the source's, asked for with one system call or a few for each request; the bytes of files
 //! do not come through here at all where the kernel can read and write the source by itself (`FUSE_PASSTHROUGH`).
 //!
@@ -8,6 +9,9 @@
 //! |---|---|
 //! | [`mounted`] | the supervisor's side: mounting a source, and how it is to be served |
 //! | `filesystem` | requests, each a few system calls on the source |
+//! | `tables` | all that the file system knows, new or taken over |
+//! | `takeover` | going on with what a dead server left |
+//! | `state` | how that stands in the region |
 //! | `node` | the files that the kernel knows, and what each is identified by |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
@@ -15,6 +19,7 @@
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
 //! | `locks` | locks of callers, and waits for them |
 //! | `listing` | reading a directory |
+//! | `share` | how many descriptors a volume may have |
 //! | `foresight` | whether attributes go along with names |
 //! | `attributes` | attributes, and how long they hold |
 //! | `caller` | acting with the caller's uid, gid and umask |
@@ -38,6 +43,10 @@ mod mounts;
 mod node;
 mod open_files;
 mod open_node;
+mod share;
+mod state;
+mod tables;
+mod takeover;
 mod usage;
 
 use std::io;
@@ -45,13 +54,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use mounted::{Cache, DataPath, Options, Passthrough};
+pub use state::descriptors;
+pub use takeover::{Loaded, TakeoverError, load};
 
-use crate::server::activity::Activity;
+use crate::region::Region;
 use crate::server::trace::Trace;
 use crate::session::Session;
 use filesystem::PassthroughFilesystem;
+use tables::Tables;
 
-/// Serves what `source` is open on, on `device`, whose file system is mounted.
+/// The requests of `ioctl(2)` that are made here.
+pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
+
+/// Serves what `source` is open on, on `device`, whose file system is mounted. `region` is new.
 ///
 /// # Errors
 /// When the kernel's handshake fails, or the source cannot be looked at.
@@ -59,14 +74,32 @@ pub(crate) fn serve(
     device: OwnedFd,
     source: OwnedFd,
     options: Options,
-    activity: Arc<Activity>,
-    trace: Option<Trace>,
+    region: Arc<Region>,
+    trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
     locks::catch_wake_signal()?;
+    // The supervisor made it, and nobody has used it.
+    region.cells().keep_only(&[]);
+    region.take_over();
+    let session = Session::open(device, filesystem::wanted(&source, &options), Arc::clone(&region))?;
+    let tables = Tables::of_source(source, &session, &options, &region)?;
+    run(session, region, tables, options, trace)
+}
+
+/// Starts the threads.
+fn run(
+    session: Session,
+    region: Arc<Region>,
+    tables: Tables,
+    options: Options,
+    trace: Arc<Trace>,
+) -> io::Result<DataPath> {
     let threads = options.threads.map_or(mounted::SESSION_THREADS, usize::from).max(1);
-    let session = Session::open(device, filesystem::wanted(&source, &options))?;
-    let filesystem = PassthroughFilesystem::new(source, &session, options, activity, trace)?;
-    let data_path = filesystem.data_path();
+    let data_path = tables.data_path;
+    let filesystem = PassthroughFilesystem::new(session.device(), region, tables, options, trace);
     session.run(Arc::new(filesystem), threads)?;
     Ok(data_path)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,12 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::mount::MountError;
 use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
-use crate::server::Server;
+use crate::server::held::Held;
 use crate::server::protocol::VolumeId;
+use crate::server::{Server, Watch};
 
 /// How long the kernel may believe what it was told of names and attributes. What a file holds is always
 /// asked from the source when its data goes through the kernel.
@@ -61,13 +63,14 @@ pub const SESSION_THREADS: usize = 2;
 pub struct Passthrough {
     server: Arc<Server>,
     volume: VolumeId,
-    mount: PrivateMount,
+    held: Arc<Held>,
     data_path: DataPath,
 }
 
 impl Passthrough {
     /// Mounts what `source` is open on, and lets `server` answer for it. Nobody sees it before
-    /// [`show`](Self::show). `source` may be opened with `O_PATH`; it must be a directory or a regular file.
+    /// [`show`](Self::show). `source` may be opened with `O_PATH`; it must be a directory or a regular file. `about` is for
+    /// the supervisor that adopts the volume if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -76,13 +79,25 @@ impl Passthrough {
         source: BorrowedFd<'_>,
         options: &Options,
         mount: &MountOptions,
+        about: Value,
     ) -> Result<Self, MountError> {
+        let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let device = open_device()?;
         let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
-        let (volume, data_path) = server
-            .pass(device.as_fd(), source, options)
-            .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
-        Ok(Self { server, volume, mount, data_path })
+        let source = source.try_clone_to_owned().map_err(failed)?;
+        let (volume, held, data_path) = server.pass(device, mount, source, options, about).map_err(failed)?;
+        Ok(Self { server, volume, held, data_path })
+    }
+
+    /// The volume of a supervisor that was killed.
+    pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+        let data_path = DataPath::recorded(&held.region).unwrap_or(DataPath::Server);
+        Self { server, volume, held, data_path }
+    }
+
+    /// Whether nobody could go on with the volume when its server died: it has to be mounted anew.
+    pub fn is_given_up(&self) -> bool {
+        self.held.is_given_up()
     }
 
     /// Shows the volume at `point`.
@@ -91,8 +106,8 @@ impl Passthrough {
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
         let clone = match access {
-            Access::ReadOnly => self.mount.read_only_clone()?,
-            Access::ReadWrite => self.mount.read_write_clone()?,
+            Access::ReadOnly => self.held.mount.read_only_clone()?,
+            Access::ReadWrite => self.held.mount.read_write_clone()?,
         };
         point.attach(&clone)
     }
@@ -102,12 +117,17 @@ impl Passthrough {
         self.data_path
     }
 
+    /// A way to look at the volume from elsewhere.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.server, self.volume, &self.held)
+    }
+
     /// Number of FUSE requests served so far.
     ///
     /// # Errors
     /// When the server is gone.
     pub fn requests(&self) -> io::Result<u64> {
-        self.server.requests(self.volume)
+        Ok(self.held.region.requests())
     }
 }
 

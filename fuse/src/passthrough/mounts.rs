@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, statx};
@@ -13,8 +14,11 @@ use rustix::io::Errno;
 
 use super::handle::FileHandle;
 use super::node::Identity;
+use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
 use crate::mount::table::{FS_TYPE, mount_with_id};
+use crate::region::Region;
+use crate::region::cells::Record;
 
 /// Bits of a file's number that tell the mounts below the source apart.
 const INDEX_SHIFT: u32 = 48;
@@ -22,6 +26,8 @@ const INDEX_SHIFT: u32 = 48;
 /// One mount.
 #[derive(Debug)]
 pub struct Mount {
+    /// Dropped before the anchor that it names is closed.
+    _record: Record<MountCell>,
     id: u64,
     /// 0 for the one the source is on.
     index: u64,
@@ -36,6 +42,22 @@ impl Mount {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
+    /// One that a dead server left.
+    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>) -> Mount {
+        let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
+        Mount { _record: record, id, index, anchor }
+    }
+
+    /// The kernel's number for it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The volume's number for it.
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
     /// What file handles of this mount are opened with.
     pub fn anchor(&self) -> Option<BorrowedFd<'_>> {
         self.anchor.as_ref().map(AsFd::as_fd)
@@ -44,19 +66,15 @@ impl Mount {
 
 /// The mounts that have been met.
 pub struct Mounts {
-    known: Mutex<Known>,
-}
-
-#[derive(Default)]
-struct Known {
-    mounts: HashMap<u64, Weak<Mount>>,
-    next_index: u64,
+    region: Arc<Region>,
+    known: Mutex<HashMap<u64, Weak<Mount>>>,
 }
 
 impl Mounts {
-    /// None yet.
-    pub fn new() -> Self {
-        Self { known: Mutex::new(Known::default()) }
+    /// Those of `known`, which a dead server may have left.
+    pub fn new<'a>(region: Arc<Region>, known: impl Iterator<Item = &'a Arc<Mount>>) -> Self {
+        let known = known.map(|mount| (mount.id, Arc::downgrade(mount))).collect();
+        Self { region, known: Mutex::new(known) }
     }
 
     /// Which file `file` is open on. `near` is the mount it is most likely on.
@@ -86,7 +104,7 @@ impl Mounts {
     }
 
     fn enter(&self, file: BorrowedFd<'_>, id: u64, handle: Option<&FileHandle>) -> Result<Arc<Mount>, Errno> {
-        if let Some(mount) = self.lock().mounts.get(&id).and_then(Weak::upgrade) {
+        if let Some(mount) = self.lock().get(&id).and_then(Weak::upgrade) {
             return Ok(mount);
         }
         if is_passthrough(id) {
@@ -95,15 +113,21 @@ impl Mounts {
         // Not under the lock: a file system that hangs holds up nobody else.
         let anchor = handle.and_then(|handle| anchor(file, handle));
         let mut known = self.lock();
-        known.mounts.retain(|_, mount| mount.strong_count() > 0);
-        let index = known.next_index;
-        known.next_index += 1;
-        let mount = Arc::new(Mount { id, index, anchor });
-        known.mounts.insert(id, Arc::downgrade(&mount));
+        known.retain(|_, mount| mount.strong_count() > 0);
+        let next = &self.region.header().counters.next_mount;
+        let index = next.load(Relaxed);
+        next.store(index.wrapping_add(1), Release);
+        let record = Record::new(&self.region, |cell: &MountCell| {
+            cell.id.store(id, Relaxed);
+            cell.index.store(index, Relaxed);
+            cell.anchor.store(anchor.as_ref().map_or(0, |anchor| anchor.as_raw_fd().cast_unsigned()), Relaxed);
+        });
+        let mount = Arc::new(Mount { _record: record.map_err(no_memory)?, id, index, anchor });
+        known.insert(id, Arc::downgrade(&mount));
         Ok(mount)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Weak<Mount>>> {
         self.known.lock().expect("a thread that panics ends the process")
     }
 }
@@ -117,7 +141,7 @@ fn anchor(file: BorrowedFd<'_>, handle: &FileHandle) -> Option<OwnedFd> {
     }
     let anchor = reopen(file, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).ok()?;
     handle.open(anchor.as_fd(), OFlags::PATH).ok()?;
-    Some(anchor)
+    Some(recordable(anchor))
 }
 
 /// Opens what `file` is open on once more, with other flags.

@@ -3,17 +3,26 @@
 //! A node is found by its [`Identity`], so one file is one node whatever name it was looked up by. It needs no open
 //! descriptor: a file handle opens it again. The kernel counts how often it was told of a node, and forgets it by that
 //! number; then the node goes.
+//!
+//! All that is to be known of a node stands in its cell of the region, so that a successor has the same nodes. The cell
+//! is there before the kernel is told of the node, and counts before the kernel does: after a kill the count may be too
+//! high, never too low.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use super::handle::FileHandle;
 use super::mounts::Mount;
 use super::open_node::OpenNode;
+use super::share::{Share, Taken};
+use super::state::{HANDLE_LENGTH, NO_HANDLE, NodeCell, no_memory, recordable};
+use crate::region::Region;
+use crate::region::cells::Record;
 
 /// The root's number, as FUSE has it.
 pub const ROOT: u64 = 1;
@@ -52,11 +61,10 @@ pub struct Node {
     /// Where it is.
     pub mount: Arc<Mount>,
     identity: Arc<Identity>,
-    /// How often the kernel was told of it. Changed under the table's lock only.
-    lookups: AtomicU64,
-    /// Bytes that it is charged with, where the volume has a limit.
-    pub charged: AtomicU64,
-    held: Mutex<Option<Arc<OwnedFd>>>,
+    /// What a successor is to know; how often the kernel was told of it is changed under the table's lock only. Dropped
+    /// before the descriptor that it names is closed.
+    pub record: Record<NodeCell>,
+    held: Mutex<Option<(Arc<OwnedFd>, Taken)>>,
     /// What its open files share, while there are any.
     open: Mutex<Option<Box<OpenNode>>>,
 }
@@ -72,17 +80,38 @@ impl Node {
 
     /// Whether the kernel was told of it just once.
     pub fn is_new(&self) -> bool {
-        self.lookups.load(Ordering::Relaxed) == 1
+        self.record.lookups.load(Relaxed) == 1
     }
 
     /// The descriptor that is kept for it: where there is no handle, and where the file has no name any more.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
-        self.held.lock().expect("a thread that panics ends the process").clone()
+        let held = self.held.lock().expect("a thread that panics ends the process");
+        held.as_ref().map(|(file, _)| Arc::clone(file))
     }
 
     /// Keeps `file`, open on this node, until the kernel forgets the node.
-    pub fn hold(&self, file: Arc<OwnedFd>) {
-        *self.held.lock().expect("a thread that panics ends the process") = Some(file);
+    pub fn hold(&self, file: OwnedFd, taken: Taken) {
+        let file = recordable(file);
+        let mut held = self.held.lock().expect("a thread that panics ends the process");
+        self.record.held.store(file.as_raw_fd().cast_unsigned(), Release);
+        *held = Some((Arc::new(file), taken));
+    }
+
+    /// Keeps no descriptor any more.
+    pub fn let_go(&self) {
+        let mut held = self.held.lock().expect("a thread that panics ends the process");
+        self.record.held.store(0, Release);
+        *held = None;
+    }
+
+    /// The file has no name any more, or has one again: what it takes is free when its last open file is closed.
+    pub fn set_nameless(&self, nameless: bool) {
+        self.record.nameless.store(nameless.into(), Release);
+    }
+
+    /// Whether its bytes go with its last open file.
+    pub fn is_nameless(&self) -> bool {
+        self.record.nameless.load(Relaxed) != 0
     }
 
     /// What its open files share.
@@ -93,24 +122,55 @@ impl Node {
 
 /// The nodes that the kernel knows.
 pub struct Nodes {
+    region: Arc<Region>,
     table: Mutex<Table>,
 }
 
 struct Table {
     by_id: HashMap<u64, Arc<Node>>,
     by_identity: HashMap<Arc<Identity>, Arc<Node>>,
-    next: u64,
+}
+
+/// What a node begins with.
+pub struct Found {
+    /// What makes it the file it is.
+    pub identity: Identity,
+    /// Where it is.
+    pub mount: Arc<Mount>,
+    /// What kind of file it is.
+    pub kind: FileType,
+    /// What it is charged with if the kernel did not know it.
+    pub charge: u64,
 }
 
 impl Nodes {
     /// The root alone, open as `source`.
-    pub fn new(identity: Identity, mount: Arc<Mount>, kind: FileType, source: OwnedFd) -> Self {
-        let mut table = Table { by_id: HashMap::new(), by_identity: HashMap::new(), next: ROOT };
-        let root = table.insert(identity, mount, kind);
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(region: Arc<Region>, found: Found, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
+        region.header().counters.next_node.store(ROOT, Release);
+        let mut table = Table { by_id: HashMap::new(), by_identity: HashMap::new() };
+        let root = table.insert(&region, found)?;
         // The kernel never forgets the root.
-        root.lookups.store(1, Ordering::Relaxed);
-        root.hold(Arc::new(source));
-        Self { table: Mutex::new(table) }
+        root.record.lookups.store(1, Release);
+        root.hold(source, share.take_anyway());
+        Ok(Self { region, table: Mutex::new(table) })
+    }
+
+    /// Those that a dead server left.
+    pub fn inherit(region: Arc<Region>, nodes: Vec<Inherited>, share: &Share) -> Self {
+        let mut by_id = HashMap::with_capacity(nodes.len());
+        let mut by_identity = HashMap::with_capacity(nodes.len());
+        for Inherited { id, kind, mount, identity, record, held } in nodes {
+            let identity = Arc::new(identity);
+            let held = Mutex::new(held.map(|held| (Arc::new(held), share.take_anyway())));
+            let open = Mutex::default();
+            let node = Arc::new(Node { id, kind, mount, identity: Arc::clone(&identity), record, held, open });
+            by_identity.insert(identity, Arc::clone(&node));
+            by_id.insert(id, node);
+        }
+        Self { region, table: Mutex::new(Table { by_id, by_identity }) }
     }
 
     /// The node of that number.
@@ -123,28 +183,26 @@ impl Nodes {
         self.lock().by_identity.get(identity).cloned()
     }
 
-    /// The node of that file. The kernel is told of it once more; `charge` is what a new one is charged with.
-    pub fn enter(&self, identity: Identity, mount: Arc<Mount>, kind: FileType, charge: u64) -> Arc<Node> {
+    /// The node of that file. The kernel is told of it once more.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn enter(&self, found: Found) -> Result<Arc<Node>, Errno> {
         let mut table = self.lock();
-        let node = match table.by_identity.get(&identity) {
+        let node = match table.by_identity.get(&found.identity) {
             Some(node) => Arc::clone(node),
-            None => {
-                let node = table.insert(identity, mount, kind);
-                node.charged.store(charge, Ordering::Relaxed);
-                node
-            }
+            None => table.insert(&self.region, found)?,
         };
-        node.lookups.fetch_add(1, Ordering::Relaxed);
-        node
+        node.record.lookups.fetch_add(1, Release);
+        Ok(node)
     }
 
     /// The kernel forgets `lookups` of the times it was told of a node. Tells whether the node is gone.
     pub fn forget(&self, id: u64, lookups: u64) -> bool {
         let mut table = self.lock();
         let Some(node) = table.by_id.get(&id) else { return false };
-        let known = node.lookups.load(Ordering::Relaxed);
-        let left = known.saturating_sub(lookups);
-        node.lookups.store(left, Ordering::Relaxed);
+        let left = node.record.lookups.load(Relaxed).saturating_sub(lookups);
+        node.record.lookups.store(left, Release);
         if left > 0 || id == ROOT {
             return false;
         }
@@ -157,6 +215,11 @@ impl Nodes {
             give_back_memory();
         }
         true
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.lock().by_id.values().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -176,23 +239,79 @@ impl Table {
         shrinks
     }
 
-    fn insert(&mut self, identity: Identity, mount: Arc<Mount>, kind: FileType) -> Arc<Node> {
+    fn insert(&mut self, region: &Arc<Region>, found: Found) -> Result<Arc<Node>, Errno> {
+        let Found { identity, mount, kind, charge } = found;
+        let next = &region.header().counters.next_node;
+        let id = next.load(Acquire);
+        // Also if this server dies now, the number is not used again.
+        next.store(id.wrapping_add(1), Release);
+        let record = Record::new(region, |cell: &NodeCell| {
+            cell.form.store(kind.as_raw_mode() | identity.handle_length(), Relaxed);
+            cell.id.store(id, Relaxed);
+            cell.mount.store(mount.index(), Relaxed);
+            cell.lookups.store(0, Relaxed);
+            cell.charged.store(charge, Relaxed);
+            [&cell.held, &cell.nameless, &cell.backing].into_iter().for_each(|word| word.store(0, Relaxed));
+            identity.write(cell);
+        });
         let identity = Arc::new(identity);
         let node = Arc::new(Node {
-            id: self.next,
+            id,
             kind,
             mount,
             identity: Arc::clone(&identity),
-            lookups: AtomicU64::new(0),
-            charged: AtomicU64::new(0),
+            record: record.map_err(no_memory)?,
             held: Mutex::default(),
             open: Mutex::default(),
         });
-        self.next += 1;
         self.by_id.insert(node.id, Arc::clone(&node));
         self.by_identity.insert(identity, Arc::clone(&node));
-        node
+        Ok(node)
     }
+}
+
+impl Identity {
+    fn write(&self, cell: &NodeCell) {
+        match self {
+            Self::Handle { handle, .. } => handle.write(cell),
+            Self::Number { device, ino, .. } => {
+                cell.handle[0].store(*device, Relaxed);
+                cell.handle[1].store(*ino, Relaxed);
+            }
+        }
+    }
+
+    fn handle_length(&self) -> u32 {
+        match self {
+            Self::Handle { handle, .. } => handle.length(),
+            Self::Number { .. } => NO_HANDLE,
+        }
+    }
+
+    /// What [`write`](Self::write) wrote; none if nobody did.
+    pub fn read(cell: &NodeCell, mount: u64) -> Option<Identity> {
+        if cell.form.load(Relaxed) & HANDLE_LENGTH == NO_HANDLE {
+            let (device, ino) = (cell.handle[0].load(Relaxed), cell.handle[1].load(Relaxed));
+            return Some(Self::Number { mount, device, ino });
+        }
+        FileHandle::read(cell).map(|handle| Self::Handle { mount, handle })
+    }
+}
+
+/// A node as a dead server left it.
+pub struct Inherited {
+    /// As in [`Node`].
+    pub id: u64,
+    /// As in [`Node`].
+    pub kind: FileType,
+    /// As in [`Node`].
+    pub mount: Arc<Mount>,
+    /// What makes it the file it is.
+    pub identity: Identity,
+    /// As in [`Node`].
+    pub record: Record<NodeCell>,
+    /// The descriptor that is kept for it.
+    pub held: Option<OwnedFd>,
 }
 
 /// Nodes are many small pieces of memory; the allocator keeps them for the next ones unless it is told.

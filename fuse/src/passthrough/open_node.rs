@@ -7,24 +7,36 @@
 //! 1. An open counts itself before it is answered, so no release that is handled later can be the last one.
 //! 2. The kernel has given up the backing file of an open file before it sends RELEASE. So when the last release is
 //!    counted, no open file uses the id, and an open that comes next may bring another one.
+//!
+//! An id belongs to the connection, so it outlives the server. The node's cell has it from before it is first told to
+//! the kernel, and is marked before it is given back:
+//!
+//! 3. An id that is recorded without the mark is open, so a successor may go on telling it.
+//! 4. One with the mark may be open or not. The successor gives it back, once more perhaps; the kernel does not use a
+//!    number again before it has used all others.
+//! 5. One that was opened and not recorded is near the last that was, because numbers are given in order. The
+//!    successor gives back what is near and nobody's.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::collections::HashSet;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::io::Errno;
 
 use super::handle::last_errno;
 use super::locks::Locks;
+use super::node::Node;
 use super::open_files::OpenFile;
+use super::state::{GOING, NodeCell};
+use crate::region::Region;
 use crate::session::abi::BackingMap;
 
 /// Shared by the open files of a node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct OpenNode {
-    /// The open files; never none. Any of them leads to the file, even when it has no name any more.
+    /// The open files; never none once it is shared. Any of them leads to the file, even when it has no name any more.
     pub files: Vec<Arc<OpenFile>>,
-    /// The file has no name any more: what it takes is free when the last of them is closed.
-    pub nameless: bool,
     /// Its backing file, if its data goes through the kernel.
     pub backing: Option<BackingId>,
     /// The locks taken through its open files.
@@ -38,12 +50,9 @@ impl OpenNode {
     }
 }
 
-/// A backing file of a connection, given back when dropped. Whatever is open through it goes on.
-#[derive(Debug)]
-pub struct BackingId {
-    device: Arc<OwnedFd>,
-    id: i32,
-}
+/// A backing file of a connection. Whatever is open through it goes on when it is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BackingId(u32);
 
 impl BackingId {
     /// Lets the kernel read and write `file` by itself, with the credentials of the calling thread.
@@ -51,31 +60,74 @@ impl BackingId {
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN` or on a kernel before 6.9, `ELOOP` where file systems are stacked too deep, and
     /// others where the file cannot back one.
-    pub fn open(device: &Arc<OwnedFd>, file: BorrowedFd<'_>) -> Result<BackingId, Errno> {
+    pub fn open(device: &OwnedFd, file: BorrowedFd<'_>) -> Result<BackingId, Errno> {
         let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the request takes a `fuse_backing_map`, which outlives the call.
         let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &raw const map) };
-        if id <= 0 { Err(last_errno()) } else { Ok(BackingId { device: Arc::clone(device), id }) }
+        if id <= 0 { Err(last_errno()) } else { Ok(BackingId(id.cast_unsigned())) }
+    }
+
+    /// As [`open`](Self::open), and the node's cell has it.
+    pub fn open_for(device: &OwnedFd, file: BorrowedFd<'_>, node: &Node, region: &Region) -> Option<BackingId> {
+        let id = Self::open(device, file).ok()?;
+        node.record.backing.store(id.0, Release);
+        region.header().counters.backing.store(id.0, Release);
+        Some(id)
+    }
+
+    /// What a node's cell says.
+    pub fn recorded(cell: &NodeCell) -> Option<BackingId> {
+        let id = cell.backing.load(Relaxed);
+        (id != 0 && id & GOING == 0).then_some(BackingId(id))
+    }
+
+    /// Gives it back. The kernel says `ENOENT` if that was done before.
+    pub fn close(self, device: &OwnedFd) {
+        let id = self.0;
+        // SAFETY: the request takes the address of an id.
+        unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &raw const id) };
+    }
+
+    /// Gives it back, and the node's cell has none any more.
+    pub fn close_for(self, device: &OwnedFd, node: &Node) {
+        node.record.backing.store(self.0 | GOING, Release);
+        self.close(device);
+        node.record.backing.store(0, Release);
     }
 
     /// The id, for answers.
-    pub fn number(&self) -> i32 {
-        self.id
+    pub fn number(self) -> i32 {
+        self.0.cast_signed()
     }
 }
 
-impl Drop for BackingId {
-    fn drop(&mut self) {
-        let id = self.id.cast_unsigned();
-        // SAFETY: the request takes the address of an id.
-        unsafe { libc::ioctl(self.device.as_fd().as_raw_fd(), BACKING_CLOSE, &raw const id) };
+/// Gives back what a dead server had opened for no node, or was giving back. No thread may serve yet.
+pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
+    /// As many as threads may have opened at the same time, and some.
+    const NEAR: u32 = 32;
+    let cells = region.cells();
+    let nodes = cells.tagged().filter_map(|(id, _)| cells.find::<NodeCell>(id));
+    let mut owned = HashSet::new();
+    let mut going = Vec::new();
+    for node in nodes {
+        match node.backing.load(Relaxed) {
+            0 => {}
+            id if id & GOING == 0 => drop(owned.insert(id)),
+            id => going.push((node, id & !GOING)),
+        }
     }
+    let last = region.header().counters.backing.load(Relaxed);
+    // Of a volume whose data never went through the kernel there is nothing to give back.
+    let near = if last == 0 { 0..0 } else { last.saturating_sub(NEAR).max(1)..last.saturating_add(NEAR) };
+    let unowned = near.chain(going.iter().map(|(_, id)| *id)).filter(|id| !owned.contains(id));
+    unowned.for_each(|id| BackingId(id).close(device));
+    going.iter().for_each(|(node, _)| node.backing.store(0, Release));
 }
 
 /// `_IOW(229, 1, struct fuse_backing_map)`
-const BACKING_OPEN: libc::Ioctl = write_request(1, size_of::<BackingMap>());
+pub const BACKING_OPEN: libc::Ioctl = write_request(1, size_of::<BackingMap>());
 /// `_IOW(229, 2, uint32_t)`
-const BACKING_CLOSE: libc::Ioctl = write_request(2, size_of::<u32>());
+pub const BACKING_CLOSE: libc::Ioctl = write_request(2, size_of::<u32>());
 
 const fn write_request(number: u64, size: usize) -> libc::Ioctl {
     const WRITE: u64 = 1;

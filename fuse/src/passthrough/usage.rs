@@ -4,11 +4,15 @@
 //! before it is done. What is counted is what `du(1)` counts: the blocks of each file, once, however many names it
 //! has. Files are charged when they grow and discharged when their last name or last open file goes; each look at a
 //! file puts right what the source did on its own, such as blocks that it only decided on when it wrote them.
+//!
+//! The account and what each node is charged with stand in the region. A charge changes both: it is written down as a
+//! whole before, and a successor that finds it so makes it once more. What a node is charged with is always set, never
+//! added to, so what is done again for a request that is asked for again changes nothing.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -17,6 +21,8 @@ use super::attributes::{attributes_of, bytes_taken, kind};
 use super::extents;
 use super::listing::Listing;
 use super::node::{Node, ROOT};
+use crate::region::Region;
+use crate::region::header::Counters;
 use crate::session::abi::Kstatfs;
 
 /// What files grow by.
@@ -25,14 +31,16 @@ const BLOCK: u64 = 4096;
 /// The limit and what is taken of it, in bytes.
 pub struct Usage {
     limit: u64,
-    used: Mutex<u64>,
+    region: Arc<Region>,
+    right: Mutex<()>,
 }
 
 /// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
 /// until it is charged with what it takes.
 pub struct Account<'a> {
     limit: u64,
-    used: MutexGuard<'a, u64>,
+    counters: &'a Counters,
+    _right: MutexGuard<'a, ()>,
 }
 
 impl Usage {
@@ -40,13 +48,20 @@ impl Usage {
     ///
     /// # Errors
     /// When the source cannot be read.
-    pub fn measure(source: BorrowedFd<'_>, limit: u64) -> Result<Usage, Errno> {
-        Ok(Usage { limit, used: Mutex::new(taken_below(source)?) })
+    pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<Usage, Errno> {
+        region.header().counters.used.store(taken_below(source)?, Release);
+        Ok(Self::inherit(limit, region))
+    }
+
+    /// As a dead server left it.
+    pub fn inherit(limit: u64, region: Arc<Region>) -> Usage {
+        Usage { limit, region, right: Mutex::new(()) }
     }
 
     /// Keeps everybody else from the account until it is dropped.
     pub fn lock(&self) -> Account<'_> {
-        Account { limit: self.limit, used: self.used.lock().expect("a thread that panics ends the process") }
+        let right = self.right.lock().expect("a thread that panics ends the process");
+        Account { limit: self.limit, counters: &self.region.header().counters, _right: right }
     }
 
     /// The file system as a whole, as far as the limit lets it be used.
@@ -107,23 +122,33 @@ impl Account<'_> {
         self.charge(node, 0);
     }
 
-    /// A new file takes this many blocks of 512 bytes.
-    pub fn take(&mut self, blocks: u64) {
-        *self.used += blocks * 512;
-    }
-
     /// A file that the kernel does not know, and that took `bytes`, is gone.
     pub fn give_back(&mut self, bytes: u64) {
-        *self.used = self.used.saturating_sub(bytes);
+        self.counters.used.store(self.used().saturating_sub(bytes), Release);
     }
 
-    fn charge(&mut self, node: &Node, bytes: u64) {
-        let before = node.charged.swap(bytes, Ordering::Relaxed);
-        *self.used = (*self.used + bytes).saturating_sub(before);
+    /// `node` takes `bytes` now.
+    pub fn charge(&mut self, node: &Node, bytes: u64) {
+        let before = node.record.charged.load(Relaxed);
+        if before == bytes {
+            return;
+        }
+        let used = self.used().saturating_add(bytes).saturating_sub(before);
+        let redo = &self.counters.redo;
+        redo.charged.store(bytes, Release);
+        redo.used.store(used, Release);
+        redo.cell.store(node.record.id().to_word(), Release);
+        node.record.charged.store(bytes, Release);
+        self.counters.used.store(used, Release);
+        redo.cell.store(0, Release);
+    }
+
+    fn used(&self) -> u64 {
+        self.counters.used.load(Relaxed)
     }
 
     fn room(&self) -> u64 {
-        self.limit.saturating_sub(*self.used)
+        self.limit.saturating_sub(self.used())
     }
 }
 

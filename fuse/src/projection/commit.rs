@@ -6,12 +6,17 @@
 //!
 //! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
 //! after it leaves the new one. What lies about in the root then is put right by the next commit.
+//!
+//! Each step that is done is confirmed in the supervisor's replica of the tree, which is what the server's successor
+//! begins with if the server dies. A step that is under way then is asked again of the successor, by the kernel.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
 
 use rustix::fs::{
     AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, chmodat, mkdirat, openat2, renameat, statx, symlinkat,
@@ -21,13 +26,14 @@ use rustix::fs::{
 use super::generation::GenerationName;
 use super::image::{DirectoryAttributes, Image, Layout};
 use super::steps::{self, DATA, DATA_TMP, Shown, Step};
-use super::tree::Root;
+use super::tree::{Root, Staged};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
-use crate::server::Server;
 use crate::server::client::Answering;
+use crate::server::held::Held;
 use crate::server::protocol::VolumeId;
+use crate::server::{Server, Watch};
 
 /// Why a commit did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -68,27 +74,54 @@ pub enum Commit {
 pub struct Projection {
     server: Arc<Server>,
     volume: VolumeId,
-    mount: PrivateMount,
+    held: Arc<Held>,
     hidden: BTreeSet<String>,
-    current: Option<(GenerationName, Image)>,
+    current: Option<(GenerationName, Arc<Image>)>,
     /// A commit stopped half-way; the root may hold what does not belong there.
     untidy: bool,
     answering: Answering,
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. Nobody sees it before [`show`](Self::show).
+    /// Mounts an empty projection and lets `server` answer for it. Nobody sees it before [`show`](Self::show). `about` is
+    /// for the supervisor that adopts it if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
-    pub fn start(server: Arc<Server>, root: &Root, options: &MountOptions, trace: bool) -> Result<Self, MountError> {
+    pub fn start(
+        server: Arc<Server>,
+        root: &Root,
+        options: &MountOptions,
+        about: Value,
+        trace: bool,
+    ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
-        let volume = server
-            .serve(device.as_fd(), root, trace)
+        let (volume, held) = server
+            .project(device, mount, root, about, trace)
             .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
-        let hidden = root.directories.iter().filter_map(|path| path.split('/').next()).map(str::to_owned).collect();
-        Ok(Self { server, volume, mount, hidden, current: None, untidy: false, answering: Answering::default() })
+        Ok(Self::of(server, volume, held))
+    }
+
+    /// The projection of a supervisor that was killed, perhaps in the middle of a commit.
+    pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+        let mut projection = Self::of(server, volume, held);
+        projection.untidy = true;
+        projection
+    }
+
+    fn of(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+        let (hidden, current) = {
+            let tree = held.tree();
+            let above = |path: &String| path.split('/').next().map(str::to_owned);
+            (tree.root().directories.iter().filter_map(above).collect(), tree.current())
+        };
+        Self { server, volume, held, hidden, current, untidy: false, answering: Answering::default() }
+    }
+
+    /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
+    pub fn is_given_up(&self) -> bool {
+        self.held.is_given_up()
     }
 
     /// The generation that `..data` points to.
@@ -113,11 +146,11 @@ impl Projection {
         let _together = server.together(self.answering);
         let time = SystemTime::now();
         let generation = GenerationName::new(time);
-        let image = payload.image().map_err(CommitError::Memory)?;
+        let image = Arc::new(payload.image().map_err(CommitError::Memory)?);
         let next = Shown { name: &generation, image: &image };
         let steps = steps::switch(self.shown(), next, directories.mode, &self.hidden);
-        self.answering =
-            server.announce(self.volume, &steps, Some((&generation, &image)), time).map_err(CommitError::Server)?;
+        self.held.tree().prune();
+        self.answering = self.announce(&steps, Some((&generation, &image)), time)?;
         let staged_in = began.elapsed();
         let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
         self.perform(&steps[..switch])?;
@@ -137,7 +170,21 @@ impl Projection {
     /// # Errors
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.mount.read_only_clone()?)
+        point.attach(&self.held.mount.read_only_clone()?)
+    }
+
+    /// As [`Self::show`] on a kernel before 6.15, whatever this kernel can do.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    #[doc(hidden)]
+    pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
+        point.attach(&self.held.mount.read_only_clone_before_6_15()?)
+    }
+
+    /// A way to look at the volume from elsewhere.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.server, self.volume, &self.held)
     }
 
     /// Number of FUSE requests served so far.
@@ -145,7 +192,7 @@ impl Projection {
     /// # Errors
     /// When the server is gone.
     pub fn requests(&self) -> io::Result<u64> {
-        self.server.requests(self.volume)
+        Ok(self.held.region.requests())
     }
 
     fn shown(&self) -> Option<Shown<'_>> {
@@ -154,9 +201,24 @@ impl Projection {
 
     fn remove_generation(&self, old: Shown<'_>, time: SystemTime) -> Result<(), CommitError> {
         let known = self.server.close(self.volume, old.name).map_err(CommitError::Server)?;
+        let closed = self.held.tree().close_generation_but(old.name.as_str(), &known);
+        closed.map_err(|errno| CommitError::Server(errno.into()))?;
         let steps = steps::removal(old, &known);
-        self.server.announce(self.volume, &steps, None, time).map_err(CommitError::Server)?;
+        self.announce(&steps, None, time)?;
         self.perform(&steps)
+    }
+
+    /// The replica hears of it first: a successor that comes between accepts what it says.
+    fn announce(
+        &self,
+        steps: &[Step],
+        staged: Option<(&GenerationName, &Arc<Image>)>,
+        time: SystemTime,
+    ) -> Result<Answering, CommitError> {
+        let replica = staged.map(|(name, image)| Staged { name: name.clone(), image: Arc::clone(image) });
+        self.held.tree().announce(steps.to_vec(), replica, time);
+        let staged = staged.map(|(name, image)| (name, &**image));
+        self.server.announce(self.volume, steps, staged, time).map_err(CommitError::Server)
     }
 
     /// Makes the kernel ask for the root's attributes once more. A container's `stat` that was answered
@@ -164,7 +226,7 @@ impl Projection {
     /// answer that is older than the one it has.
     fn refresh_root(&self) -> Result<(), CommitError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        let refreshed = statx(&self.mount, c"", flags, StatxFlags::BASIC_STATS);
+        let refreshed = statx(&self.held.mount, c"", flags, StatxFlags::BASIC_STATS);
         refreshed
             .map(drop)
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
@@ -182,7 +244,7 @@ impl Projection {
         for step in steps::repair(&entries, self.shown(), &self.hidden) {
             // One by one: a step that fails would stay the next one that the server accepts.
             let step = [step];
-            self.server.announce(self.volume, &step, None, SystemTime::now()).map_err(CommitError::Server)?;
+            self.announce(&step, None, SystemTime::now())?;
             left_over |= self.perform(&step).is_err();
         }
         Ok(left_over)
@@ -190,7 +252,7 @@ impl Projection {
 
     fn entries(&self) -> io::Result<Vec<String>> {
         let root =
-            openat2(&self.mount, c".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::BENEATH)?;
+            openat2(&self.held.mount, c".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::BENEATH)?;
         let mut names = Vec::new();
         for entry in Dir::new(root)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -203,12 +265,14 @@ impl Projection {
 
     fn perform(&self, steps: &[Step]) -> Result<(), CommitError> {
         steps.iter().try_for_each(|step| {
-            self.perform_one(step).map_err(|cause| CommitError::Step { call: describe(step), cause })
+            let failed = |cause| CommitError::Step { call: describe(step), cause };
+            self.perform_one(step).map_err(failed)?;
+            self.held.tree().confirm(step).map_err(|errno| failed(errno.into()))
         })
     }
 
     fn perform_one(&self, step: &Step) -> io::Result<()> {
-        let root = self.mount.as_fd();
+        let root = self.held.mount.as_fd();
         // The image's memory is shared with the server; a server gone bad must not lead the supervisor
         // through a link of its making.
         if step.name().contains('/') {
@@ -233,7 +297,7 @@ impl Projection {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        Ok(openat2(&self.mount, path, flags, Mode::empty(), resolve)?)
+        Ok(openat2(&self.held.mount, path, flags, Mode::empty(), resolve)?)
     }
 }
 

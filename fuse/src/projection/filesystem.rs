@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
 use super::undo::Undo;
-use crate::server::activity::Activity;
+use crate::region::Region;
 use crate::server::trace::Trace;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, ReadIn, SetattrIn, fattr, init};
 use crate::session::{Answer, Exchange, ListedEntry, Operation, Request, Service, Wanted};
@@ -43,9 +43,9 @@ impl SharedTree {
 /// The file system of one projection.
 pub struct ProjectionFilesystem {
     tree: SharedTree,
-    activity: Arc<Activity>,
+    region: Arc<Region>,
     undo: Undo,
-    trace: Option<Trace>,
+    trace: Arc<Trace>,
 }
 
 /// What a session with such a file system asks the kernel for.
@@ -58,39 +58,31 @@ pub fn wanted(traced: bool) -> Wanted {
         | init::PARALLEL_DIROPS
         | init::EXPLICIT_INVAL_DATA
         | init::HAS_RESEND;
-    // With ID-mapped mounts the kernel no longer tells who asks, and a trace is there to tell.
+    // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
     let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
     Wanted { flags: flags | idmap, max_stack_depth: 0 }
 }
 
 impl ProjectionFilesystem {
-    /// Serves `tree`, keeps account in `activity`, and reports each request to `trace`.
-    pub fn new(tree: SharedTree, activity: Arc<Activity>, undo: Undo, trace: Option<Trace>) -> Self {
-        Self { tree, activity, undo, trace }
+    /// Serves `tree`, notes in `region` how far it has got, and reports each request to who reads `trace`.
+    pub fn new(tree: SharedTree, region: Arc<Region>, undo: Undo, trace: Arc<Trace>) -> Self {
+        Self { tree, region, undo, trace }
     }
 
     /// Answers one request, and reports it.
     fn serve(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        self.activity.count();
-        let Some(trace) = &self.trace else {
+        let path = || trace_path(&self.tree.lock(), node, request.operation.entry());
+        let Some(line) = self.trace.begin(path) else {
             return self.dispatch(&request.operation, node, exchange);
         };
-        let path = trace_path(&self.tree.lock(), node, request.operation.entry());
-        let line = trace.begin();
         let outcome = self.dispatch(&request.operation, node, exchange);
-        line.end(
-            request.operation.name(),
-            &path,
-            request.caller.pid,
-            request.caller.uid,
-            outcome.as_ref().err().copied(),
-        );
+        line.end(request.operation.name(), request.caller, outcome.as_ref().err().copied());
         outcome
     }
 
     fn dispatch(&self, operation: &Operation<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         match *operation {
-            Operation::Lookup { name } => self.tree.lock().lookup(node, name).map(entry),
+            Operation::Lookup { name } => self.look_up(node, name, exchange).map(entry),
             Operation::Forget { lookups } => {
                 self.tree.lock().forget(node, lookups);
                 Ok(Answer::Silence)
@@ -105,14 +97,15 @@ impl ProjectionFilesystem {
             Operation::StatFs => Ok(self.status()),
 
             // The steps of a commit.
-            Operation::MkDir { name, .. } => self.tree.lock().make_directory(node, name).map(entry),
+            Operation::MkDir { name, .. } => self.change(|tree| tree.make_directory(node, name)).map(entry),
             Operation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
-            Operation::Symlink { name, target } => self.tree.lock().make_link(node, name, target).map(entry),
+            Operation::Symlink { name, target } => self.change(|tree| tree.make_link(node, name, target)).map(entry),
             Operation::Rename { name, new_parent, new_name, flags: 0 } => {
-                self.tree.lock().rename(node, name, NodeId(new_parent), new_name).map(|()| Answer::Done)
+                let new_parent = NodeId(new_parent);
+                self.change(|tree| tree.rename(node, name, new_parent, new_name)).map(|()| Answer::Done)
             }
-            Operation::Unlink { name } => self.tree.lock().unlink(node, name).map(|()| Answer::Done),
-            Operation::RmDir { name } => self.tree.lock().remove_directory(node, name).map(|()| Answer::Done),
+            Operation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
+            Operation::RmDir { name } => self.change(|tree| tree.remove_directory(node, name)).map(|()| Answer::Done),
 
             // What no step ever is.
             Operation::Write { .. } => {
@@ -129,6 +122,29 @@ impl ProjectionFilesystem {
             // Told once, remembered by the kernel for the life of the connection: it need not ask again.
             _ => Err(Errno::ENOSYS),
         }
+    }
+
+    /// A server before this one may have counted the lookup without an answer; the kernel counts it once.
+    fn look_up(&self, node: NodeId, name: &OsStr, exchange: &Exchange<'_>) -> Result<Attributes, Errno> {
+        let mut tree = self.tree.lock();
+        match exchange.earlier() {
+            Some(_) => tree.look(node, name),
+            None => {
+                let found = tree.lookup(node, name)?;
+                exchange.begin(0);
+                Ok(found)
+            }
+        }
+    }
+
+    /// Lets the region know of a step before the kernel hears that it is done.
+    fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T, Errno>) -> Result<T, Errno> {
+        let mut tree = self.tree.lock();
+        let changed = change(&mut tree)?;
+        while self.region.applied() < tree.applied() {
+            self.region.apply();
+        }
+        Ok(changed)
     }
 
     /// The bytes go from the image to the kernel, and nowhere in between.
@@ -170,7 +186,7 @@ impl ProjectionFilesystem {
         if changes != fattr::MODE {
             return Err(Errno::EROFS);
         }
-        self.tree.lock().set_mode(node, (arguments.mode & 0o7777) as u16)
+        self.change(|tree| tree.set_mode(node, (arguments.mode & 0o7777) as u16))
     }
 }
 
@@ -196,6 +212,11 @@ impl Service for ProjectionFilesystem {
 
     fn may_wait(&self, _: &Operation<'_>) -> bool {
         false
+    }
+
+    /// Two names with their structs. A WRITE is refused anyway.
+    fn longest_request(&self) -> usize {
+        8192
     }
 
     /// Nothing here waits for anything.

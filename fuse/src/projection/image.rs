@@ -1,7 +1,7 @@
 //! One payload as one memory file: an index of directories and files, then their bytes.
 //!
 //! ```text
-//! Header | Node × nodes | names | content
+//! Header | Node × nodes | names | content | lookup count × nodes
 //! ```
 //!
 //! The supervisor writes an image once; both processes read it in place, so a generation of a
@@ -10,13 +10,15 @@
 //! search and a listing is a slice.
 //!
 //! The bytes of an image are a function of its payload alone, so two payloads are equal exactly when
-//! their images would be.
+//! their images would be. The lookup counts are no part of that: they say how often the kernel was told of each
+//! node, and outlive the server that counts.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -213,7 +215,7 @@ impl<'a> Layout<'a> {
         };
         let mut parts = vec![header.as_bytes(), self.nodes.as_bytes(), &self.names];
         parts.extend(&self.contents);
-        Image::read(Block::new(&parts)?)
+        Image::read(Block::new(&parts, self.nodes.len())?)
     }
 
     fn index_size(&self) -> usize {
@@ -298,17 +300,20 @@ impl Image {
         Ok(image)
     }
 
-    fn read(block: Block) -> io::Result<Self> {
-        let bytes = block.bytes();
-        let layout = Header::read_from_prefix(bytes).ok().and_then(|(header, _)| {
-            let nodes = usize::try_from(header.nodes).ok()?;
+    fn read(mut block: Block) -> io::Result<Self> {
+        let (header, _) = Header::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
+        let nodes = usize::try_from(header.nodes).ok().filter(|nodes| *nodes > 0 && u32::try_from(*nodes).is_ok());
+        let nodes = nodes.filter(|_| header.magic == MAGIC).ok_or_else(not_an_image)?;
+        block.count(nodes).map_err(|_| not_an_image())?;
+        let layout = || {
             let index_end = nodes.checked_mul(size_of::<Node>())?.checked_add(size_of::<Header>())?;
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
-            let whole = header.magic == MAGIC && nodes > 0 && u32::try_from(nodes).is_ok() && end == bytes.len();
-            whole.then_some((nodes, index_end..names_end, names_end..end))
-        });
-        let (nodes, names, content) = layout.ok_or_else(not_an_image)?;
+            // What follows up to the counters is their alignment.
+            let whole = end.checked_next_multiple_of(size_of::<AtomicU64>()) == Some(block.bytes().len());
+            whole.then_some((index_end..names_end, names_end..end))
+        };
+        let (names, content) = layout().ok_or_else(not_an_image)?;
         Ok(Self { block, names, content, nodes })
     }
 
@@ -415,9 +420,19 @@ impl Image {
         self.block.bytes()
     }
 
+    /// How often the kernel was told of each node, and has not forgotten it yet. Shared by all who have the image.
+    pub(crate) fn lookups(&self) -> &[AtomicU64] {
+        self.block.counters()
+    }
+
     /// Total size of all files in bytes.
     pub fn content_size(&self) -> u64 {
         self.content.len() as u64
+    }
+
+    /// Does the zeroing from now on.
+    pub(crate) fn own(&self) {
+        self.block.own();
     }
 
     /// Leaves the zeroing to the process that gets the descriptor.

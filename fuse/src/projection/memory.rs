@@ -4,15 +4,18 @@
 //! never fault. Its pages are locked against swap and, when the block's owner drops it, overwritten
 //! with zeros. There is one owner at a time: the process that made the block, until it hands the
 //! descriptor to the other.
+//!
+//! Behind the bytes, which nobody changes, a block has counters, which whoever serves it changes. They are
+//! what a server that takes over knows of the one before it.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
 
@@ -22,26 +25,35 @@ use crate::server::secrecy::wipe;
 pub(crate) struct Block {
     file: OwnedFd,
     start: NonNull<u8>,
+    /// Bytes of the file.
     length: usize,
+    /// How many of its last bytes are counters.
+    counted: usize,
     owned: AtomicBool,
 }
 
-// SAFETY: the mapping belongs to the block alone, and it is only written when nobody else can reach it
-// (`drop`).
+// SAFETY: the mapping belongs to the block alone, and its bytes are only written when nobody else can reach
+// them (`drop`); counters are atomic.
 unsafe impl Send for Block {}
 // SAFETY: as above; a shared `Block` only gives out shared slices.
 unsafe impl Sync for Block {}
 
+const COUNTER: usize = size_of::<AtomicU64>();
+
 impl Block {
-    /// A block that holds `parts`, one after the other.
-    pub(crate) fn new(parts: &[&[u8]]) -> io::Result<Self> {
+    /// A block that holds `parts`, one after the other, and as many counters, which are 0.
+    pub(crate) fn new(parts: &[&[u8]], counters: usize) -> io::Result<Self> {
         let file = create()?;
-        let length = write_all(&file, parts)?;
+        let length = write_all(&file, parts)?.next_multiple_of(COUNTER) + counters * COUNTER;
+        ftruncate(&file, length as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::map(file, length)
+        let mut block = Self::map(file, length)?;
+        block.count(counters)?;
+        Ok(block)
     }
 
-    /// The block behind a descriptor that the other process made. The caller becomes its owner.
+    /// The block behind a descriptor that the other process made. The caller becomes its owner. All of it is bytes until
+    /// it is told [how many counters](Self::count) there are.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -52,12 +64,13 @@ impl Block {
     }
 
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
+        // All of it is there from the start: an answer whose bytes have to be fetched first fails with EIO when the server
+        // is killed meanwhile.
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing; the size is sealed.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?
-        };
+        let start = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let block = Self { file, start, length, owned: AtomicBool::new(true) };
+        let block = Self { file, start, length, counted: 0, owned: AtomicBool::new(true) };
         // Best effort: without CAP_IPC_LOCK the limit may be small; the process reports that once at
         // its start, when it locks the rest of its memory.
         // SAFETY: the range is exactly the mapping made above.
@@ -65,11 +78,35 @@ impl Block {
         Ok(block)
     }
 
-    /// The bytes.
+    /// The last of the bytes are so many counters.
+    ///
+    /// # Errors
+    /// `InvalidData` when there are not as many bytes.
+    pub(crate) fn count(&mut self, counters: usize) -> io::Result<()> {
+        let counted = counters.checked_mul(COUNTER).filter(|counted| *counted <= self.length);
+        let aligned = self.length.is_multiple_of(COUNTER);
+        self.counted = counted.filter(|_| aligned).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(())
+    }
+
+    /// The bytes, and up to seven zeros.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and not written
-        // while the block can be borrowed.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and but for its counters not
+        // written while the block can be borrowed.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length - self.counted) }
+    }
+
+    /// The counters.
+    pub(crate) fn counters(&self) -> &[AtomicU64] {
+        let first = self.start.as_ptr().wrapping_add(self.length - self.counted);
+        // SAFETY: the counters are inside the mapping, begin at a multiple of their size, and no other slice
+        // covers them.
+        unsafe { slice::from_raw_parts(first.cast(), self.counted / COUNTER) }
+    }
+
+    /// Does the zeroing from now on.
+    pub(crate) fn own(&self) {
+        self.owned.store(true, Ordering::Relaxed);
     }
 
     /// Leaves the zeroing to the process that adopts the descriptor.
@@ -145,28 +182,40 @@ mod tests {
     #[test]
     fn the_owner_zeroes_a_block_when_it_is_dropped() {
         // SE-02: nothing of a secret is left behind.
-        let block = Block::new(&[b"s3", b"cr3"]).expect("a block");
+        let block = Block::new(&[b"s3", b"cr3"], 0).expect("a block");
         let witness = block.file.try_clone().expect("a second descriptor");
-        assert_eq!(page(&witness), b"s3cr3");
+        assert_eq!(page(&witness), b"s3cr3\0\0\0");
         drop(block);
-        assert_eq!(page(&witness), [0; 5]);
+        assert_eq!(page(&witness), [0; 8]);
     }
 
     #[test]
     fn a_disowned_block_is_left_to_the_one_who_adopts_it() {
-        let block = Block::new(&[b"abc"]).expect("a block");
+        let block = Block::new(&[b"abc"], 0).expect("a block");
         let witness = block.file.try_clone().expect("a second descriptor");
         let adopted = Block::adopt(witness.try_clone().expect("a descriptor")).expect("adoption");
         block.disown();
         drop(block);
-        assert_eq!(adopted.bytes(), b"abc");
+        assert_eq!(adopted.bytes(), b"abc\0\0\0\0\0");
         drop(adopted);
-        assert_eq!(page(&witness), [0; 3]);
+        assert_eq!(page(&witness), [0; 8]);
+    }
+
+    #[test]
+    fn counters_are_the_same_for_everybody_who_has_the_block() {
+        let block = Block::new(&[b"abc"], 2).expect("a block");
+        block.counters()[1].store(7, Ordering::Relaxed);
+        let mut adopted = Block::adopt(block.file.try_clone().expect("a descriptor")).expect("adoption");
+        adopted.count(2).expect("there are two");
+        assert_eq!(adopted.counters()[1].load(Ordering::Relaxed), 7);
+        assert_eq!(adopted.bytes(), block.bytes());
+        assert!(adopted.count(4).is_err() && adopted.count(usize::MAX).is_err());
+        adopted.disown();
     }
 
     #[test]
     fn a_block_cannot_be_shrunk_under_a_reader() {
-        let block = Block::new(&[b"abc"]).expect("a block");
+        let block = Block::new(&[b"abc"], 0).expect("a block");
         assert!(rustix::fs::ftruncate(&block.file, 0).is_err());
     }
 }

@@ -75,6 +75,14 @@ impl Step {
             | Self::RemoveDirectory { name, .. } => name,
         }
     }
+
+    /// The owner of the link that it makes, if it makes one.
+    pub fn link_owner(&self) -> Option<u32> {
+        match self {
+            Self::MakeLink { uid, .. } => Some(*uid),
+            _ => None,
+        }
+    }
 }
 
 /// A generation and its content.

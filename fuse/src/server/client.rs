@@ -1,27 +1,94 @@
 //! The supervisor's end of the control socket.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
 
 use rustix::thread::Pid;
+use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
-use super::protocol::{Reply, Request, VolumeId, receive, send};
+use super::connection::Connection;
+use super::held::{Content, Held};
+use super::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::mount::private::PrivateMount;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::steps::Step;
-use crate::projection::tree::Root;
+use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
+use crate::region::{Kind, Region};
 
-/// A server, as its supervisor sees it. Calls block until the server has answered; any thread may make
-/// them, one is under way at a time.
+/// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
+/// has answered, and while there is none; any thread may make them, one is under way at a time.
 pub struct Server {
-    control: Mutex<UnixStream>,
-    next: AtomicU32,
+    pub(super) greeting: Greeting,
+    pub(super) link: Mutex<Link>,
+    changed: Condvar,
+    pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<Held>>>,
+    /// Held while a volume is made, so that no successor comes between the server's answer and the entry in `volumes`.
+    pub(super) joining: Mutex<()>,
+    pub(super) next: AtomicU32,
+    /// Where supervisors find the server when this one is gone.
+    pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
+}
+
+/// A volume, for those who only look at it. Cheap to clone, and no hold on the mount.
+#[derive(Clone)]
+pub struct Watch {
+    server: Arc<Server>,
+    volume: VolumeId,
+    region: Arc<Region>,
+}
+
+impl Watch {
+    /// Looks at a volume of `server`.
+    pub(crate) fn new(server: &Arc<Server>, volume: VolumeId, held: &Held) -> Self {
+        Self { server: Arc::clone(server), volume, region: Arc::clone(&held.region) }
+    }
+
+    /// Number of FUSE requests served so far. Blocks never.
+    pub fn requests(&self) -> u64 {
+        self.region.requests()
+    }
+
+    /// Lets the server write a line per FUSE request to `pipe`, until nobody reads it or the volume ends. Blocks as the
+    /// calls of [`Server`] do.
+    ///
+    /// # Errors
+    /// When nobody serves any more, or the server does not take the pipe.
+    pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
+        self.server.done(&Request::Trace { volume: self.volume }, &[pipe])
+    }
+}
+
+/// Whether there is somebody to talk to.
+pub(super) enum Link {
+    /// There is.
+    Up(Arc<Connection>),
+    /// The server is dead; a successor will come.
+    Down,
+    /// Nobody needs one any more.
+    Over,
+}
+
+/// What a volume is doing at one moment, as shared memory tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doing {
+    /// What the supervisor said of it.
+    pub about: Value,
+    /// How many requests were read so far.
+    pub requests: u64,
+    /// The threads that answer one, each with its number.
+    pub busy: Vec<(i32, u64)>,
+    /// How many wait for a lock, which no thread is busy with.
+    pub waits: usize,
+    /// The number of its connection below `/sys/fs/fuse/connections`.
+    pub connection: Option<u32>,
 }
 
 /// The server's threads that take part in a commit, as far as they are known.
@@ -32,36 +99,93 @@ pub(crate) struct Answering {
 }
 
 impl Server {
-    /// Talks to the server at the other end of `control`.
-    pub fn new(control: UnixStream) -> Self {
-        Self { control: Mutex::new(control), next: AtomicU32::new(0), affinity: Affinity::current() }
+    /// Talks to the server at the other end of `control`, which has no volumes yet.
+    ///
+    /// # Errors
+    /// When it does not answer, or speaks another language.
+    pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
+        let connection = Connection::open(control, &greeting)?;
+        connection.trust()?;
+        Ok(Self::over(connection, greeting))
     }
 
-    /// Lets the server answer for a new, empty projection on `device`.
+    pub(super) fn over(connection: Connection, greeting: Greeting) -> Self {
+        Self {
+            greeting,
+            link: Mutex::new(Link::Up(Arc::new(connection))),
+            changed: Condvar::new(),
+            volumes: Mutex::default(),
+            joining: Mutex::default(),
+            next: AtomicU32::new(0),
+            listener: Mutex::default(),
+            affinity: Affinity::current(),
+        }
+    }
+
+    /// Lets the server, and whichever follows it, be found at `socket`, which is bound, when this process is gone.
+    ///
+    /// # Errors
+    /// When the server cannot listen there.
+    pub fn listen(&self, socket: OwnedFd) -> io::Result<()> {
+        self.done(&Request::Listen, &[socket.as_fd()])?;
+        *self.listener.lock().expect("a thread that panics ends the process") = Some(socket);
+        Ok(())
+    }
+
+    /// Lets the server answer for a new, empty projection.
     ///
     /// # Errors
     /// When the server is gone or the kernel's handshake fails.
-    pub fn serve(&self, device: BorrowedFd<'_>, root: &Root, trace: bool) -> io::Result<VolumeId> {
-        let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.done(&Request::Serve { volume, root: root.clone(), trace }, &[device])?;
-        Ok(volume)
+    pub(crate) fn project(
+        &self,
+        device: OwnedFd,
+        mount: PrivateMount,
+        root: &Root,
+        about: Value,
+        trace: bool,
+    ) -> io::Result<(VolumeId, Arc<Held>)> {
+        let region = Region::create(Kind::Projection)?;
+        let tree = Box::new(Mutex::new(Tree::new(root.clone(), SystemTime::now())));
+        let held = Held::new(about, device, mount, region, Content::Projection { tree, trace });
+        let about = held.about.clone();
+        let request = |volume| Request::Serve { volume, about, root: root.clone(), trace };
+        self.join(held, request).map(|(volume, held, _)| (volume, held))
     }
 
-    /// Lets the server show what `source` is open on, on `device`.
+    /// Lets the server show what `source` is open on.
     ///
     /// # Errors
     /// When the server is gone, the kernel's handshake fails, or the source cannot be looked at.
     pub(crate) fn pass(
         &self,
-        device: BorrowedFd<'_>,
-        source: BorrowedFd<'_>,
+        device: OwnedFd,
+        mount: PrivateMount,
+        source: OwnedFd,
         options: &Options,
-    ) -> io::Result<(VolumeId, DataPath)> {
-        let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
-        match self.ask(&Request::Pass { volume, options: options.clone() }, &[device, source])? {
-            Reply::Passing(data_path) => Ok((volume, data_path)),
-            other => Err(unexpected(other)),
+        about: Value,
+    ) -> io::Result<(VolumeId, Arc<Held>, DataPath)> {
+        let region = Region::create(Kind::Passthrough)?;
+        let content = Content::Passthrough { source, options: options.clone() };
+        let held = Held::new(about, device, mount, region, content);
+        let (about, options) = (held.about.clone(), options.clone());
+        let (volume, held, reply) = self.join(held, |volume| Request::Pass { volume, about, options })?;
+        match reply {
+            Reply::Passing(data_path) => Ok((volume, held, data_path)),
+            other => Err(unexpected(&other)),
         }
+    }
+
+    /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.
+    fn join(&self, held: Held, request: impl FnOnce(VolumeId) -> Request) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
+        let connection = self.connection()?;
+        let _joining = self.joining.lock().expect("a thread that panics ends the process");
+        let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
+        let descriptors = held.descriptors()?;
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let (reply, _) = connection.ask(&request(volume), &descriptors)?;
+        let held = Arc::new(held);
+        self.volumes().insert(volume, Arc::clone(&held));
+        Ok((volume, held, reply))
     }
 
     /// Lets the calling thread share its CPU with those who answer it, until the guard is dropped.
@@ -72,7 +196,7 @@ impl Server {
     /// Announces the next changes of a volume, and hands over the generation they attach.
     ///
     /// # Errors
-    /// When the server is gone.
+    /// When nobody serves any more.
     pub(crate) fn announce(
         &self,
         volume: VolumeId,
@@ -89,58 +213,167 @@ impl Server {
                 }
                 Ok(Answering { session: session.and_then(Pid::from_raw), control: Pid::from_raw(control) })
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected(&other)),
         }
     }
 
     /// Closes a generation; gives the indexes of the nodes that the kernel knows.
     ///
     /// # Errors
-    /// When the server is gone or has no such generation.
-    pub fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
+    /// When nobody serves any more, or there is no such generation.
+    pub(crate) fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
         match self.ask(&Request::Close { volume, generation: generation.clone() }, &[])? {
             Reply::Known(known) => Ok(known),
-            other => Err(unexpected(other)),
+            other => Err(unexpected(&other)),
         }
     }
 
-    /// Number of FUSE requests served for a volume so far.
+    /// Forgets a volume that is unmounted.
     ///
     /// # Errors
-    /// When the server is gone.
-    pub fn requests(&self, volume: VolumeId) -> io::Result<u64> {
-        match self.ask(&Request::Requests { volume }, &[])? {
-            Reply::Requests(count) => Ok(count),
-            other => Err(unexpected(other)),
+    /// When nobody serves any more.
+    pub(crate) fn remove(&self, volume: VolumeId) -> io::Result<()> {
+        let held = self.volumes().remove(&volume);
+        let told = match &*self.link() {
+            Link::Up(connection) => Some(Arc::clone(connection)),
+            // A successor does not hear of the volume any more.
+            Link::Down | Link::Over => None,
+        };
+        let told = told.map_or(Ok(()), |connection| connection.ask(&Request::Remove { volume }, &[]).map(drop));
+        // The mount goes here at last, not in the process that answers for it.
+        drop(held);
+        told
+    }
+
+    /// Tells the server that nobody needs it any more. Calls that wait for one fail from now on.
+    pub fn end(&self) {
+        let link = std::mem::replace(&mut *self.link(), Link::Over);
+        self.changed.notify_all();
+        if let Link::Up(connection) = link {
+            connection.end();
+            drop(connection.keeper_channel());
         }
     }
 
-    /// Tells the server to forget a volume that is unmounted.
+    /// Lets the server have another keeper: the one it had is gone.
     ///
     /// # Errors
-    /// When the server is gone.
-    pub fn remove(&self, volume: VolumeId) -> io::Result<()> {
-        self.done(&Request::Remove { volume }, &[])
+    /// When nobody serves any more, or no process can be started.
+    pub fn keep(&self) -> io::Result<()> {
+        let connection = self.connection()?;
+        match connection.ask(&Request::Keep, &[])? {
+            (Reply::Kept { keeper }, mut descriptors) => {
+                connection.set_keeper(keeper, descriptors.pop());
+                Ok(())
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// What each volume is doing at this moment.
+    pub fn doings(&self) -> Vec<Doing> {
+        let doing = |held: &Arc<Held>| Doing {
+            about: held.about.clone(),
+            requests: held.region.requests(),
+            busy: held.region.seats().busy().collect(),
+            waits: held.region.waits().all().count(),
+            connection: held.mount.connection(),
+        };
+        self.volumes().values().map(doing).collect()
+    }
+
+    /// Whether the server answers a question within `patience`. While another one waits for its answer, nobody asks.
+    pub fn is_responsive(&self, patience: Duration) -> bool {
+        let Link::Up(connection) = &*self.link() else { return true };
+        let connection = Arc::clone(connection);
+        connection.is_responsive(patience)
+    }
+
+    /// Number of requests served so far, for all volumes that there are now.
+    pub fn requests(&self) -> u64 {
+        self.volumes().values().map(|held| held.region.requests()).sum()
+    }
+
+    /// The server is dead: calls wait for its successor. Gives what was its connection.
+    pub(super) fn lose(&self) -> Option<Arc<Connection>> {
+        let mut link = self.link();
+        match std::mem::replace(&mut *link, Link::Down) {
+            Link::Up(connection) => {
+                // Its keeper has the other end, too, so only this ends the calls that wait for an answer.
+                connection.shut_down();
+                Some(connection)
+            }
+            Link::Down => None,
+            Link::Over => {
+                *link = Link::Over;
+                None
+            }
+        }
+    }
+
+    /// Calls go to this server from now on.
+    pub(super) fn join_link(&self, connection: Connection) {
+        let mut link = self.link();
+        if !matches!(*link, Link::Over) {
+            *link = Link::Up(Arc::new(connection));
+        }
+        self.changed.notify_all();
+    }
+
+    /// The process that keeps the server's descriptors, and the version of the server's program.
+    pub fn facts(&self) -> Option<(i32, String)> {
+        match &*self.link() {
+            Link::Up(connection) => Some((connection.keeper(), connection.program().to_owned())),
+            Link::Down | Link::Over => None,
+        }
+    }
+
+    fn connection(&self) -> io::Result<Arc<Connection>> {
+        let mut link = self.link();
+        loop {
+            match &*link {
+                Link::Up(connection) => return Ok(Arc::clone(connection)),
+                Link::Down => link = self.changed.wait(link).expect("a thread that panics ends the process"),
+                Link::Over => return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone")),
+            }
+        }
     }
 
     fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
             Reply::Done => Ok(()),
-            other => Err(unexpected(other)),
+            other => Err(unexpected(&other)),
         }
     }
 
+    /// Asks the server, or its successor if it dies meanwhile.
     fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Reply> {
-        let control = self.control.lock().expect("a thread that panics ends the process");
-        send(&control, request, descriptors)?;
-        let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone");
-        match receive(&control)?.ok_or_else(gone)? {
-            (Reply::Failed(reason), _) => Err(io::Error::other(reason)),
-            (reply, _) => Ok(reply),
+        loop {
+            let connection = self.connection()?;
+            match connection.ask(request, descriptors) {
+                Err(error) if connection.is_broken(&error) => self.wait_for_other(&connection),
+                answered => return answered.map(|(reply, _)| reply),
+            }
         }
+    }
+
+    /// Waits until the server is another one than it was.
+    fn wait_for_other(&self, than: &Arc<Connection>) {
+        let mut link = self.link();
+        while matches!(&*link, Link::Up(connection) if Arc::ptr_eq(connection, than)) {
+            link = self.changed.wait(link).expect("a thread that panics ends the process");
+        }
+    }
+
+    pub(super) fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().expect("a thread that panics ends the process")
+    }
+
+    pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<Held>>> {
+        self.volumes.lock().expect("a thread that panics ends the process")
     }
 }
 
-fn unexpected(reply: Reply) -> io::Error {
+pub(super) fn unexpected(reply: &Reply) -> io::Error {
     io::Error::other(format!("the server gave an answer to another question: {reply:?}"))
 }

@@ -1,115 +1,257 @@
 //! The server's own loop: control messages in, sessions started, trees told what comes next.
+//!
+//! A server outlives its supervisor: when the control socket is closed, it goes on serving and waits for another one at
+//! the socket it was told to listen at.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use super::activity::Activity;
-use super::protocol::{Reply, Request, VolumeId, receive, send};
-use super::trace::Trace;
-use crate::passthrough::{self, Options};
-use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
-use crate::projection::tree::{Root, Staged, Tree};
-use crate::projection::undo::Undo;
-use crate::projection::{GenerationName, Image};
-use crate::session::Session;
+use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, recv};
 
-/// Serves until the supervisor closes `control`.
+use super::keeper::{self, Estate, FIRST_FREE, Keeper, LISTENER};
+use super::protocol::{Greeting, Reply, Request, receive, send};
+use super::volumes::Volumes;
+use crate::passthrough;
+use crate::region::Region;
+
+/// Where the supervisor is: standard input.
+const CONTROL: RawFd = 0;
+/// How long somebody who has begun to say who it is may take for it, in seconds.
+const PATIENCE: i64 = 2;
+/// Most callers that may be silent at once. With another one, the first of them is let go.
+const MAX_CALLERS: usize = 8;
+
+/// Serves until the supervisor says that it is over, or is gone without anybody who could take its place.
+///
+/// The control socket is standard input. `program` is the version of this program.
 ///
 /// # Errors
-/// When the control socket fails.
-pub fn serve(control: &UnixStream) -> io::Result<()> {
-    let mut volumes = Volumes::default();
-    while let Some((request, descriptors)) = receive(control)? {
-        let reply = volumes.answer(request, descriptors).unwrap_or_else(|error| Reply::Failed(error.to_string()));
-        send(control, &reply, &[])?;
+/// When the control socket is none, or there are no descriptors left.
+pub fn serve(program: &str, pod: &str) -> io::Result<()> {
+    keeper::reserve_numbers()?;
+    let greeting = Greeting::new(program, pod);
+    let keeper = Keeper::start()?;
+    let mut process =
+        Process { greeting, keeper, missing: Missing::default(), volumes: Volumes::default(), listens: false };
+    loop {
+        process.follow();
+        if !process.listens || process.volumes.is_empty() {
+            return Ok(());
+        }
+        tracing::warn!("the supervisor is gone; its volumes are served on until another one comes");
+        process.wait_for_supervisor()?;
     }
-    Ok(())
 }
 
+struct Process {
+    greeting: Greeting,
+    keeper: Keeper,
+    missing: Missing,
+    volumes: Volumes,
+    /// Another supervisor could find this server.
+    listens: bool,
+}
+
+/// What was open in the server before this one and could not be had.
 #[derive(Default)]
-struct Volumes {
-    volumes: HashMap<VolumeId, Volume>,
-    trace: Option<Trace>,
-}
+struct Missing(Vec<RawFd>);
 
-struct Volume {
-    activity: Arc<Activity>,
-    /// What changes are announced to; none for a passthrough volume.
-    tree: Option<SharedTree>,
-}
-
-impl Volumes {
-    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<Reply> {
-        let mut descriptors = descriptors.into_iter();
-        let mut descriptor = || descriptors.next().ok_or_else(without_descriptor);
-        match request {
-            Request::Serve { volume, root, trace } => self.project(volume, root, trace, descriptor()?),
-            Request::Pass { volume, options } => {
-                let (device, source) = (descriptor()?, descriptor()?);
-                self.pass(volume, options, device, source)
+impl Process {
+    /// Does what the supervisor asks for, until it is gone or talks nonsense.
+    fn follow(&mut self) {
+        loop {
+            let message = match receive(&control()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return,
+                Err(error) => return tracing::warn!("the control socket fails: {error}"),
+            };
+            if let (Request::End, _) = message {
+                self.listens = false;
+                return;
             }
-            Request::Announce { volume, steps, staged, time } => {
-                let staged = staged.map(|name| stage(name, descriptor()?)).transpose()?;
-                self.tree(volume)?.lock().announce(steps, staged, time);
-                let volume = self.volume(volume)?;
-                let control = rustix::thread::gettid().as_raw_nonzero().get();
-                Ok(Reply::Announced { session: volume.activity.thread(), control })
-            }
-            Request::Close { volume, generation } => {
-                let known = self.tree(volume)?.lock().close_generation(generation.as_str());
-                Ok(Reply::Known(known.map_err(io::Error::from)?))
-            }
-            Request::Requests { volume } => Ok(Reply::Requests(self.volume(volume)?.activity.requests())),
-            Request::Remove { volume } => {
-                self.volumes.remove(&volume);
-                Ok(Reply::Done)
+            let (request, descriptors) = message;
+            let answered = self.answer(request, descriptors);
+            let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            if send(&control(), &reply, &borrowed).is_err() {
+                return;
             }
         }
     }
 
-    fn project(&mut self, volume: VolumeId, root: Root, trace: bool, device: OwnedFd) -> io::Result<Reply> {
-        let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
-        let activity = Arc::new(Activity::default());
-        let trace = self.trace(trace);
-        let session = Session::open(device, filesystem::wanted(trace.is_some()))?;
-        let undo = Undo::new(session.notifier());
-        let filesystem = ProjectionFilesystem::new(tree.clone(), Arc::clone(&activity), undo, trace);
-        // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
-        session.run(Arc::new(filesystem), 1)?;
-        self.volumes.insert(volume, Volume { activity, tree: Some(tree) });
-        Ok(Reply::Done)
+    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let mut descriptors = Descriptors(descriptors.into_iter());
+        let volumes = &mut self.volumes;
+        let reply = match request {
+            Request::Hello(theirs) => return self.greet(&theirs),
+            Request::Listen => {
+                let socket = descriptors.next()?;
+                listen(&socket, Backlog::new(4)?)?;
+                keeper::put(socket, LISTENER)?;
+                self.listens = true;
+                Reply::Done
+            }
+            Request::Serve { volume, about, root, trace } => {
+                volumes.project(volume, about, descriptors.held()?, root, trace)?;
+                Reply::Done
+            }
+            Request::Pass { volume, about, options } => {
+                let held = descriptors.held()?;
+                Reply::Passing(volumes.pass(volume, about, held, descriptors.next()?, options)?)
+            }
+            Request::Inherit { keeper } => {
+                let estate = if keeper { Some(descriptors.next()?) } else { None };
+                self.missing = inherit(estate, descriptors.0)?;
+                Reply::Done
+            }
+            Request::Resume(description) => {
+                let held = descriptors.held()?;
+                volumes.resume(description, held, descriptors.0.collect(), &self.missing.0)?;
+                Reply::Done
+            }
+            Request::Start => {
+                volumes.start()?;
+                Reply::Done
+            }
+            Request::Volumes => Reply::Volumes(volumes.numbers()),
+            Request::Describe { volume } => {
+                let (description, descriptors) = volumes.describe(volume)?;
+                return Ok((Reply::Described(description), descriptors));
+            }
+            Request::Keep => {
+                self.keeper = Keeper::start()?;
+                return Ok((Reply::Kept { keeper: self.keeper.pid() }, vec![keeper::open_channel()?]));
+            }
+            Request::Announce { volume, steps, staged, time } => {
+                let staged = staged.map(|name| descriptors.next().map(|image| (name, image))).transpose()?;
+                let session = volumes.announce(volume, steps, staged, time)?;
+                let control = rustix::thread::gettid().as_raw_nonzero().get();
+                Reply::Announced { session, control }
+            }
+            Request::Close { volume, generation } => Reply::Known(volumes.close(volume, &generation)?),
+            Request::Trace { volume } => {
+                volumes.trace(volume, descriptors.next().ok())?;
+                Reply::Done
+            }
+            Request::Remove { volume } => {
+                volumes.remove(volume);
+                Reply::Done
+            }
+            Request::End => Reply::Done,
+        };
+        Ok((reply, Vec::new()))
     }
 
-    fn pass(&mut self, volume: VolumeId, options: Options, device: OwnedFd, source: OwnedFd) -> io::Result<Reply> {
-        let activity = Arc::new(Activity::default());
-        let trace = self.trace(options.trace);
-        let data_path = passthrough::serve(device, source, options, Arc::clone(&activity), trace)?;
-        self.volumes.insert(volume, Volume { activity, tree: None });
-        Ok(Reply::Passing(data_path))
+    fn greet(&mut self, theirs: &Greeting) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        check(&self.greeting, theirs).map_err(io::Error::other)?;
+        let channel = keeper::open_channel()?;
+        // Whoever has said who it is may take its time from now on.
+        setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
+        Ok((Reply::Hello { greeting: self.greeting.clone(), keeper: self.keeper.pid() }, vec![channel]))
     }
 
-    fn trace(&mut self, wanted: bool) -> Option<Trace> {
-        wanted.then(|| self.trace.get_or_insert_with(|| Trace::new(io::stdout())).clone())
-    }
-
-    fn tree(&self, volume: VolumeId) -> io::Result<&SharedTree> {
-        let not_one = || io::Error::other(format!("volume {} is no projection", volume.0));
-        self.volume(volume)?.tree.as_ref().ok_or_else(not_one)
-    }
-
-    fn volume(&self, volume: VolumeId) -> io::Result<&Volume> {
-        self.volumes.get(&volume).ok_or_else(|| io::Error::other(format!("volume {} is not served", volume.0)))
+    /// Another supervisor becomes the one at the other end of standard input: whoever is the first to say something. Those
+    /// that say nothing hold up nobody.
+    fn wait_for_supervisor(&mut self) -> io::Result<()> {
+        let mut callers: VecDeque<OwnedFd> = VecDeque::new();
+        loop {
+            let everybody = std::iter::once(keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
+            let mut state: Vec<_> = everybody.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
+            match poll(&mut state, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                polled => polled?,
+            };
+            let ready: Vec<_> = state.iter().map(|one| !one.revents().is_empty()).collect();
+            if let Some(speaks) = ready[1..].iter().position(|ready| *ready) {
+                let Some(caller) = callers.remove(speaks) else { continue };
+                if is_heard(&caller) {
+                    setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))?;
+                    return keeper::put(caller, CONTROL);
+                }
+            } else if ready[0] {
+                callers.extend(accept()?);
+                if callers.len() > MAX_CALLERS {
+                    callers.pop_front();
+                }
+            }
+        }
     }
 }
 
-fn stage(name: GenerationName, image: OwnedFd) -> io::Result<Staged> {
-    Ok(Staged { name, image: Image::adopt(image)? })
+/// Accepts a connection of somebody who may be a supervisor.
+fn accept() -> io::Result<Option<OwnedFd>> {
+    let accepted = match accept4(LISTENER, SockFlag::SOCK_CLOEXEC) {
+        Err(nix::errno::Errno::EINTR | nix::errno::Errno::ECONNABORTED) => return Ok(None),
+        accepted => accepted?,
+    };
+    // SAFETY: the kernel just made this descriptor for this process alone.
+    let caller = unsafe { OwnedFd::from_raw_fd(accepted) };
+    Ok(getsockopt(&caller, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(caller))
 }
 
-fn without_descriptor() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the message came without its descriptor")
+/// Whether a caller whose connection is readable has said something, and not gone away.
+fn is_heard(caller: &OwnedFd) -> bool {
+    let mut byte = [0; 1];
+    recv(caller, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
+}
+
+/// Whether two processes can talk, or why not.
+///
+/// # Errors
+/// A sentence for people.
+pub(super) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
+    if ours.protocol != theirs.protocol {
+        let (ours, theirs) = (&ours.program, &theirs.program);
+        return Err(format!("podfs {theirs} speaks another protocol than podfs {ours}"));
+    }
+    if ours.pod != theirs.pod {
+        return Err(format!("it serves pod {:?}, not {:?}", ours.pod, theirs.pod));
+    }
+    Ok(())
+}
+
+/// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes.
+fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<Missing> {
+    let estate = estate.map(Estate::new).transpose()?;
+    let regions: Vec<_> = regions.collect();
+    // A region that cannot be read is refused when its volume is resumed.
+    let readable = regions.into_iter().filter_map(|region| Region::adopt(region).ok());
+    let mut numbers: Vec<_> =
+        readable.flat_map(|region| passthrough::descriptors(&region).unwrap_or_default()).collect();
+    numbers.retain(|number| *number >= FIRST_FREE);
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(Missing(match estate {
+        Some(estate) => estate.inherit(&numbers)?,
+        None => numbers,
+    }))
+}
+
+fn control() -> BorrowedFd<'static> {
+    keeper::reserved(CONTROL)
+}
+
+/// The descriptors of a message, in their order.
+struct Descriptors(std::vec::IntoIter<OwnedFd>);
+
+/// What every volume comes with.
+pub(super) struct Held {
+    pub(super) device: OwnedFd,
+    pub(super) mount: OwnedFd,
+    pub(super) region: OwnedFd,
+}
+
+impl Descriptors {
+    fn next(&mut self) -> io::Result<OwnedFd> {
+        let missing = || io::Error::new(io::ErrorKind::InvalidInput, "the message came without its descriptor");
+        self.0.next().ok_or_else(missing)
+    }
+
+    fn held(&mut self) -> io::Result<Held> {
+        Ok(Held { device: self.next()?, mount: self.next()?, region: self.next()? })
+    }
 }

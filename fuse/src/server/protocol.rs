@@ -4,19 +4,20 @@
 //! descriptors travel with it, attached to the first byte (`SCM_RIGHTS`, `unix(7)`). The supervisor
 //! asks, the server answers, one message each.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::time::SystemTime;
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
 use crate::projection::steps::Step;
 use crate::projection::tree::Root;
+use crate::projection::tree::saved::SavedTree;
 
 /// Both ends are the same binary; a frame above this is a mistake, not a message.
 const MAX_FRAME: usize = 256 << 20;
@@ -25,26 +26,103 @@ const MAX_FRAME: usize = 256 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VolumeId(pub u32);
 
+/// The version of the messages. A supervisor and a server that speak different ones do not talk.
+pub const VERSION: u32 = 1;
+
+/// Whose server it is, and what it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// [`VERSION`] of who says it.
+    pub protocol: u32,
+    /// The version of its program.
+    pub program: String,
+    /// The pod's uid; empty when there is no pod.
+    pub pod: String,
+}
+
+impl Greeting {
+    /// Of this version of a program, for a pod.
+    pub fn new(program: &str, pod: &str) -> Self {
+        Self { protocol: VERSION, program: program.to_owned(), pod: pod.to_owned() }
+    }
+}
+
+/// A volume, for the successor of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Description {
+    /// Its number.
+    pub volume: VolumeId,
+    /// What the supervisor wants to know of it again.
+    pub about: Value,
+    /// What it is.
+    pub body: Body,
+}
+
+/// What a volume is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Body {
+    /// Generations of files. Their images come with the message, after the volume's other descriptors.
+    Projection {
+        /// The tree.
+        tree: Box<SavedTree>,
+        /// Report every request on standard output.
+        trace: bool,
+    },
+    /// A source of the host. It is open on the last descriptor of the message.
+    Passthrough {
+        /// How it is served.
+        options: Options,
+    },
+}
+
 /// What the supervisor asks for.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Serve a new, empty projection on the FUSE device that comes with this message.
+    /// The first message of every connection.
+    Hello(Greeting),
+    /// Be found by supervisors at the socket that comes with this message, when this connection is lost.
+    Listen,
+    /// Serve a new, empty projection. Device, mount and region come with this message.
     Serve {
         /// Its number from now on.
         volume: VolumeId,
+        /// For who adopts it.
+        about: Value,
         /// How its root looks.
         root: Root,
         /// Report every request on standard output.
         trace: bool,
     },
-    /// Serve a passthrough volume: on the FUSE device that comes with this message first, what the second
-    /// descriptor is open on.
+    /// Serve a passthrough volume. Device, mount, region and source come with this message.
     Pass {
         /// Its number from now on.
         volume: VolumeId,
+        /// For who adopts it.
+        about: Value,
         /// How it is served.
         options: Options,
     },
+    /// Take over what a dead server had open for its volumes. The volumes' regions come with this message, and before them
+    /// the channel of its keeper, if there still is one.
+    Inherit {
+        /// Whether there is.
+        keeper: bool,
+    },
+    /// Get ready to go on with a volume whose server is dead. Device, mount, region and what belongs to its body come with
+    /// this message.
+    Resume(Description),
+    /// Answer for the resumed volumes.
+    Start,
+    /// Tell which volumes are served.
+    Volumes,
+    /// Describe a volume to a supervisor that adopts it. Device, mount, region and what belongs to its body come with the
+    /// answer.
+    Describe {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// Have another keeper: the one there was is gone.
+    Keep,
     /// Accept these changes next, in this order.
     Announce {
         /// The volume they are for.
@@ -63,9 +141,9 @@ pub enum Request {
         /// The generation.
         generation: GenerationName,
     },
-    /// Tell how many FUSE requests were served.
-    Requests {
-        /// The volume they were for.
+    /// Write a line per FUSE request to the pipe that comes with this message, too; without one, let all readers go.
+    Trace {
+        /// The volume.
         volume: VolumeId,
     },
     /// The volume is unmounted; forget it.
@@ -73,6 +151,8 @@ pub enum Request {
         /// The volume.
         volume: VolumeId,
     },
+    /// Nobody needs the server any more.
+    End,
 }
 
 /// What the server answers.
@@ -80,6 +160,18 @@ pub enum Request {
 pub enum Reply {
     /// It is done.
     Done,
+    /// Who answers. The channel of its keeper comes with this message.
+    Hello {
+        /// What the server is.
+        greeting: Greeting,
+        /// Its keeper's process.
+        keeper: i32,
+    },
+    /// A keeper was started. Its channel comes with this message.
+    Kept {
+        /// Its process.
+        keeper: i32,
+    },
     /// The changes are expected; these threads answer for them.
     Announced {
         /// The volume's session thread, once it has served a request.
@@ -89,67 +181,99 @@ pub enum Reply {
     },
     /// The volume is served, and its data travels like this.
     Passing(DataPath),
+    /// The volumes that are served.
+    Volumes(Vec<VolumeId>),
+    /// A volume.
+    Described(Description),
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
-    /// Number of requests since the volume is served.
-    Requests(u64),
     /// It could not be done.
     Failed(String),
 }
 
-/// Most descriptors of one message.
-const MAX_DESCRIPTORS: usize = 2;
+/// Most descriptors of one message (`SCM_MAX_FD` is 253).
+const MAX_DESCRIPTORS: usize = 250;
 
 /// Sends one message and its descriptors.
 ///
 /// # Errors
 /// When the other process is gone.
-pub fn send(stream: &UnixStream, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send(socket: &impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_ne_bytes();
     let raw: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
     let rights = if raw.is_empty() { &[][..] } else { &rights };
+    let socket = socket.as_fd();
     let sent = loop {
         let parts = [IoSlice::new(&length), IoSlice::new(&body)];
-        match sendmsg::<()>(stream.as_raw_fd(), &parts, rights, MsgFlags::MSG_NOSIGNAL, None) {
+        match sendmsg::<()>(socket.as_raw_fd(), &parts, rights, MsgFlags::MSG_NOSIGNAL, None) {
             Err(nix::errno::Errno::EINTR) => {}
             sent => break sent?,
         }
     };
-    let mut stream = stream;
     let rest_of_length = length.get(sent..).unwrap_or(&[]);
-    stream.write_all(rest_of_length)?;
-    stream.write_all(&body[sent.saturating_sub(length.len())..])
+    send_all(socket, rest_of_length)?;
+    send_all(socket, &body[sent.saturating_sub(length.len())..])
+}
+
+fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => bytes = &bytes[sent?..],
+        }
+    }
+    Ok(())
+}
+
+fn receive_all(socket: BorrowedFd<'_>, mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::read(socket, &mut *bytes) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            got => bytes = &mut bytes[got?..],
+        }
+    }
+    Ok(())
 }
 
 /// Receives one message; `None` when the other process closed the socket.
 ///
 /// # Errors
 /// When the socket fails, or what comes is no message.
-pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub fn receive<T: DeserializeOwned>(socket: &impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    receive_at_most(socket, MAX_FRAME)
+}
+
+/// As [`receive`], from somebody who should send no more than so many bytes.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_at_most<T: DeserializeOwned>(socket: &impl AsFd, most: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
-    let (got, descriptors) = receive_first(stream, &mut length)?;
+    let (got, descriptors) = receive_descriptors(socket, &mut length)?;
     if got == 0 {
         return Ok(None);
     }
-    let mut stream = stream;
-    stream.read_exact(&mut length[got..])?;
+    let socket = socket.as_fd();
+    receive_all(socket, &mut length[got..])?;
     let length = u32::from_ne_bytes(length) as usize;
-    if length > MAX_FRAME {
+    if length > most {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a control message is too long"));
     }
     let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
+    receive_all(socket, &mut body)?;
     Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 
-fn receive_first(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+/// Receives once, whatever is there, and the descriptors that came with it.
+pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     loop {
         let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_DESCRIPTORS]);
         let mut parts = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = match recvmsg::<()>(stream.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
+        let received = match recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Err(nix::errno::Errno::EINTR) => continue,
             received => received?,
         };
@@ -168,16 +292,19 @@ fn receive_first(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, V
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
     fn a_message_arrives_with_its_descriptor() {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         let (reader, mut writer) = io::pipe().expect("a pipe");
-        send(&a, &Reply::Requests(7), &[reader.as_fd()]).expect("sent");
+        send(&a, &Reply::Kept { keeper: 7 }, &[reader.as_fd()]).expect("sent");
         drop(reader);
         let (reply, mut descriptors) = receive::<Reply>(&b).expect("received").expect("a message");
-        assert!(matches!(reply, Reply::Requests(7)));
+        assert!(matches!(reply, Reply::Kept { keeper: 7 }));
         writer.write_all(b"x").expect("the pipe still has a reader");
         let mut byte = [0];
         std::fs::File::from(descriptors.pop().expect("a descriptor")).read_exact(&mut byte).expect("a byte");

@@ -1,52 +1,252 @@
-//! One line per FUSE request, for people who debug a mount.
+//! One line per FUSE request of a volume, for people who debug it.
+//!
+//! Readers come and go while the volume is served. Without one, a request costs a look at an atomic.
+//!
+//! A reader is a pipe that is never waited for: what does not fit is dropped and counted, and the reader is told how much
+//! it missed with the next line that fits. A line is written with one call and is at most `PIPE_BUF` bytes, so the
+//! kernel takes all of it or nothing (`pipe(7)`). Only standard output, which a person chose when the volume was
+//! mounted, is waited for.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use nix::errno::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use time::OffsetDateTime;
 
-/// Where the lines go.
-#[derive(Clone)]
-pub struct Trace(Arc<Mutex<dyn Write + Send>>);
+use crate::session::Caller;
+
+/// Most readers of one volume.
+const MAX_READERS: usize = 4;
+/// Longest path of a line, in bytes; the line with all the rest fits into `PIPE_BUF`.
+const LONGEST_PATH: usize = 3 * 1024;
+/// What the kernel says where it does not tell who asks: ID-mapped mounts, requests that are its own.
+const NOBODY: u32 = u32::MAX;
+
+/// Who wants to see the requests of one volume.
+#[derive(Default)]
+pub struct Trace {
+    on: AtomicBool,
+    readers: Mutex<Vec<Reader>>,
+}
+
+struct Reader {
+    output: File,
+    /// Lines that did not fit since the last one that did.
+    missed: u64,
+}
 
 /// A request that has begun.
 pub struct Line<'a> {
     trace: &'a Trace,
+    path: String,
     at: SystemTime,
     since: Instant,
 }
 
 impl Trace {
-    /// Writes to `output`, each line at once.
-    pub fn new(output: impl Write + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(output)))
+    /// Writes to `output` from the start, and waits for it.
+    pub fn to(output: OwnedFd) -> Self {
+        let reader = Reader { output: File::from(output), missed: 0 };
+        Self { on: AtomicBool::new(true), readers: Mutex::new(vec![reader]) }
     }
 
-    /// A request begins now.
-    pub fn begin(&self) -> Line<'_> {
-        Line { trace: self, at: SystemTime::now(), since: Instant::now() }
+    /// Writes to `pipe` as well, until nobody reads from it any more.
+    ///
+    /// # Errors
+    /// When it is no pipe, or when there are enough readers.
+    pub fn attach(&self, pipe: OwnedFd) -> io::Result<()> {
+        if FileType::from_raw_mode(fstat(&pipe)?.st_mode) != FileType::Fifo {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a trace is written to pipes only"));
+        }
+        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
+        let mut readers = self.readers();
+        readers.retain(Reader::is_there);
+        if readers.len() >= MAX_READERS {
+            return Err(io::Error::other(format!("{MAX_READERS} traces of the volume are running; end one of them")));
+        }
+        readers.push(Reader { output: File::from(pipe), missed: 0 });
+        self.on.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets all readers go; they see the end of their file.
+    pub fn detach(&self) {
+        let mut readers = self.readers();
+        readers.clear();
+        self.on.store(false, Ordering::Relaxed);
+    }
+
+    /// A request begins now. None when nobody wants to know.
+    pub fn begin(&self, path: impl FnOnce() -> String) -> Option<Line<'_>> {
+        if !self.on.load(Ordering::Relaxed) {
+            return None;
+        }
+        let path = path();
+        Some(Line { trace: self, path, at: SystemTime::now(), since: Instant::now() })
+    }
+
+    fn write(&self, line: &str) {
+        let mut readers = self.readers();
+        readers.retain_mut(|reader| reader.write(line));
+        if readers.is_empty() {
+            self.on.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn readers(&self) -> MutexGuard<'_, Vec<Reader>> {
+        self.readers.lock().expect("a thread that panics ends the process")
+    }
+}
+
+impl Reader {
+    /// Whether anybody is left at the other end.
+    fn is_there(&self) -> bool {
+        let mut state = [PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::empty())];
+        poll(&mut state, Some(&Timespec::default())).is_err() || !state[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Gives `false` when nobody reads any more.
+    fn write(&mut self, line: &str) -> bool {
+        let missed = self.missed;
+        let written = match missed {
+            0 => self.output.write_all(line.as_bytes()),
+            _ => self.output.write_all(format!("… {missed} requests not shown\n{line}").as_bytes()),
+        };
+        match written {
+            Ok(()) => self.missed = 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.missed += 1,
+            // Nobody may be reading any more; the file system goes on.
+            Err(_) => return false,
+        }
+        true
     }
 }
 
 impl Line<'_> {
     /// The request is answered: time (UTC), operation, path, caller, result, microseconds.
-    pub fn end(self, operation: &str, path: &str, pid: u32, uid: u32, error: Option<Errno>) {
+    pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
         let at = OffsetDateTime::from(self.at);
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));
+        // A request of the kernel's own has no caller.
+        let (pid, uid) = if caller.pid == 0 { (NOBODY, NOBODY) } else { (caller.pid, caller.uid) };
         let line = format!(
-            "{:02}:{:02}:{:02}.{:06} {operation} {} pid={pid} uid={uid} {result} {}us\n",
+            "{:02}:{:02}:{:02}.{:06} {operation} {} pid={} uid={} {result} {}us\n",
             at.hour(),
             at.minute(),
             at.second(),
             at.microsecond(),
-            path.escape_debug(),
+            shortened(self.path.escape_debug().to_string()),
+            known(pid),
+            known(uid),
             self.since.elapsed().as_micros()
         );
-        if let Ok(mut output) = self.trace.0.lock() {
-            // Nobody may be reading any more; the file system goes on.
-            let _ = output.write_all(line.as_bytes()).and_then(|()| output.flush());
+        self.trace.write(&line);
+    }
+}
+
+fn known(id: u32) -> String {
+    if id == NOBODY { "-".to_owned() } else { id.to_string() }
+}
+
+fn shortened(mut path: String) -> String {
+    if path.len() > LONGEST_PATH {
+        let whole = (0..=LONGEST_PATH).rev().find(|end| path.is_char_boundary(*end));
+        path.truncate(whole.unwrap_or_default());
+        path.push('…');
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, PipeReader, Read, pipe};
+
+    use super::*;
+
+    const CALLER: Caller = Caller { uid: 65534, gid: 0, pid: 4711 };
+
+    fn attached(trace: &Trace) -> PipeReader {
+        let (reader, writer) = pipe().expect("a pipe");
+        trace.attach(writer.into()).expect("attached");
+        reader
+    }
+
+    fn request(trace: &Trace, path: &str, caller: Caller) {
+        if let Some(line) = trace.begin(|| path.to_owned()) {
+            line.end("LOOKUP", caller, None);
         }
+    }
+
+    #[test]
+    fn every_reader_sees_a_request_and_the_trace_is_off_when_the_last_one_is_gone() {
+        let trace = Trace::default();
+        request(&trace, "/unseen", CALLER);
+        let (first, second) = (attached(&trace), attached(&trace));
+        request(&trace, "/a", CALLER);
+        for reader in [first, second] {
+            let mut line = String::new();
+            BufReader::new(reader).read_line(&mut line).expect("a line");
+            assert!(line.contains(" LOOKUP /a pid=4711 uid=65534 ok "), "{line}");
+        }
+        request(&trace, "/b", CALLER);
+        assert!(trace.begin(String::new).is_none());
+    }
+
+    #[test]
+    fn a_reader_that_stops_is_not_waited_for_and_learns_what_it_missed() {
+        let trace = Trace::default();
+        let mut reader = attached(&trace);
+        (0..1000).for_each(|_| request(&trace, &"/long".repeat(100), CALLER));
+        let mut seen = vec![0; 1 << 20];
+        let length = reader.read(&mut seen).expect("what fitted");
+        request(&trace, "/again", CALLER);
+        trace.detach();
+        let shown = seen[..length].iter().filter(|byte| **byte == b'\n').count();
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).expect("the rest");
+        let told = format!("… {} requests not shown\n", 1000 - shown);
+        assert!(shown < 1000 && rest.starts_with(&told) && rest.contains("/again"), "{shown}: {rest}");
+    }
+
+    #[test]
+    fn who_is_not_known_is_not_made_up() {
+        let trace = Trace::default();
+        let mut reader = attached(&trace);
+        request(&trace, "/a", Caller { uid: NOBODY, ..CALLER });
+        request(&trace, "/b", Caller { pid: 0, uid: 0, gid: 0 });
+        trace.detach();
+        let mut lines = String::new();
+        reader.read_to_string(&mut lines).expect("lines");
+        assert!(lines.contains("/a pid=4711 uid=- ok") && lines.contains("/b pid=- uid=- ok"), "{lines}");
+    }
+
+    #[test]
+    fn a_line_always_fits_into_a_pipe_at_once() {
+        let trace = Trace::default();
+        let mut reader = attached(&trace);
+        request(&trace, &"\u{7f}ü".repeat(4096), CALLER);
+        trace.detach();
+        let mut line = String::new();
+        reader.read_to_string(&mut line).expect("a line");
+        assert!(line.len() < 4096 && line.contains("… pid="), "{}", line.len());
+    }
+
+    #[test]
+    fn too_many_readers_and_what_is_no_pipe_are_refused() {
+        let trace = Trace::default();
+        let mut readers: Vec<_> = (0..MAX_READERS).map(|_| attached(&trace)).collect();
+        let (_reader, writer) = pipe().expect("a pipe");
+        let error = trace.attach(writer.into()).expect_err("there are enough");
+        assert!(error.to_string().contains("end one of them"), "{error}");
+        readers.pop();
+        readers.push(attached(&trace));
+        let file = tempfile::tempfile().expect("a file");
+        trace.attach(file.into()).expect_err("a file can be waited for");
     }
 }

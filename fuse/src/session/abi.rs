@@ -162,6 +162,10 @@ pub mod fattr {
 
 /// What a message nobody asked for is about: content to be dropped.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// Another: all that was read and not answered is to be asked for again (Linux 6.9).
+pub const NOTIFY_RESEND: i32 = 7;
+/// The mark of a request that is asked for again, in its number.
+pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// GETATTR and STATX come with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;
 /// A lock is `flock(2)`'s, not `fcntl(2)`'s.

@@ -10,8 +10,10 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{
     AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
-    NotifyInvalInodeOut, OpenOut, OutHeader, StatxOut, WriteOut,
+    NotifyInvalInodeOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
+use crate::region::seats::Seat;
+use crate::region::{Begun, Region};
 
 /// What a request is answered with.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ pub enum Answer {
     Done,
     /// The kernel waits for no answer.
     Silence,
-    /// The service answers by itself, with the [`Responder`] it took.
+    /// The service answers by itself, with the [`Deferred`] it took.
     Later,
     /// A name's node.
     Entry(EntryOut),
@@ -53,12 +55,45 @@ pub struct Exchange<'a> {
     /// Room for what [`Answer::Buffer`] tells; empty at the start.
     pub buffer: &'a mut Vec<u8>,
     pub(super) responder: &'a Responder,
+    pub(super) region: &'a Arc<Region>,
+    pub(super) seat: &'a Seat,
+    pub(super) earlier: Option<Begun>,
 }
 
 impl Exchange<'_> {
+    /// From here on the request may have been executed: if this process dies, its successor finds what it
+    /// [began](Self::earlier). What a predecessor had begun stands as it is.
+    pub fn begin(&self, note: u64) {
+        if self.earlier.is_none() {
+            self.seat.begin(None, note);
+        }
+    }
+
+    /// As [`begin`](Self::begin), with a note of its own: what a predecessor had begun was not executed. The time stays
+    /// that of the first attempt.
+    pub fn begin_anew(&self, note: u64) {
+        self.seat.begin(self.earlier.map(|earlier| earlier.at), note);
+    }
+
+    /// What a predecessor had begun of this very request. Whether it was executed, nobody knows.
+    pub fn earlier(&self) -> Option<Begun> {
+        self.earlier
+    }
+
+    /// The request's number, as [`Request::number`](super::Request::number).
+    pub fn number(&self) -> u64 {
+        self.responder.unique & !UNIQUE_RESEND
+    }
+
+    /// Whether a predecessor has read the request.
+    pub fn is_resent(&self) -> bool {
+        self.responder.unique & UNIQUE_RESEND != 0
+    }
+
     /// Takes over the answer, which then is [`Answer::Later`].
-    pub fn responder(&self) -> Responder {
-        self.responder.clone()
+    pub fn defer(&self) -> Deferred {
+        let place = self.region.waits().add(self.number());
+        Deferred { responder: self.responder.clone(), region: Arc::clone(self.region), place }
     }
 
     /// Answers with these bytes at once, without a copy of them.
@@ -117,24 +152,46 @@ impl Notifier {
     }
 }
 
-/// The way back to who asked.
-#[derive(Clone, Debug)]
-pub struct Responder {
-    pub(super) device: Arc<OwnedFd>,
-    pub(super) unique: u64,
+/// An answer that is given later, perhaps by another thread. A successor of this process knows that it is owed.
+pub struct Deferred {
+    responder: Responder,
+    region: Arc<Region>,
+    /// Where it stands among the region's waits.
+    place: Option<usize>,
 }
 
-impl Responder {
-    /// The number of the request.
-    pub fn unique(&self) -> u64 {
-        self.unique
+impl Deferred {
+    /// The number of the request, as INTERRUPT names it.
+    pub fn number(&self) -> u64 {
+        self.responder.unique & !UNIQUE_RESEND
     }
 
     /// Answers.
     ///
     /// # Errors
     /// When nobody waits any more: the request was aborted, or the file system unmounted.
-    pub fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
+    pub fn send(self, outcome: Result<Answer, Errno>) -> io::Result<()> {
+        self.responder.send(outcome)
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.region.waits().remove(place);
+        }
+    }
+}
+
+/// The way back to who asked.
+#[derive(Clone, Debug)]
+pub(super) struct Responder {
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) unique: u64,
+}
+
+impl Responder {
+    pub(super) fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
         self.send_with(outcome, &[])
     }
 
@@ -165,7 +222,7 @@ impl Responder {
         self.write(0, body.as_bytes(), &[])
     }
 
-    fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
         let len = size_of::<OutHeader>() + body.len() + more.len();
         let len = u32::try_from(len).map_err(io::Error::other)?;
         let header = OutHeader { len, error, unique: self.unique };

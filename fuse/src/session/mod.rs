@@ -3,43 +3,51 @@
 //! A session is a device, a [`Service`] and a few threads that read the one and ask the other. The threads are all
 //! alike: each reads a request, answers it and reads the next.
 //!
-//! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Responder`].
+//! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
 //! 2. A request that may take long never takes the last reader: another thread is started before, and goes when it is
 //!    one too many. So a slow disk does not keep the volume from answering, and neither does a wait for a lock, which
 //!    no thread of the session waits for.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
+//! 4. What each thread is doing stands in the volume's [`Region`], so that a session can be resumed by another process
+//!    when this one dies: [`region`](crate::region) has the order of steps.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`abi`] | the kernel's structs and numbers |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
+//! | `resume` | what a dead server left unanswered |
 
 pub mod abi;
 pub mod answer;
 pub mod request;
+mod resume;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use abi::{InitOut, MAJOR, MINOR, init};
-pub use answer::{Answer, Exchange, ListedEntry, Notifier, Responder};
+use answer::Responder;
+pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use request::{Caller, Operation, Request};
+use resume::Unanswered;
+
+use crate::region::{Region, SEATS};
 
 /// Most bytes of one WRITE, and of one READ.
 const MAX_WRITE: u32 = 1 << 20;
 /// A WRITE with its header, rounded up to pages.
-const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
+pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
 /// Most threads of a session, those for slow requests included.
-const MAX_THREADS: usize = 16;
+const MAX_THREADS: usize = SEATS;
 
 /// What answers requests.
 pub trait Service: Send + Sync + 'static {
@@ -55,7 +63,10 @@ pub trait Service: Send + Sync + 'static {
     /// Whether the answer may have to wait for a disk for long.
     fn may_wait(&self, operation: &Operation<'_>) -> bool;
 
-    /// Who made the request `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
+    /// The longest request that is to outlive this process, in bytes.
+    fn longest_request(&self) -> usize;
+
+    /// Who made the request with the [number](Request::number) `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
 }
 
@@ -71,15 +82,25 @@ pub struct Wanted {
 /// A session after its handshake.
 pub struct Session {
     device: Arc<OwnedFd>,
+    region: Arc<Region>,
     accepted: u64,
+    beginning: Beginning,
+}
+
+/// How a session came to be.
+enum Beginning {
+    /// By a handshake: nothing was read before.
+    Handshake,
+    /// From a dead server, which may have left requests unanswered.
+    Resumed(Unanswered),
 }
 
 impl Session {
-    /// Shakes hands on `device`, whose file system is mounted.
+    /// Shakes hands on `device`, whose file system is mounted. `region` is new; what is agreed on stands there.
     ///
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
-    pub fn open(device: OwnedFd, wanted: Wanted) -> io::Result<Session> {
+    pub fn open(device: OwnedFd, wanted: Wanted, region: Arc<Region>) -> io::Result<Session> {
         let device = Arc::new(device);
         let mut input = input_buffer();
         let length = read(&device, input.as_mut_bytes())?;
@@ -96,6 +117,8 @@ impl Session {
         // Without the extension the upper half of the offer is not there.
         let offered = if offered & init::INIT_EXT == 0 { offered & u64::from(u32::MAX) } else { offered };
         let accepted = (wanted.flags | init::INIT_EXT | init::MAX_PAGES | init::BIG_WRITES) & offered;
+        // Known before the kernel acts on it: it never shakes hands again.
+        region.set_accepted(accepted);
         responder.tell(&InitOut {
             major: MAJOR,
             minor: MINOR,
@@ -110,7 +133,28 @@ impl Session {
             max_stack_depth: if accepted & init::PASSTHROUGH == 0 { 0 } else { wanted.max_stack_depth },
             ..Default::default()
         })?;
-        Ok(Session { device, accepted })
+        Ok(Session { device, region, accepted, beginning: Beginning::Handshake })
+    }
+
+    /// Goes on with what a dead server did on `device`. From here on `region` is this session's: no thread of the
+    /// predecessor may be alive.
+    ///
+    /// # Errors
+    /// When the server died before its handshake was done.
+    pub fn resume(device: OwnedFd, region: Arc<Region>) -> io::Result<Session> {
+        let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
+        let accepted = region.accepted().ok_or_else(none)?;
+        region.seats().carry();
+        let beginning = Beginning::Resumed(Unanswered::AskedAgain);
+        Ok(Session { device: Arc::new(device), region, accepted, beginning })
+    }
+
+    /// Has a resumed session end what was left unanswered with an error, as on a kernel that cannot ask again.
+    pub fn without_resend(mut self) -> Session {
+        if let Beginning::Resumed(unanswered) = &mut self.beginning {
+            *unanswered = Unanswered::Failed;
+        }
+        self
     }
 
     /// The flags that are in force.
@@ -128,17 +172,25 @@ impl Session {
         Arc::clone(&self.device)
     }
 
-    /// Answers with `service` on `threads` threads until the file system is unmounted everywhere.
+    /// Answers with `service` on `threads` threads until the file system is unmounted everywhere. What a dead server
+    /// left unanswered comes first.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// When no thread can be started, or the device is none.
     pub fn run(self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
+        // A request that is read before this would come twice.
+        if let Beginning::Resumed(unanswered) = self.beginning {
+            unanswered.settle(&self.device, &self.region)?;
+        }
+        let threads = threads.min(MAX_THREADS);
         let readers = Arc::new(Readers {
             device: self.device,
+            region: self.region,
             service,
             wanted: threads,
             idle: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
+            seats: AtomicU32::new(0),
         });
         (0..threads).try_for_each(|_| Arc::clone(&readers).spawn())
     }
@@ -153,6 +205,7 @@ impl AsFd for Session {
 /// The threads of a session.
 struct Readers {
     device: Arc<OwnedFd>,
+    region: Arc<Region>,
     service: Arc<dyn Service>,
     /// How many there are when nothing is slow.
     wanted: usize,
@@ -160,6 +213,8 @@ struct Readers {
     idle: AtomicUsize,
     /// How many there are.
     running: AtomicUsize,
+    /// The seats that are taken, a bit for each.
+    seats: AtomicU32,
 }
 
 impl Readers {
@@ -173,29 +228,62 @@ impl Readers {
     }
 
     fn serve(self: Arc<Self>) {
+        if let Some(seat) = self.sit_down() {
+            self.serve_from(seat);
+            self.stand_up(seat);
+        }
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn serve_from(self: &Arc<Self>, seat: usize) {
+        if seat == 0 {
+            self.region.set_session_thread(rustix::thread::gettid().as_raw_nonzero().get());
+        }
+        self.region.seats().seat(seat).sit_down();
         self.service.begin_thread();
         let mut input = input_buffer();
+        touch(&mut input, self.service.longest_request());
         let mut buffer = Vec::new();
         while let Some(length) = self.next(input.as_mut_bytes()) {
             let Some(request) = Request::parse(&input.as_bytes()[..length]) else { continue };
             match request.operation {
                 Operation::Interrupt { unique } => self.service.interrupt(unique),
                 Operation::Destroy => {}
-                _ => self.answer(&request, &mut buffer),
+                _ => self.answer(&request, seat, &mut buffer),
             }
         }
-        self.running.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn answer(self: &Arc<Self>, request: &Request<'_>, buffer: &mut Vec<u8>) {
+    fn answer(self: &Arc<Self>, request: &Request<'_>, seat: usize, buffer: &mut Vec<u8>) {
+        let (seats, number) = (self.region.seats(), request.number());
+        let seat = seats.seat(seat);
+        seat.take(number);
+        let earlier = if request.is_resent() { seats.earlier(number) } else { None };
+        self.region.count_request();
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
             self.make_room();
         }
         let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
         buffer.clear();
-        let outcome = self.service.answer(request, &mut Exchange { buffer, responder: &responder });
+        let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, seat, earlier };
+        let outcome = self.service.answer(request, &mut exchange);
         // Nobody waits for the answer to a request that was aborted.
         let _ = responder.send_with(outcome, buffer);
+        seat.clear();
+        if request.is_resent() {
+            seats.drop_carried(number);
+        }
+    }
+
+    /// A seat that nobody has.
+    fn sit_down(&self) -> Option<usize> {
+        let lowest = |taken: u32| taken.trailing_ones() as usize;
+        let take = |taken| (lowest(taken) < SEATS).then(|| taken | (1 << lowest(taken)));
+        self.seats.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().map(lowest)
+    }
+
+    fn stand_up(&self, seat: usize) {
+        self.seats.fetch_and(!(1 << seat), Ordering::Release);
     }
 
     /// Starts a thread in the place of this one. Without it the volume is slower, not wrong.
@@ -227,7 +315,20 @@ fn read(device: &OwnedFd, input: &mut [u8]) -> io::Result<usize> {
     }
 }
 
+/// Has memory behind so many bytes of a buffer. A request that the kernel cannot store, because this process is killed
+/// while memory is looked for, fails with EIO and is not asked again (`fuse_dev_do_read`).
+fn touch(buffer: &mut [u64], bytes: usize) {
+    const PAGE: usize = 4096 / size_of::<u64>();
+    for word in buffer.iter_mut().take(bytes.div_ceil(size_of::<u64>())).step_by(PAGE) {
+        // SAFETY: the word is a valid place; the store is not left out, though it changes nothing.
+        unsafe { std::ptr::write_volatile(word, 0) };
+    }
+}
+
 /// Room for a request, aligned as its structs are.
 fn input_buffer() -> Box<[u64]> {
     vec![0; REQUEST_SIZE / 8].into_boxed_slice()
 }
+
+#[cfg(test)]
+mod tests;

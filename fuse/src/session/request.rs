@@ -8,13 +8,13 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 use super::abi::{
     BatchForgetIn, CopyFileRangeIn, CreateIn, FallocateIn, FlushIn, ForgetIn, ForgetOne, FsyncIn, GETATTR_FH,
     GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
-    ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, WriteIn,
+    ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, UNIQUE_RESEND, WriteIn,
 };
 
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The kernel's number for it; its answer bears the same.
+    /// The kernel's number for it; its answer bears the same. One that is asked for again has a mark in it.
     pub unique: u64,
     /// The node it is about.
     pub node: u64,
@@ -22,6 +22,18 @@ pub struct Request<'a> {
     pub caller: Caller,
     /// What is asked.
     pub operation: Operation<'a>,
+}
+
+impl Request<'_> {
+    /// Its number whether it is asked for the first time or again.
+    pub fn number(&self) -> u64 {
+        self.unique & !UNIQUE_RESEND
+    }
+
+    /// Whether a server has read it before, and died before it was answered.
+    pub fn is_resent(&self) -> bool {
+        self.unique & UNIQUE_RESEND != 0
+    }
 }
 
 /// The process a request is made for.
@@ -129,6 +141,7 @@ pub enum Operation<'a> {
         arguments: &'a LkIn,
         wait: bool,
     },
+    /// `unique`: the number of the request, without a mark.
     Interrupt {
         unique: u64,
     },
@@ -204,7 +217,8 @@ fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
         32 => Operation::SetLock { arguments: body.take()?, wait: false },
         33 => Operation::SetLock { arguments: body.take()?, wait: true },
         35 => Operation::Create { arguments: body.take()?, name: body.name()? },
-        36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique },
+        // Of a resent request it bears the mark, or not, as it was read after or before.
+        36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
         38 => Operation::Destroy,
         42 => {
             let count = body.take::<BatchForgetIn>()?.count as usize;

@@ -61,7 +61,11 @@ impl fmt::Display for PodIdentity {
 pub struct PodUid(String);
 
 impl PodUid {
-    fn parse(uid: &str) -> Result<PodUid, InvalidField> {
+    /// Parses a uid.
+    ///
+    /// # Errors
+    /// When it cannot name a directory.
+    pub fn parse(uid: &str) -> Result<PodUid, InvalidField> {
         let unsafe_as_name = matches!(uid, "" | "." | "..") || uid.contains(['/', '\0']) || uid.len() > MAX_UID;
         if unsafe_as_name {
             let sentence = "cannot name a directory; leave it out to have one derived from namespace and name";

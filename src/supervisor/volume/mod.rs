@@ -15,9 +15,11 @@ use std::time::Duration;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::GenerationName;
-use podfs_fuse::server::Server;
+use podfs_fuse::server::{Adopted, Server, Watch};
+use serde_json::Value;
 use tracing::{info, warn};
 
+use super::adoption::{About, Kept};
 use super::scaffold::Scaffold;
 use super::site::Site;
 use crate::manifest::objects::Objects;
@@ -50,6 +52,13 @@ pub struct Setting {
 impl Setting {
     fn scaffold(&self) -> MutexGuard<'_, Scaffold> {
         self.scaffold.lock().expect("nobody panics while the scaffold is locked")
+    }
+
+    /// What another supervisor has to know of a volume to adopt it.
+    fn about(volume: &Volume, path: &Path, group: Option<u32>) -> Value {
+        let about = About { volume: volume.name.to_string(), path: path.to_owned(), group };
+        // A path that is no text cannot be told: such a volume is mounted anew.
+        serde_json::to_value(about).unwrap_or_default()
     }
 }
 
@@ -89,6 +98,24 @@ pub enum State {
     /// Mounted, and showing the last good generation, because the last refresh failed for this reason
     /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
     Behind(Shown, String),
+}
+
+impl State {
+    /// Why the volume is not live.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            State::Waiting(reason) | State::Behind(_, reason) => Some(reason),
+            State::Live(_) => None,
+        }
+    }
+
+    /// The generation that is shown, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        match self {
+            State::Waiting(_) => None,
+            State::Live(shown) | State::Behind(shown, _) => shown.generation(),
+        }
+    }
 }
 
 /// What is to be seen of a volume.
@@ -168,6 +195,7 @@ pub struct PodVolume {
     body: Body,
     state: State,
     failures: u32,
+    last_error: Option<String>,
 }
 
 enum Body {
@@ -187,12 +215,30 @@ impl PodVolume {
         Self::new(spec, Body::Passthrough(PassthroughVolume::new(setting)))
     }
 
+    /// A volume that another supervisor has mounted.
+    pub(super) fn adopted(spec: Volume, kept: Kept, setting: Setting) -> Self {
+        let Kept { about, served, point, visible } = kept;
+        let body = match served {
+            Adopted::Projection(projection) => {
+                Body::Projected(ProjectedVolume::adopted(setting, point, visible, projection))
+            }
+            Adopted::Passthrough(passthrough) => {
+                Body::Passthrough(PassthroughVolume::adopted(setting, about, visible, passthrough))
+            }
+        };
+        let mut volume = Self::new(spec, body);
+        if let Some(shown) = volume.shown() {
+            volume.state = State::Live(shown);
+        }
+        volume
+    }
+
     fn new(spec: Volume, body: Body) -> Self {
         let awaited = match body {
             Body::Projected(_) => "its first payload",
             Body::Passthrough(_) => "its source",
         };
-        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0 }
+        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0, last_error: None }
     }
 
     /// The volume, as the manifest describes it.
@@ -216,9 +262,22 @@ impl PodVolume {
         }
     }
 
+    /// A way to look at what the server does for it, once it does.
+    pub fn watch(&self) -> Option<Watch> {
+        match &self.body {
+            Body::Projected(projected) => projected.watch(),
+            Body::Passthrough(passthrough) => passthrough.watch(),
+        }
+    }
+
     /// Where it is in its life.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// The last thing that went wrong, even if it is all right again.
+    pub fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
     }
 
     /// Shows what `refresh` says. When that fails, what is shown stays as it is.
@@ -267,6 +326,7 @@ impl PodVolume {
     }
 
     fn fail(&mut self, reason: String) {
+        self.last_error = Some(reason.clone());
         let state = match self.shown() {
             None => State::Waiting(reason),
             Some(shown) => State::Behind(shown, reason),

@@ -11,8 +11,10 @@ use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::VisibleMount;
 use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
+use podfs_fuse::server::Watch;
 use tracing::warn;
 
+use super::super::adoption::About;
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::empty_dir::{Backing, Content, Plan};
@@ -68,6 +70,11 @@ impl PassthroughVolume {
         Self { setting, path: None, group: None, mounted: None, content: None, warned: Vec::new() }
     }
 
+    pub(super) fn adopted(setting: Setting, about: About, visible: VisibleMount, passthrough: Passthrough) -> Self {
+        let mounted = Mounted { visible, passthrough: Some(passthrough) };
+        Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
+    }
+
     /// Where the volume is, or was tried to be.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -83,10 +90,25 @@ impl PassthroughVolume {
         self.mounted.as_ref().map(Mounted::shown)
     }
 
+    /// A way to look at it, once it is mounted and served.
+    pub(super) fn watch(&self) -> Option<Watch> {
+        self.mounted.as_ref()?.passthrough.as_ref().map(Passthrough::watch)
+    }
+
     /// Mounts the volume, unless it is mounted.
     pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
+        if self.mounted.as_ref().and_then(|mounted| mounted.passthrough.as_ref()).is_some_and(Passthrough::is_given_up)
+        {
+            // The new mount covers it.
+            self.mounted = None;
+        }
         if let Some(mounted) = &self.mounted {
-            return Ok(mounted.shown());
+            let shown = mounted.shown();
+            if let (VolumeSource::EmptyDir(source), None) = (&spec.source, &self.content) {
+                // Another supervisor has made it; it is this one's to delete.
+                self.content = Some(self.set_up_content(spec, &empty_dir_plan(source, refresh)?)?);
+            }
+            return Ok(shown);
         }
         let mount_plan = match &spec.source {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
@@ -159,17 +181,13 @@ impl PassthroughVolume {
     }
 
     fn empty_dir(&mut self, spec: &Volume, source: &EmptyDir, refresh: &Refresh) -> Result<MountPlan, Trouble> {
-        let plan = Plan::new(source, &refresh.facts, refresh.node());
-        let plan = plan.map_err(|error| Trouble::Manifests(error.to_string()))?;
+        let plan = empty_dir_plan(source, refresh)?;
         let (name, site) = (spec.name.as_str(), &self.setting.site);
         let path = site.volume(spec.kind.directory.unwrap_or_default(), name);
         self.path = Some(path.clone());
         let content = match self.content.take() {
             Some(content) => content,
-            None => {
-                let home = self.setting.scaffold().make_home(site.home(name));
-                Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, &plan)?
-            }
+            None => self.set_up_content(spec, &plan)?,
         };
         let opened = content.source().try_clone();
         self.content = Some(content);
@@ -184,9 +202,20 @@ impl PassthroughVolume {
         Ok(MountPlan { path, source: opened?, access: Access::ReadWrite, served_by, limit, selinux_context })
     }
 
+    fn set_up_content(&self, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
+        let home = self.setting.scaffold().make_home(self.setting.site.home(spec.name.as_str()));
+        Ok(Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?)
+    }
+
     fn mount(&self, spec: &Volume, mount_plan: &MountPlan) -> Result<Mounted, Trouble> {
         let MountPlan { path, source, access, served_by, limit, selinux_context } = mount_plan;
         let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
+        if *served_by == ServedBy::Bind
+            && let Some((_, visible)) = self.setting.scaffold().keep(path).map_err(|error| passing(&error))?
+        {
+            // It was mounted by a supervisor before this one, and needs nobody.
+            return Ok(Mounted { visible, passthrough: None });
+        }
         let point = {
             let mut scaffold = self.setting.scaffold();
             let point = scaffold.prepare(path, source.shape()).map_err(|error| passing(&error))?;
@@ -214,13 +243,19 @@ impl PassthroughVolume {
                 };
                 let mount = MountOptions { selinux_context: selinux_context.clone(), shape: source.shape() };
                 let server = Arc::clone(&self.setting.server);
-                let passthrough = Passthrough::start(server, source.as_fd(), &options, &mount);
+                let about = Setting::about(spec, point.path(), self.group);
+                let passthrough = Passthrough::start(server, source.as_fd(), &options, &mount, about);
                 let passthrough = passthrough.map_err(Trouble::of_mount)?;
                 let visible = passthrough.show(&point, *access).map_err(Trouble::of_mount)?;
                 Ok(Mounted { visible, passthrough: Some(passthrough) })
             }
         }
     }
+}
+
+fn empty_dir_plan(source: &EmptyDir, refresh: &Refresh) -> Result<Plan, Trouble> {
+    let plan = Plan::new(source, &refresh.facts, refresh.node());
+    plan.map_err(|error| Trouble::Manifests(error.to_string()))
 }
 
 /// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).

@@ -9,6 +9,7 @@ use podfs_fuse::projection::commit::CommitError;
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Entry, GenerationName, ImageError, Layout, Projection};
+use podfs_fuse::server::Watch;
 use tracing::warn;
 
 use super::{Refresh, Setting, Trouble};
@@ -56,13 +57,22 @@ impl ProjectedVolume {
         Self { setting, point, shown: None, warned: Vec::new() }
     }
 
+    pub(super) fn adopted(setting: Setting, point: MountPoint, visible: VisibleMount, projection: Projection) -> Self {
+        Self { shown: Some(Shown { visible, projection }), ..Self::new(setting, point) }
+    }
+
     pub(super) fn point(&self) -> &MountPoint {
         &self.point
     }
 
     /// The generation that is shown.
     pub(super) fn generation(&self) -> Option<GenerationName> {
-        self.shown.as_ref().map(|shown| current(&shown.projection))
+        self.shown.as_ref().and_then(|shown| shown.projection.generation().cloned())
+    }
+
+    /// A way to look at it, once it is mounted.
+    pub(super) fn watch(&self) -> Option<Watch> {
+        self.shown.as_ref().map(|shown| shown.projection.watch())
     }
 
     /// Shows the files that `refresh` comes to.
@@ -96,6 +106,9 @@ impl ProjectedVolume {
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;
+        if self.shown.as_ref().is_some_and(|shown| shown.projection.is_given_up()) {
+            self.shown = None;
+        }
         let generation = match &mut self.shown {
             Some(shown) => {
                 shown.projection.commit(&layout, directories)?;
@@ -123,7 +136,8 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: refresh.selinux_context(), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
-        let mut projection = Projection::start(Arc::clone(server), &root, &options, *trace)?;
+        let about = Setting::about(spec, self.point.path(), None);
+        let mut projection = Projection::start(Arc::clone(server), &root, &options, about, *trace)?;
         projection.commit(layout, directories)?;
         let visible = projection.show(&self.point)?;
         Ok(Shown { visible, projection })

@@ -5,21 +5,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
-    chmod, chownat, ftruncate, linkat, mkdirat, mknodat, openat, removexattr, renameat_with, setxattr, symlinkat,
-    unlinkat, utimensat,
+    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    XattrFlags, chmod, chownat, ftruncate, linkat, mkdirat, mknodat, openat, readlinkat, removexattr, renameat_with,
+    setxattr, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
-use super::super::attributes::{attr, attributes_of, bytes_taken};
+use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::caller::acting_for;
 use super::super::mounts::{proc_path, reopen};
 use super::super::node::Node;
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
-use super::{PassthroughFilesystem, component};
+use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
-use crate::session::{Answer, Caller};
+use crate::session::{Answer, Caller, Exchange};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -33,11 +33,12 @@ impl PassthroughFilesystem {
         name: &OsStr,
         arguments: &MkdirIn,
         caller: Caller,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        let mode = arguments.mode & 0o7777;
-        self.make(parent, name, arguments.umask, caller, |directory| {
-            mkdirat(directory, name, Mode::from_raw_mode(mode))
-        })
+        let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
+        let make = |directory: BorrowedFd<'_>| mkdirat(directory, name, mode);
+        let same = |_: BorrowedFd<'_>, found: &Statx| kind(found) == FileType::Directory;
+        self.make(parent, name, (caller, arguments.umask), exchange, make, same)
     }
 
     pub(super) fn make_node(
@@ -46,12 +47,13 @@ impl PassthroughFilesystem {
         name: &OsStr,
         arguments: &MknodIn,
         caller: Caller,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        let kind = FileType::from_raw_mode(arguments.mode);
-        let mode = arguments.mode & 0o7777;
-        self.make(parent, name, arguments.umask, caller, |directory| {
-            mknodat(directory, name, kind, Mode::from_raw_mode(mode), decode_device(arguments.rdev))
-        })
+        let (wanted, mode) = (FileType::from_raw_mode(arguments.mode), Mode::from_raw_mode(arguments.mode & 0o7777));
+        let device = decode_device(arguments.rdev);
+        let make = |directory: BorrowedFd<'_>| mknodat(directory, name, wanted, mode, device);
+        let same = |_: BorrowedFd<'_>, found: &Statx| kind(found) == wanted;
+        self.make(parent, name, (caller, arguments.umask), exchange, make, same)
     }
 
     pub(super) fn make_link(
@@ -60,45 +62,70 @@ impl PassthroughFilesystem {
         name: &OsStr,
         target: &OsStr,
         caller: Caller,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        self.make(parent, name, 0, caller, |directory| symlinkat(target, directory, name))
+        let make = |directory: BorrowedFd<'_>| symlinkat(target, directory, name);
+        let same = |directory: BorrowedFd<'_>, _: &Statx| {
+            readlinkat(directory, name, Vec::new()).is_ok_and(|found| found.to_bytes() == target.as_encoded_bytes())
+        };
+        self.make(parent, name, (caller, 0), exchange, make, same)
     }
 
-    pub(super) fn link(&self, old: &Node, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+    pub(super) fn link(
+        &self,
+        old: &Node,
+        parent: &Node,
+        name: &OsStr,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let file = self.descriptor(old)?;
-        linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH)?;
-        if let Some(open) = &mut *old.open() {
-            open.nameless = false;
-        }
+        exchange.begin(0);
+        let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
+        outcome::forgive(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
+        old.set_nameless(false);
         self.settle(parent, directory.as_fd());
-        self.find(parent, name).map(|(_, entry)| Answer::Entry(entry))
+        self.find(parent, name, false).map(|(_, entry)| Answer::Entry(entry))
     }
 
-    pub(super) fn unlink(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+    pub(super) fn unlink(&self, parent: &Node, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
-        let discharge = self.going(&directory, parent, name);
-        unlinkat(&*directory, name, AtFlags::empty())?;
-        self.discharge(discharge);
+        let going = self.going(&directory, parent, name);
+        exchange.begin(going.as_ref().map_or(0, Going::note));
+        let unlinked = unlinkat(&*directory, name, AtFlags::empty());
+        outcome::forgive(unlinked, Errno::NOENT, exchange, |_| true)?;
+        self.discharge(going, exchange);
         Ok(Answer::Done)
     }
 
-    pub(super) fn remove_directory(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+    pub(super) fn remove_directory(
+        &self,
+        parent: &Node,
+        name: &OsStr,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
-        let discharge = self.going(&directory, parent, name);
-        // A process may stand in it, and goes on being told of it.
+        let going = self.going(&directory, parent, name);
+        // A process may stand in it, and goes on being told of it, by a successor too.
+        let held = self.hold_directory(&directory, parent, name);
+        exchange.begin(going.as_ref().map_or(0, Going::note));
+        let removed = unlinkat(&*directory, name, AtFlags::REMOVEDIR);
+        outcome::forgive(removed, Errno::NOENT, exchange, |_| true)
+            .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
+        self.discharge(going, exchange);
+        Ok(Answer::Done)
+    }
+
+    /// Keeps a descriptor of a directory whose name is about to go; tells of which node, if it had none before.
+    fn hold_directory(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let removed = openat(&*directory, name, flags, Mode::empty())?;
-        unlinkat(&*directory, name, AtFlags::REMOVEDIR)?;
-        if let Ok((identity, _)) = self.mounts.identify(removed.as_fd(), Some(&parent.mount))
-            && let Some(node) = self.nodes.find(&identity)
-        {
-            node.hold(Arc::new(removed));
-        }
-        self.discharge(discharge);
-        Ok(Answer::Done)
+        let removed = openat(directory, name, flags, Mode::empty()).ok()?;
+        let (identity, _) = self.mounts.identify(removed.as_fd(), Some(&parent.mount)).ok()?;
+        let node = self.nodes.find(&identity).filter(|node| node.held().is_none())?;
+        node.hold(removed, self.descriptors.take().ok()?);
+        Some(node)
     }
 
     pub(super) fn rename(
@@ -106,14 +133,28 @@ impl PassthroughFilesystem {
         (parent, name): (&Node, &OsStr),
         (new_parent, new_name): (&Node, &OsStr),
         flags: u32,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (name, new_name) = (component(name)?, component(new_name)?);
         let replaces = !flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE);
-        let discharge = if replaces { self.going(&to, new_parent, new_name) } else { None };
-        renameat_with(&*from, name, &*to, new_name, flags)?;
-        self.discharge(discharge);
+        let going = if replaces { self.going(&to, new_parent, new_name) } else { None };
+        // These leave something under the old name, so that alone does not tell whether it was done.
+        if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::WHITEOUT) {
+            let there = outcome::number_of(&from, name).unwrap_or(0);
+            exchange.begin(there);
+            if exchange.earlier().is_some_and(|begun| begun.note != there) {
+                return Ok(Answer::Done);
+            }
+        } else {
+            exchange.begin(going.as_ref().map_or(0, Going::note));
+        }
+        let renamed = renameat_with(&*from, name, &*to, new_name, flags);
+        let done = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
+        let renamed = outcome::forgive(renamed, Errno::NOENT, exchange, done);
+        outcome::forgive(renamed, Errno::EXIST, exchange, done)?;
+        self.discharge(going, exchange);
         self.settle(new_parent, to.as_fd());
         Ok(Answer::Done)
     }
@@ -166,13 +207,18 @@ impl PassthroughFilesystem {
         name: &OsStr,
         value: &[u8],
         arguments: &SetxattrIn,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let value = value.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         let file = self.descriptor(node)?;
         let path = proc_path(file.as_fd());
         let name = attribute_name(name)?;
         let flags = XattrFlags::from_bits(arguments.flags).ok_or(Errno::INVAL)?;
-        setxattr(&path, &name, value, flags)?;
+        if flags.contains(XattrFlags::CREATE) {
+            exchange.begin(0);
+        }
+        let set = setxattr(&path, &name, value, flags);
+        outcome::forgive(set, Errno::EXIST, exchange, |_| outcome::has_value(&path, &name, value))?;
         if arguments.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
             let mode = u32::from(attributes_of(file.as_fd())?.stx_mode) & 0o7777;
             chmod(&path, Mode::from_raw_mode(mode & !SETGID))?;
@@ -181,30 +227,40 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    pub(super) fn remove_xattr(&self, node: &Node, name: &OsStr) -> Result<Answer, Errno> {
+    pub(super) fn remove_xattr(&self, node: &Node, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let file = self.descriptor(node)?;
-        removexattr(proc_path(file.as_fd()), attribute_name(name)?)?;
+        exchange.begin(0);
+        let removed = removexattr(proc_path(file.as_fd()), attribute_name(name)?);
+        outcome::forgive(removed, Errno::NODATA, exchange, |_| true)?;
         self.settle(node, file.as_fd());
         Ok(Answer::Done)
     }
 
-    /// Makes something in a directory for a caller, and tells of it.
+    /// Makes something in a directory for a caller, and tells of it. `same` tells whether what is there already is what
+    /// is to be made.
     fn make(
         &self,
         parent: &Node,
         name: &OsStr,
-        umask: u32,
-        caller: Caller,
+        (caller, umask): (Caller, u32),
+        exchange: &Exchange<'_>,
         make: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
+        same: impl Fn(BorrowedFd<'_>, &Statx) -> bool,
     ) -> Result<Answer, Errno> {
         component(name)?;
         let directory = self.directory(parent)?;
         let mut account = self.usage.as_ref().map(Usage::lock);
-        account.as_ref().map_or(Ok(()), Account::check_room_for_node)?;
-        acting_for(caller, umask, || make(directory.as_fd()))?;
-        let (_, entry) = self.find(parent, name)?;
+        if exchange.earlier().is_none() {
+            account.as_ref().map_or(Ok(()), Account::check_room_for_node)?;
+        }
+        exchange.begin(0);
+        let made = acting_for(caller, umask, || make(directory.as_fd()));
+        outcome::forgive(made, Errno::EXIST, exchange, |begun| {
+            outcome::made_for(&directory, name, begun, caller).is_some_and(|found| same(directory.as_fd(), &found))
+        })?;
+        let (node, entry) = self.find(parent, name, true)?;
         if let Some(account) = &mut account {
-            account.take(entry.attr.blocks);
+            account.charge(&node, entry.attr.blocks.saturating_mul(512));
             account.settle(parent, directory.as_fd());
         }
         Ok(Answer::Entry(entry))
@@ -227,12 +283,23 @@ impl PassthroughFilesystem {
         Some(Going { node: self.nodes.find(&identity), bytes: bytes_taken(&found) })
     }
 
-    fn discharge(&self, going: Option<Going>) {
-        let (Some(usage), Some(going)) = (&self.usage, going) else { return };
+    /// The name is gone. What was going is not known any more where a dead server has done it; then its note is.
+    fn discharge(&self, going: Option<Going>, exchange: &Exchange<'_>) {
+        let Some(usage) = &self.usage else { return };
+        let earlier = || {
+            let node = self.nodes.get(exchange.earlier()?.note)?;
+            // A file that has no name and is not open is no file any more.
+            let gone = match self.descriptor(&node).and_then(|file| attributes_of(file.as_fd())) {
+                Ok(found) => found.stx_nlink == 0,
+                Err(errno) => errno == Errno::STALE,
+            };
+            gone.then_some(Going { node: Some(node), bytes: 0 })
+        };
+        let Some(going) = going.or_else(earlier) else { return };
         let Some(node) = going.node else { return usage.lock().give_back(going.bytes) };
-        match &mut *node.open() {
+        match &*node.open() {
             // Its bytes stay until its last open file is closed.
-            Some(open) => open.nameless = true,
+            Some(_) => node.set_nameless(true),
             None => usage.lock().discharge(&node),
         }
     }
@@ -250,6 +317,13 @@ pub(super) fn take_privileges(file: BorrowedFd<'_>) -> Result<(), Errno> {
 struct Going {
     node: Option<Arc<Node>>,
     bytes: u64,
+}
+
+impl Going {
+    /// The node's number.
+    fn note(&self) -> u64 {
+        self.node.as_ref().map_or(0, |node| node.id)
+    }
 }
 
 /// What the kernel writes as one number (`new_encode_dev`).

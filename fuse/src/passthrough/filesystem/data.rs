@@ -1,7 +1,7 @@
 //! Open files and what is in them.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{
@@ -10,40 +10,46 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::super::attributes::{attr, kind};
+use super::super::attributes::{attr, attributes_of, kind};
 use super::super::caller::acting_for;
 use super::super::mounted::{Cache, DataPath};
 use super::super::mounts::reopen;
 use super::super::node::Node;
-use super::super::open_node::{BackingId, OpenNode};
+use super::super::open_files::OpenFile;
+use super::super::open_node::BackingId;
+use super::super::share::Taken;
 use super::super::usage::Usage;
 use super::change::take_privileges;
-use super::{PassthroughFilesystem, component};
+use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
     CopyFileRangeIn, CreateIn, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, OpenOut, ReadIn, WRITE_CACHE,
     WRITE_KILL_SUIDGID, WriteIn, fopen, init,
 };
-use crate::session::{Answer, Caller, Session};
+use crate::session::{Answer, Caller, Exchange, Session};
 
 /// Whether the kernel lets this process hand it files to read and write by itself.
 pub fn probe(session: &Session) -> DataPath {
     if session.accepted() & init::PASSTHROUGH == 0 {
         return DataPath::Server;
     }
-    let backed = memfd_create(c"probe", MemfdFlags::CLOEXEC).and_then(|file| {
-        // Given back at once.
-        BackingId::open(&session.device(), file.as_fd()).map(drop)
-    });
+    let device = session.device();
+    let file = memfd_create(c"probe", MemfdFlags::CLOEXEC);
+    let backed = file.and_then(|file| BackingId::open(&device, file.as_fd())).map(|id| id.close(&device));
     if backed.is_ok() { DataPath::Kernel } else { DataPath::Server }
 }
 
 impl PassthroughFilesystem {
-    pub(super) fn open(&self, node: &Arc<Node>, flags: u32) -> Result<Answer, Errno> {
+    pub(super) fn open(&self, node: &Arc<Node>, flags: u32, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+        if let Some(open) = self.file_opened_earlier(exchange) {
+            return Ok(Answer::Open(self.share(&open, flags, true)));
+        }
         if node.kind != FileType::RegularFile {
             return Err(Errno::NXIO);
         }
+        let taken = self.place(exchange)?;
         let file = Self::open_file_again(node, self.open_flags(flags))?;
-        Ok(Answer::Open(self.opened(node, file, flags)))
+        let open = self.files.add(exchange.number(), Arc::clone(node), file, appends(flags), taken)?;
+        Ok(Answer::Open(self.share(&open, flags, false)))
     }
 
     pub(super) fn create(
@@ -52,46 +58,88 @@ impl PassthroughFilesystem {
         name: &OsStr,
         arguments: &CreateIn,
         caller: Caller,
+        exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
+        if let Some(open) = self.file_opened_earlier(exchange) {
+            return self.created_earlier(&open, arguments.flags);
+        }
         let directory = self.directory(parent)?;
+        let taken = self.place(exchange)?;
         let name = component(name)?;
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags) | (given & (OFlags::EXCL | OFlags::TRUNC));
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
         let make = || openat(&*directory, name, flags | OFlags::CREATE, mode);
-        let made = acting_for(caller, arguments.umask, make);
+        exchange.begin(0);
+        let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
+            let begun = exchange.earlier().ok_or(errno)?;
+            outcome::made_for(&directory, name, begun, caller).ok_or(errno)?;
+            // Who makes a file may have it open in ways that its mode forbids.
+            openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
+        });
         // Something else got the name meanwhile; the kernel looks again.
         let file = made.map_err(|errno| if errno == Errno::LOOP { Errno::STALE } else { errno })?;
         self.settle(parent, directory.as_fd());
-        self.created(parent, file, arguments.flags).map(|(_, answer)| answer)
+        self.created(parent, file, taken, arguments.flags, exchange).map(|(_, answer)| answer)
     }
 
-    pub(super) fn create_unnamed(&self, parent: &Node, arguments: &CreateIn, caller: Caller) -> Result<Answer, Errno> {
+    pub(super) fn create_unnamed(
+        &self,
+        parent: &Node,
+        arguments: &CreateIn,
+        caller: Caller,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
+        if let Some(open) = self.file_opened_earlier(exchange) {
+            open.node.set_nameless(true);
+            return self.created_earlier(&open, arguments.flags);
+        }
         let directory = self.directory(parent)?;
+        let taken = self.place(exchange)?;
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags).difference(OFlags::NOFOLLOW);
         let flags = flags | (given & OFlags::EXCL) | OFlags::TMPFILE;
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
         let file = acting_for(caller, arguments.umask, || openat(&*directory, c".", flags, mode))?;
-        let (node, answer) = self.created(parent, file, arguments.flags)?;
-        if let Some(open) = &mut *node.open() {
-            open.nameless = true;
-        }
+        let (node, answer) = self.created(parent, file, taken, arguments.flags, exchange)?;
+        node.set_nameless(true);
         Ok(answer)
     }
 
-    fn created(&self, parent: &Node, file: OwnedFd, flags: u32) -> Result<(Arc<Node>, Answer), Errno> {
-        let (node, found) = self.enter_open(&file, &parent.mount)?;
+    fn created(
+        &self,
+        parent: &Node,
+        file: OwnedFd,
+        taken: Taken,
+        flags: u32,
+        exchange: &Exchange<'_>,
+    ) -> Result<(Arc<Node>, Answer), Errno> {
+        let (node, found) = self.enter_open(&file, &parent.mount, false)?;
         if kind(&found) != FileType::RegularFile {
             self.forget(node.id, 1);
             return Err(Errno::STALE);
         }
-        if node.handle().is_none() && node.held().is_none() {
-            node.hold(Arc::new(reopen(file.as_fd(), OFlags::PATH)?));
-        }
+        self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         let entry = self.validity.entry(node.id, attr(&found, &node.mount));
-        let open = self.opened(&node, file, flags);
-        Ok((node, Answer::Created(entry, open)))
+        let open = self.files.add(exchange.number(), Arc::clone(&node), file, appends(flags), taken);
+        let open = open.inspect_err(|_| self.forget(node.id, 1))?;
+        Ok((node, Answer::Created(entry, self.share(&open, flags, false))))
+    }
+
+    /// A dead server has created a file and told nobody. It had counted that the kernel knows its node.
+    fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
+        let found = attributes_of(open.file.as_fd())?;
+        let entry = self.validity.entry(open.node.id, attr(&found, &open.node.mount));
+        Ok(Answer::Created(entry, self.share(open, flags, true)))
+    }
+
+    /// The number of what a dead server has opened for this very request, and told nobody.
+    pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<u64> {
+        if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
+    }
+
+    fn file_opened_earlier(&self, exchange: &Exchange<'_>) -> Option<Arc<OpenFile>> {
+        self.files.get(self.opened_earlier(exchange)?).ok()
     }
 
     /// How the source is opened for a caller. What the kernel does by itself is left out: there is nothing to wait
@@ -104,27 +152,18 @@ impl PassthroughFilesystem {
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
 
-    fn opened(&self, node: &Arc<Node>, file: OwnedFd, flags: u32) -> OpenOut {
-        let append = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
-        let open = self.files.add(Arc::clone(node), file, append);
+    /// Takes `open` in among the open files of its node, unless it is there already (`known`): what the kernel is told.
+    fn share(&self, open: &Arc<OpenFile>, flags: u32, known: bool) -> OpenOut {
         let fh = open.handle;
-        let mut shared = node.open();
-        let shared = match &mut *shared {
-            Some(shared) => {
-                shared.files.push(open);
-                shared
-            }
-            shared => {
-                let kernel = self.data_path == DataPath::Kernel;
-                let backing = if kernel { BackingId::open(&self.device, open.file.as_fd()).ok() } else { None };
-                shared.insert(Box::new(OpenNode {
-                    files: vec![open],
-                    nameless: false,
-                    backing,
-                    locks: Default::default(),
-                }))
-            }
-        };
+        let mut shared = open.node.open();
+        let shared = shared.get_or_insert_with(Box::default);
+        if !known {
+            shared.files.push(Arc::clone(open));
+        }
+        // The first one decides for all that come while it is open.
+        if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
+            shared.backing = BackingId::open_for(&self.device, open.file.as_fd(), &open.node, &self.region);
+        }
         // A message less for each close; `locks` says what it means for locks.
         let only_reads = flags & OFlags::RWMODE.bits() == OFlags::RDONLY.bits();
         let flush = if only_reads && shared.locks.is_empty() { fopen::NOFLUSH } else { 0 };
@@ -157,7 +196,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Buffer)
     }
 
-    pub(super) fn write(&self, arguments: &WriteIn, data: &[u8]) -> Result<Answer, Errno> {
+    pub(super) fn write(&self, arguments: &WriteIn, data: &[u8], exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         // What comes from the page cache belongs where it was written, not at the end.
@@ -177,7 +216,8 @@ impl PassthroughFilesystem {
         if arguments.write_flags & WRITE_KILL_SUIDGID != 0 {
             take_privileges(file)?;
         }
-        let written = pwrite(file, data, arguments.offset)?;
+        let written =
+            if open.append && !cached { append(file, data, exchange)? } else { pwrite(file, data, arguments.offset)? };
         if let Some(account) = &mut account {
             account.settle(&open.node, file);
         }
@@ -191,8 +231,11 @@ impl PassthroughFilesystem {
             node.files.retain(|file| file.handle != handle);
             node.locks.release(handle);
             if node.files.is_empty() {
-                if let (true, Some(usage)) = (node.nameless, &self.usage) {
+                if let (true, Some(usage)) = (open.node.is_nameless(), &self.usage) {
                     usage.lock().discharge(&open.node);
+                }
+                if let Some(backing) = node.backing {
+                    backing.close_for(&self.device, &open.node);
                 }
                 *shared = None;
             }
@@ -253,4 +296,18 @@ impl PassthroughFilesystem {
         let copied = copied as u64;
         Ok(if wide { Answer::Copied(copied) } else { Answer::Written(u32::try_from(copied).map_err(|_| Errno::IO)?) })
     }
+}
+
+fn appends(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::APPEND)
+}
+
+/// Writes at the end of `file`, which is opened for that, unless a dead server has done it.
+fn append(file: BorrowedFd<'_>, data: &[u8], exchange: &Exchange<'_>) -> Result<usize, Errno> {
+    if let Some(written) = exchange.earlier().and_then(|begun| outcome::appended(file, data, begun.note)) {
+        return Ok(written);
+    }
+    let end = attributes_of(file)?.stx_size;
+    exchange.begin_anew(end);
+    pwrite(file, data, end)
 }

@@ -10,17 +10,28 @@ use zerocopy::IntoBytes;
 use super::super::listing::{DirectoryEntry, Listing};
 use super::super::mounted::Cache;
 use super::super::node::{Node, ROOT};
+use super::super::state::recordable;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
-use crate::session::{Answer, ListedEntry};
+use crate::session::{Answer, Exchange, ListedEntry};
 
 impl PassthroughFilesystem {
-    pub(super) fn open_directory(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
-        let fh = self.files.add_directory(Arc::clone(node), Listing::new(directory), self.foresight.directory_opened());
+    pub(super) fn open_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+        let fh = match self.opened_earlier(exchange) {
+            Some(handle) if self.files.directory(handle).is_ok() => handle,
+            _ => self.new_directory(node, exchange)?,
+        };
         let open_flags = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
         Ok(Answer::Open(OpenOut { fh, open_flags, backing_id: 0 }))
+    }
+
+    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<u64, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let taken = self.place(exchange)?;
+        let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
+        let with_attributes = self.foresight.directory_opened();
+        let listing = Listing::new(recordable(directory));
+        self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
     }
 
     pub(super) fn read_directory(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
@@ -35,6 +46,9 @@ impl PassthroughFilesystem {
             listed(entry, ino).push(buffer);
             Ok(true)
         })?;
+        if self.files.has_many_directories() {
+            listing.drop_chunk();
+        }
         Ok(Answer::Buffer)
     }
 
@@ -68,6 +82,9 @@ impl PassthroughFilesystem {
             listed(entry, ino).push(buffer);
             Ok(true)
         })?;
+        if self.files.has_many_directories() {
+            listing.drop_chunk();
+        }
         Ok(Answer::Buffer)
     }
 
@@ -87,7 +104,7 @@ impl PassthroughFilesystem {
     fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(directory, entry.name, flags, Mode::empty()).ok()?;
-        let (node, found) = self.enter(file, &parent.mount).ok()?;
+        let (node, found) = self.enter(file, &parent.mount, false).ok()?;
         self.warn_of_socket(&node, parent, entry.name);
         Some(found)
     }

@@ -1,6 +1,7 @@
 //! Locks.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -10,6 +11,7 @@ use super::super::mounts::reopen;
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
+use crate::region::waits::WAITS;
 use crate::session::abi::{FlushIn, LkIn};
 use crate::session::{Answer, Exchange};
 
@@ -57,16 +59,25 @@ impl PassthroughFilesystem {
                 }
             } else {
                 let file = &files.first().ok_or(Errno::BADF)?.file;
-                locks.description(arguments.owner, arguments.fh, arguments.lk.pid, || for_locking(file))?
+                let open = || Ok((for_locking(file)?, self.place(exchange).map_err(|_| Errno::NOLCK)?));
+                locks.description(&self.region, node.id, arguments, open)?
             }
         };
         match wish.try_on(&description) {
             Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
-                self.waits.start(wish, description, exchange.responder())?;
+                let started = self.waits.start(wish, description, exchange.defer());
+                started.inspect_err(|_| self.tell_of_waits())?;
                 Ok(Answer::Later)
             }
             Err(errno) => Err(errno),
+        }
+    }
+
+    fn tell_of_waits(&self) {
+        if !self.waits_met.swap(true, Ordering::Relaxed) {
+            let volume = &self.options.name;
+            tracing::warn!("volume {volume:?}: {WAITS} callers wait for locks; more get ENOLCK until some have theirs");
         }
     }
 }

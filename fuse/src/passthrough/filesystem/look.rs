@@ -18,18 +18,18 @@ use crate::session::{Answer, Caller};
 
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
-        let (node, entry) = self.find(parent, name)?;
+        let (node, entry) = self.find(parent, name, false)?;
         self.foresight.looked_up();
         self.warn_of_socket(&node, parent, name);
         Ok(Answer::Entry(entry))
     }
 
-    /// Finds a name, and tells the kernel of it.
-    pub(super) fn find(&self, parent: &Node, name: &OsStr) -> Result<(Arc<Node>, EntryOut), Errno> {
+    /// Finds a name, and tells the kernel of it. What was just `made` is charged with nothing yet.
+    pub(super) fn find(&self, parent: &Node, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let directory = self.directory(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&*directory, component(name)?, flags, Mode::empty())?;
-        self.enter(file, &parent.mount)
+        self.enter(file, &parent.mount, made)
     }
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {

@@ -1,10 +1,15 @@
 //! One generation in the tree: which of its nodes the kernel knows, and which are unlinked.
+//!
+//! How often the kernel was told of a node stands in the image, so it is the same for whoever serves the generation
+//! next, and for the supervisor, which looks but does not count.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::super::generation::GenerationName;
 use super::super::image::{Image, Index, Kind};
@@ -21,29 +26,52 @@ pub(super) struct Attached {
     /// Mode of the generation's directory; 0700 until the commit sets it, as `mkdtemp` makes it.
     mode: u16,
     time: SystemTime,
-    lookups: Vec<u64>,
-    /// Nodes whose lookup count is not zero.
-    known: usize,
     /// Nodes that can still be looked up, once the generation is closed.
     closed: Option<HashSet<Index>>,
     unlinked: HashSet<Index>,
+    detached: bool,
+    /// Once it is detached: no node before this one is known any more.
+    forgotten: usize,
+}
+
+/// An [`Attached`] without its image, to be handed to another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SavedGeneration {
+    pub(super) name: GenerationName,
+    pub(super) base: u64,
+    mode: u16,
+    time: SystemTime,
+    closed: Option<BTreeSet<Index>>,
+    unlinked: BTreeSet<Index>,
     detached: bool,
 }
 
 impl Attached {
     pub(super) fn new(staged: Staged, base: u64, time: SystemTime) -> Self {
-        Self {
-            lookups: vec![0; staged.image.nodes() as usize],
-            name: staged.name,
-            image: Arc::new(staged.image),
-            base,
-            mode: 0o700,
-            time,
-            known: 0,
-            closed: None,
-            unlinked: HashSet::new(),
-            detached: false,
+        let Staged { name, image } = staged;
+        let (closed, unlinked) = (None, HashSet::new());
+        Self { name, image, base, mode: 0o700, time, closed, unlinked, detached: false, forgotten: 0 }
+    }
+
+    /// What another process needs beside the image.
+    pub(super) fn save(&self) -> SavedGeneration {
+        SavedGeneration {
+            name: self.name.clone(),
+            base: self.base,
+            mode: self.mode,
+            time: self.time,
+            closed: self.closed.as_ref().map(|known| known.iter().copied().collect()),
+            unlinked: self.unlinked.iter().copied().collect(),
+            detached: self.detached,
         }
+    }
+
+    /// The generation that another process has saved.
+    pub(super) fn restore(saved: SavedGeneration, image: Arc<Image>) -> Self {
+        let SavedGeneration { name, base, mode, time, closed, unlinked, detached } = saved;
+        let closed = closed.map(|known| known.into_iter().collect());
+        let unlinked = unlinked.into_iter().collect();
+        Self { name, image, base, mode, time, closed, unlinked, detached, forgotten: 0 }
     }
 
     pub(super) fn name(&self) -> &GenerationName {
@@ -59,26 +87,29 @@ impl Attached {
     }
 
     /// The kernel got another reference to a node.
-    pub(super) fn look_up(&mut self, index: Index) {
-        if let Some(count) = self.lookups.get_mut(index as usize) {
-            self.known += usize::from(*count == 0);
-            *count += 1;
+    pub(super) fn look_up(&self, index: Index) {
+        if let Some(count) = self.image.lookups().get(index as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// The kernel gave up `count` references to a node.
-    pub(super) fn forget(&mut self, index: Index, count: u64) {
-        if let Some(left) = self.lookups.get_mut(index as usize).filter(|left| **left > 0) {
-            *left = left.saturating_sub(count);
-            self.known -= usize::from(*left == 0);
+    pub(super) fn forget(&self, index: Index, count: u64) {
+        if let Some(left) = self.image.lookups().get(index as usize) {
+            let less = |left: u64| Some(left.saturating_sub(count));
+            let _never_fails = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 
-    /// The nodes the kernel knows; no other can be looked up from now on.
-    pub(super) fn close(&mut self) -> Vec<Index> {
-        let known: Vec<_> = (0..self.image.nodes()).filter(|index| self.lookups[*index as usize] > 0).collect();
+    /// The nodes the kernel knows.
+    pub(super) fn known(&self) -> Vec<Index> {
+        let counts = (0..).zip(self.image.lookups());
+        counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index).collect()
+    }
+
+    /// From now on no other nodes can be looked up.
+    pub(super) fn close(&mut self, known: &[Index]) {
         self.closed = Some(known.iter().copied().collect());
-        known
     }
 
     /// The generation's directory is removed, and everything in it.
@@ -87,8 +118,13 @@ impl Attached {
     }
 
     /// Nobody can reach a node any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.detached && self.known == 0
+    pub(super) fn is_over(&mut self) -> bool {
+        // What is detached is not looked up again, so nothing that was forgotten comes to be known.
+        let counts = self.image.lookups();
+        while self.detached && counts.get(self.forgotten).is_some_and(|count| count.load(Ordering::Relaxed) == 0) {
+            self.forgotten += 1;
+        }
+        self.detached && self.forgotten == counts.len()
     }
 
     pub(super) fn child(&self, directory: Index, name: &str) -> Option<NodeId> {

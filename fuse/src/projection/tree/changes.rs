@@ -1,4 +1,8 @@
 //! How a tree changes: by announced steps, in their order. Every other change is `EROFS`.
+//!
+//! The supervisor has a replica of each tree, and [confirms](Tree::confirm) there each step that was done. The server's
+//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, the replica
+//! and the number of steps that the server had applied tell what its successor begins with ([`Tree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -7,14 +11,21 @@ use nix::errno::Errno;
 
 use super::super::image::Index;
 use super::super::steps::{DATA, DATA_TMP, Step};
-use super::{Attached, Attributes, Link, NodeId, NodeKind, Place, Staged, Tree};
+use super::{Attached, Attributes, Link, Lookups, NodeId, NodeKind, Place, Staged, Tree};
 
 impl Tree {
     /// From now on these steps are accepted, in this order; what was announced before is void.
     pub fn announce(&mut self, steps: Vec<Step>, staged: Option<Staged>, time: SystemTime) {
+        if let (Some(before), Some(now)) = (&self.staged, &staged)
+            && before.name == now.name
+        {
+            // Who had no answer from a server before this one says it again. It is the same memory.
+            before.image.disown();
+        }
         self.announced = steps.into();
         self.staged = staged;
         self.time = time;
+        self.asked_before = None;
     }
 
     /// The nodes of generation `name` that the kernel knows. From now on no other can be looked up,
@@ -23,8 +34,46 @@ impl Tree {
     /// # Errors
     /// `ENOENT` when no such generation is attached.
     pub fn close_generation(&mut self, name: &str) -> Result<Vec<Index>, Errno> {
-        let base = self.generation_base(name).ok_or(Errno::ENOENT)?;
-        self.generations.get_mut(&base).ok_or(Errno::ENOENT).map(Attached::close)
+        let known = self.generation_mut(name)?.known();
+        self.close_generation_but(name, &known)?;
+        Ok(known)
+    }
+
+    /// As [`Self::close_generation`], when somebody else has found out what the kernel knows.
+    ///
+    /// # Errors
+    /// `ENOENT` when no such generation is attached.
+    pub fn close_generation_but(&mut self, name: &str, known: &[Index]) -> Result<(), Errno> {
+        self.generation_mut(name)?.close(known);
+        Ok(())
+    }
+
+    /// A step was done, as the caller who made the system call knows.
+    ///
+    /// # Errors
+    /// `EROFS` when it is not the next one.
+    pub fn confirm(&mut self, step: &Step) -> Result<(), Errno> {
+        self.take_step(step)
+    }
+
+    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. Who asked for the
+    /// last one may not have had an answer, and asks again.
+    ///
+    /// # Errors
+    /// `EINVAL` when the two trees have nothing in common.
+    pub fn catch_up(&mut self, applied: u64) -> Result<(), Errno> {
+        if applied == self.applied {
+            return Ok(());
+        }
+        let step = self.announced.front().filter(|_| applied == self.applied + 1).cloned().ok_or(Errno::EINVAL)?;
+        self.take_step(&step)?;
+        self.asked_before = Some(step);
+        Ok(())
+    }
+
+    /// Number of steps applied since the projection was mounted.
+    pub fn applied(&self) -> u64 {
+        self.applied
     }
 
     /// `mkdir(2)`: attaches the staged generation.
@@ -33,15 +82,12 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = announced_name(parent, name)?;
-        self.take_step(&Step::MakeGeneration { name: name.to_owned() })?;
-        let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
-        let base = self.next;
-        let generation = Attached::new(staged, base, self.time);
-        self.next += u64::from(generation.image().nodes());
-        self.generations.insert(base, generation);
-        self.entries.insert(name, NodeId(base), NodeKind::Directory);
-        self.count(NodeId(base));
-        self.attributes(NodeId(base))
+        let again = self.take(&Step::MakeGeneration { name: name.to_owned() })?;
+        let node = self.child(NodeId::ROOT, name)?;
+        if again == Again::No {
+            self.count(node);
+        }
+        self.attributes(node)
     }
 
     /// `chmod(2)` of a generation's directory.
@@ -53,10 +99,7 @@ impl Tree {
             Place::Generation(generation, 0) => generation.name().to_string(),
             _ => return Err(Errno::EROFS),
         };
-        self.take_step(&Step::SetMode { name, mode })?;
-        if let Some(generation) = self.generations.get_mut(&node.0) {
-            generation.set_mode(mode);
-        }
+        self.take(&Step::SetMode { name, mode })?;
         self.attributes(node)
     }
 
@@ -67,16 +110,13 @@ impl Tree {
     pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<Attributes, Errno> {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
-        let uid = match self.announced.front() {
-            Some(Step::MakeLink { uid, .. }) => *uid,
-            _ => return Err(Errno::EROFS),
+        // The owner is no part of the request.
+        let uid = match self.announced.front().into_iter().chain(&self.asked_before).find_map(Step::link_owner) {
+            Some(uid) => uid,
+            None => return Err(Errno::EROFS),
         };
-        self.take_step(&Step::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
-        let node = NodeId(self.next);
-        self.next += 1;
-        let (name, target) = (name.to_owned(), target.to_owned());
-        self.entries.insert(&name, node, NodeKind::Link);
-        self.links.insert(node, Link { name, target, uid, time: self.time, lookups: 1, unlinked: false });
+        self.take(&Step::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
+        let node = self.child(NodeId::ROOT, name)?;
         self.attributes(node)
     }
 
@@ -88,14 +128,7 @@ impl Tree {
         if announced_name(parent, name)? != DATA_TMP || announced_name(new_parent, new_name)? != DATA {
             return Err(Errno::EROFS);
         }
-        self.take_step(&Step::Switch)?;
-        self.remove_entry(DATA);
-        let entry = self.entries.remove(DATA_TMP).ok_or(Errno::ENOENT)?;
-        if let Some(link) = self.links.get_mut(&entry.node) {
-            link.name = DATA.to_owned();
-        }
-        self.entries.insert(DATA, entry.node, NodeKind::Link);
-        Ok(())
+        self.take(&Step::Switch).map(drop)
     }
 
     /// `unlink(2)` of a link, or of a file of a closed generation.
@@ -104,8 +137,7 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn unlink(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
         let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take_step(&Step::Unlink { directory: self.directory_path(parent), name: name.to_owned() })?;
-        self.remove(parent, name)
+        self.take(&Step::Unlink { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
     }
 
     /// `rmdir(2)` in a closed generation, or of a generation with all that is left of it.
@@ -114,15 +146,62 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn remove_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
         let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take_step(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() })?;
-        self.remove(parent, name)
+        self.take(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
+    }
+
+    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    fn take(&mut self, step: &Step) -> Result<Again, Errno> {
+        if self.asked_before.take_if(|before| before == step).is_some() {
+            return Ok(Again::Yes);
+        }
+        self.take_step(step)?;
+        self.asked_before = None;
+        Ok(Again::No)
     }
 
     fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
         if self.announced.front() != Some(step) {
             return Err(Errno::EROFS);
         }
+        self.apply(step)?;
         self.announced.pop_front();
+        self.applied += 1;
+        Ok(())
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<(), Errno> {
+        match step {
+            Step::MakeGeneration { name } => {
+                let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
+                let base = self.next;
+                let generation = Attached::new(staged, base, self.time);
+                self.next += u64::from(generation.image().nodes());
+                self.generations.insert(base, generation);
+                self.entries.insert(name, NodeId(base), NodeKind::Directory);
+            }
+            Step::SetMode { name, mode } => self.generation_mut(name)?.set_mode(*mode),
+            Step::MakeLink { name, target, uid } => {
+                let node = NodeId(self.next);
+                self.next += 1;
+                self.entries.insert(name, node, NodeKind::Link);
+                let (name, target) = (name.to_owned(), target.to_owned());
+                let link =
+                    Link { name, target, uid: *uid, time: self.time, lookups: Lookups::Counted(1), unlinked: false };
+                self.links.insert(node, link);
+            }
+            Step::Switch => {
+                self.remove_entry(DATA);
+                let entry = self.entries.remove(DATA_TMP).ok_or(Errno::ENOENT)?;
+                if let Some(link) = self.links.get_mut(&entry.node) {
+                    link.name = DATA.to_owned();
+                }
+                self.entries.insert(DATA, entry.node, NodeKind::Link);
+            }
+            Step::Unlink { directory, name } | Step::RemoveDirectory { directory, name } => {
+                let parent = self.find(directory).ok_or(Errno::ENOENT)?;
+                self.remove(parent, name)?;
+            }
+        }
         Ok(())
     }
 
@@ -147,6 +226,15 @@ impl Tree {
             self.sweep_generation(entry.node.0);
         }
     }
+}
+
+/// Whether a request comes for the second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    /// It changes the tree.
+    No,
+    /// It has changed it already, and only the answer is missing.
+    Yes,
 }
 
 /// Steps happen in the root; a name that is not UTF-8 was never announced.

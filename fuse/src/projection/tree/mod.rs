@@ -10,6 +10,13 @@
 //! 2. A node lives until it is unlinked *and* the kernel forgot it; the image of a generation is
 //!    dropped, and with that zeroed, when this holds for all of its nodes. So an open file keeps its
 //!    bytes (AW-13).
+//!
+//! | module | owns |
+//! |---|---|
+//! | `changes` | announced steps, and taking them |
+//! | `attached` | one generation |
+//! | `entries` | the names in the root |
+//! | [`saved`] | a tree on its way to another process |
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::OsStr;
@@ -27,6 +34,7 @@ use super::steps::Step;
 mod attached;
 mod changes;
 mod entries;
+pub mod saved;
 
 use attached::Attached;
 use entries::Entries;
@@ -89,7 +97,7 @@ pub struct Staged {
     /// The name of its directory.
     pub name: GenerationName,
     /// Its payload.
-    pub image: Image,
+    pub image: Arc<Image>,
 }
 
 /// Size of what a tree shows.
@@ -113,6 +121,10 @@ pub struct Tree {
     generations: BTreeMap<u64, Attached>,
     staged: Option<Staged>,
     announced: VecDeque<Step>,
+    /// How many steps were applied since the projection was mounted.
+    applied: u64,
+    /// The last step of a server before this one, if who asked for it may ask again.
+    asked_before: Option<Step>,
     next: u64,
     created: SystemTime,
     time: SystemTime,
@@ -130,8 +142,17 @@ struct Link {
     target: String,
     uid: u32,
     time: SystemTime,
-    lookups: u64,
+    lookups: Lookups,
     unlinked: bool,
+}
+
+/// How often the kernel was told of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lookups {
+    /// So often.
+    Counted(u64),
+    /// Servers before this one have told of it. When the kernel forgets the link, it forgets all of that at once.
+    Unknown,
 }
 
 /// Cookies of the entries that every directory has.
@@ -152,6 +173,8 @@ impl Tree {
             generations: BTreeMap::new(),
             staged: None,
             announced: VecDeque::new(),
+            applied: 0,
+            asked_before: None,
             next: NodeId::ROOT.0 + 1,
             created: time,
             time,
@@ -167,19 +190,31 @@ impl Tree {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
     pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+        let found = self.look(parent, name)?;
+        self.count(found.node);
+        Ok(found)
+    }
+
+    /// The entry `name` of a directory.
+    ///
+    /// # Errors
+    /// As [`Self::lookup`].
+    pub fn look(&self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
-        let node = self.child(parent, name)?;
-        self.count(node);
-        self.attributes(node)
+        self.attributes(self.child(parent, name)?)
     }
 
     /// The kernel dropped `count` references to a node.
     pub fn forget(&mut self, node: NodeId, count: u64) {
         if let Some(link) = self.links.get_mut(&node) {
-            link.lookups = link.lookups.saturating_sub(count);
+            link.lookups = match link.lookups {
+                Lookups::Counted(told) => Lookups::Counted(told.saturating_sub(count)),
+                Lookups::Unknown if link.unlinked => Lookups::Counted(0),
+                Lookups::Unknown => Lookups::Unknown,
+            };
             self.sweep_link(node);
         } else if let Some((base, index)) = self.in_generation(node) {
-            if let Some(generation) = self.generations.get_mut(&base) {
+            if let Some(generation) = self.generations.get(&base) {
                 generation.forget(index, count);
             }
             self.sweep_generation(base);
@@ -322,9 +357,15 @@ impl Tree {
         (index < generation.image().nodes()).then_some((*base, index))
     }
 
-    fn generation_base(&self, name: &str) -> Option<u64> {
-        let entry = self.entries.find(name)?;
-        self.generations.contains_key(&entry.node.0).then_some(entry.node.0)
+    fn generation_mut(&mut self, name: &str) -> Result<&mut Attached, Errno> {
+        let entry = self.entries.find(name).ok_or(Errno::ENOENT)?;
+        self.generations.get_mut(&entry.node.0).ok_or(Errno::ENOENT)
+    }
+
+    /// The node at a path, without the kernel hearing of it.
+    fn find(&self, path: &str) -> Option<NodeId> {
+        let mut names = path.split('/').filter(|name| !name.is_empty());
+        names.try_fold(NodeId::ROOT, |node, name| self.child(node, name).ok())
     }
 
     fn child(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
@@ -358,22 +399,24 @@ impl Tree {
 
     fn count(&mut self, node: NodeId) {
         if let Some(link) = self.links.get_mut(&node) {
-            link.lookups += 1;
+            if let Lookups::Counted(told) = &mut link.lookups {
+                *told += 1;
+            }
         } else if let Some((base, index)) = self.in_generation(node)
-            && let Some(generation) = self.generations.get_mut(&base)
+            && let Some(generation) = self.generations.get(&base)
         {
             generation.look_up(index);
         }
     }
 
     fn sweep_link(&mut self, node: NodeId) {
-        if self.links.get(&node).is_some_and(|link| link.unlinked && link.lookups == 0) {
+        if self.links.get(&node).is_some_and(|link| link.unlinked && link.lookups == Lookups::Counted(0)) {
             self.links.remove(&node);
         }
     }
 
     fn sweep_generation(&mut self, base: u64) {
-        if self.generations.get(&base).is_some_and(Attached::is_over) {
+        if self.generations.get_mut(&base).is_some_and(Attached::is_over) {
             self.generations.remove(&base);
         }
     }

@@ -1,0 +1,95 @@
+//! Calls that may be made with some arguments only: those marked with `*` in the lists.
+//!
+//! The kernel remembers for calls without a condition that they are allowed; each of these is looked at by the filter
+//! every time. None of them is part of what answers a frequent request.
+
+use std::io;
+
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
+
+use crate::passthrough::IOCTLS;
+
+/// All flags of `clone(2)` that make a namespace.
+const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWUTS;
+
+/// Descriptors, seals and locks. Not `F_SETOWN`, which has the kernel send signals.
+const FCNTLS: &[libc::c_int] = &[
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+    libc::F_GETLK,
+    libc::F_SETLK,
+    libc::F_SETLKW,
+    libc::F_OFD_GETLK,
+    libc::F_OFD_SETLK,
+    libc::F_OFD_SETLKW,
+];
+
+/// Names, the keeper's end with its parent, and what a thread of a session does when it begins.
+const PRCTLS: &[libc::c_int] =
+    &[libc::PR_SET_NAME, libc::PR_SET_VMA, PR_GET_AUXV, libc::PR_SET_PDEATHSIG, libc::PR_SET_SECUREBITS];
+
+/// What the C library and others ask once about the machine (Linux 6.4).
+const PR_GET_AUXV: libc::c_int = 0x4155_5856;
+
+/// What the arguments of the call `name` have to be. One of the rules has to hold.
+///
+/// # Errors
+/// When nobody has said so here.
+pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
+    match name {
+        // Code is what was there when the process began.
+        "mmap" | "mprotect" => rules([vec![without(2, Dword, libc::PROT_EXEC)?]]),
+        "clone" => rules([vec![without(0, Qword, NEW_NAMESPACES)?]]),
+        "socketpair" => rules([vec![is(0, libc::AF_UNIX)?]]),
+        "unshare" => rules([vec![is(0, libc::CLONE_FS)?]]),
+        // Threads of this process only.
+        "tgkill" => rules([vec![is(0, rustix::process::getpid().as_raw_pid())?]]),
+        // Of this process, and no new limit.
+        "prlimit64" => rules([vec![is(0, 0)?, condition(2, Qword, Eq, 0)?]]),
+        "fcntl" => one_of(1, FCNTLS.iter().map(|command| command.cast_unsigned())),
+        "prctl" => one_of(0, PRCTLS.iter().map(|option| option.cast_unsigned())),
+        // The kernel takes 32 bits of it.
+        "ioctl" => one_of(1, IOCTLS.iter().map(|request| *request as u32)),
+        _ => Err(io::Error::other(format!("nothing is known of the arguments of {name}"))),
+    }
+}
+
+fn rules(rules: impl IntoIterator<Item = Vec<SeccompCondition>>) -> io::Result<Vec<SeccompRule>> {
+    rules.into_iter().map(|conditions| SeccompRule::new(conditions).map_err(io::Error::other)).collect()
+}
+
+fn one_of(argument: u8, values: impl Iterator<Item = u32>) -> io::Result<Vec<SeccompRule>> {
+    let each = values.map(|value| Ok(vec![condition(argument, Dword, Eq, value.into())?]));
+    rules(each.collect::<io::Result<Vec<_>>>()?)
+}
+
+fn is(argument: u8, value: libc::c_int) -> io::Result<SeccompCondition> {
+    condition(argument, Dword, Eq, value.cast_unsigned().into())
+}
+
+fn without(argument: u8, length: SeccompCmpArgLen, flags: libc::c_int) -> io::Result<SeccompCondition> {
+    condition(argument, length, MaskedEq(flags.cast_unsigned().into()), 0)
+}
+
+fn condition(
+    argument: u8,
+    length: SeccompCmpArgLen,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> io::Result<SeccompCondition> {
+    SeccompCondition::new(argument, length, operator, value).map_err(io::Error::other)
+}

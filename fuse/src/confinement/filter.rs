@@ -1,0 +1,144 @@
+//! The lists of system calls, made into filters that the kernel runs at each call (`seccomp(2)`).
+//!
+//! There are two: one answers calls as if the kernel did not have them, the other refuses all that are not listed. The
+//! kernel takes the stricter answer of the two.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::str::FromStr;
+
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule, TargetArch, apply_filter_all_threads};
+use syscalls::Sysno;
+
+use super::{Profile, arguments};
+
+const COMMON: &str = include_str!("calls/common.calls");
+const PASSTHROUGH: &str = include_str!("calls/passthrough.calls");
+const ABSENT: &str = include_str!("calls/absent.calls");
+
+/// Allows this process, its threads and its children the calls that `profile` needs, for good.
+///
+/// # Errors
+/// When the kernel has no filters.
+pub fn install(profile: Profile) -> io::Result<()> {
+    let refuse_absent = compile(rules([ABSENT])?, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
+    // Calls that are absent are on the list, so that they are not told of.
+    let listed: &[&str] = match profile {
+        Profile::Projection => &[ABSENT, COMMON],
+        Profile::Passthrough => &[ABSENT, COMMON, PASSTHROUGH],
+    };
+    let allow_listed = compile(rules(listed.iter().copied())?, SeccompAction::Trap, SeccompAction::Allow)?;
+    for program in [refuse_absent, allow_listed] {
+        apply_filter_all_threads(&program).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+fn compile(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    others: SeccompAction,
+    listed: SeccompAction,
+) -> io::Result<BpfProgram> {
+    let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
+    let filter = SeccompFilter::new(rules, others, listed, architecture).map_err(io::Error::other)?;
+    filter.try_into().map_err(io::Error::other)
+}
+
+fn rules<'a>(lists: impl IntoIterator<Item = &'a str>) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
+    // Names that this architecture does not have are left out.
+    let numbered = lists.into_iter().flat_map(calls).filter_map(|call| Some((Sysno::from_str(call.name).ok()?, call)));
+    numbered.map(|(number, call)| Ok((i64::from(number.id()), call.rules()?))).collect()
+}
+
+/// A line of a list.
+#[derive(Clone, Copy, Debug)]
+struct Call<'a> {
+    name: &'a str,
+    /// Not with all arguments.
+    limited: bool,
+}
+
+impl Call<'_> {
+    fn rules(self) -> io::Result<Vec<SeccompRule>> {
+        if self.limited { arguments::of(self.name) } else { Ok(Vec::new()) }
+    }
+}
+
+fn calls(list: &str) -> impl Iterator<Item = Call<'_>> {
+    let lines = list.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split_whitespace().next()).map(|word| match word.strip_suffix('*') {
+        Some(name) => Call { name, limited: true },
+        None => Call { name: word, limited: false },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const ALL: [&str; 3] = [COMMON, PASSTHROUGH, ABSENT];
+
+    #[test]
+    fn every_call_exists_once_and_has_a_reason() {
+        let mut seen = HashSet::new();
+        for line in ALL.iter().flat_map(|list| list.lines()).filter(|line| !line.starts_with('#') && !line.is_empty()) {
+            let (name, reason) = line.split_once(' ').expect("a name and a reason");
+            let name = name.trim_end_matches('*');
+            let somewhere =
+                syscalls::x86_64::Sysno::from_str(name).is_ok() || syscalls::aarch64::Sysno::from_str(name).is_ok();
+            assert!(somewhere, "{name} is no system call");
+            assert!(!reason.trim().is_empty(), "{name} has no reason");
+            assert!(seen.insert(name), "{name} is listed twice");
+        }
+    }
+
+    #[test]
+    fn nothing_that_opens_a_way_out_is_listed() {
+        let everything: HashSet<_> = ALL.into_iter().flat_map(calls).map(|call| call.name).collect();
+        let of_projections: HashSet<_> = calls(COMMON).map(|call| call.name).collect();
+        for out in [
+            "execve",
+            "execveat",
+            "ptrace",
+            "process_vm_readv",
+            "process_vm_writev",
+            "pidfd_getfd",
+            "socket",
+            "connect",
+            "mount",
+            "fsopen",
+            "open_tree",
+            "move_mount",
+            "umount2",
+            "pivot_root",
+            "chroot",
+            "setns",
+            "setuid",
+            "setresuid",
+            "bpf",
+            "init_module",
+            "finit_module",
+            "kexec_load",
+            "perf_event_open",
+            "seccomp",
+            "io_uring_setup",
+            "userfaultfd",
+            "keyctl",
+        ] {
+            assert!(!everything.contains(out), "{out} is listed");
+        }
+        for out in ["open", "openat", "openat2", "creat", "open_by_handle_at", "capset", "unshare", "ioctl", "chmod"] {
+            assert!(!of_projections.contains(out), "{out} is listed for projections");
+        }
+    }
+
+    #[test]
+    fn every_list_makes_a_filter() {
+        for listed in [&[ABSENT][..], &[ABSENT, COMMON], &[ABSENT, COMMON, PASSTHROUGH]] {
+            let rules = rules(listed.iter().copied()).expect("rules");
+            compile(rules, SeccompAction::Trap, SeccompAction::Allow).expect("a filter");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Confinement: what a server gives up before it answers its first request.
+//!
+//! A hostile container can talk to the server, by way of the kernel, and to nobody else. So whoever takes the server
+//! over should find nothing there: no file, no network, no other process, no privilege. What is left depends on what
+//! the server is for ([`Profile`]).
+//!
+//! | | projections only | with directories of the host |
+//! |---|---|---|
+//! | uid, gid | its own, which nobody else has | 0 |
+//! | capabilities | none | those in [`privileges`], each with its reason |
+//! | network | an empty namespace | an empty namespace |
+//! | root directory | empty, read-only | as on the left, with `/proc`, which shows processes only |
+//! | system calls | `calls/common.calls` | and `calls/passthrough.calls` |
+//! | signals | to itself and its children | as on the left (Linux 6.12) |
+//! | programs | none: no `execve`, no memory that is executable and new | as on the left |
+//! | core dumps, `ptrace` by others | no | no |
+//!
+//! What is open stays open: descriptors that were given to the server are its whole world. For directories of the host
+//! that is a large one, since `..` and file handles lead to the rest of their file systems; there the confinement keeps
+//! the host's processes, devices and network away.
+//!
+//! The order matters:
+//!
+//! 1. Limits are raised while there is `CAP_SYS_RESOURCE`: memory can be locked, and threads be started, without
+//!    privilege afterwards. Where they cannot be raised, `CAP_IPC_LOCK` stays: without it an allocation would fail.
+//! 2. The host's table of mounts is opened while it is in sight: it shows the mounts of the namespace that it was opened
+//!    in, for as long as it is open.
+//! 3. Namespaces, while there is `CAP_SYS_ADMIN`.
+//! 4. `SECBIT_NO_SETUID_FIXUP`, so that capabilities do not depend on uids; then the bounding set, while there is
+//!    `CAP_SETPCAP`; groups, gid and uid, while there are `CAP_SETGID` and `CAP_SETUID`; then all other capabilities.
+//! 5. A change of uid makes a process dumpable as the system has it by default, so this is set again.
+//! 6. The filter of system calls comes last: nothing above is on its list.
+//!
+//! All of it is done by a single thread, before there are others, which inherit it.
+//!
+//! A step that the system does not let podfs take is left out and told: a server that is confined less is better than
+//! none.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`root`] | the namespaces and the empty root |
+//! | [`privileges`] | limits, uid and capabilities |
+//! | `reach` | which processes signals reach |
+//! | `filter` | the list of system calls, made into a filter |
+//! | `arguments` | with which arguments some of them may be made |
+//! | [`refusal`] | what happens to one that is not on the list |
+
+mod arguments;
+mod filter;
+pub mod privileges;
+mod reach;
+pub mod refusal;
+pub mod root;
+
+use std::fmt::{self, Display, Formatter};
+use std::io;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
+use tracing::{debug, warn};
+
+use crate::mount::table;
+use refusal::Lines;
+
+/// What a server is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Projections only.
+    Projection,
+    /// Directories of the host, and perhaps projections too.
+    Passthrough,
+}
+
+/// How far a process is confined.
+#[derive(Debug)]
+pub struct Confined {
+    /// What for.
+    pub profile: Profile,
+    /// The capabilities that it still has.
+    pub capabilities: CapabilitySet,
+    /// What could not be had.
+    pub missing: Vec<Missing>,
+}
+
+/// A part of the confinement that could not be had.
+#[derive(Debug)]
+pub struct Missing {
+    /// The part.
+    pub what: &'static str,
+    /// What the kernel said.
+    pub cause: io::Error,
+}
+
+/// Confines this process, and logs in one line what could not be had. `lines` is how calls that are refused later are
+/// logged. To be called once, before any thread is started; there is no way back.
+pub fn confine(profile: Profile, lines: Lines) -> Confined {
+    let mut confined = Confined { profile, capabilities: CapabilitySet::empty(), missing: Vec::new() };
+    let passthrough = profile == Profile::Passthrough;
+    privileges::raise_limits();
+    if passthrough {
+        confined.had("the host's table of mounts", table::keep());
+    }
+    confined.had("a network of its own", root::leave_network());
+    confined.had("an empty root directory", root::leave_files(passthrough));
+    confined.had("capabilities that do not depend on uids", privileges::fix_capabilities());
+    if !passthrough {
+        confined.had("a uid of its own", privileges::give_up_root());
+    }
+    confined.had("no more capabilities than it needs", privileges::give_up_capabilities(profile));
+    confined.capabilities = capabilities(None).map_or(CapabilitySet::all(), |own| own.permitted);
+    confined.had("no core dumps", set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(io::Error::from));
+    confined.had("no new privileges", set_no_new_privs(true).map_err(io::Error::from));
+    confined.had("no signals to others", reach::keep_to_itself());
+    confined.had("a list of system calls", refusal::tell(lines).and_then(|()| filter::install(profile)));
+    confined.log();
+    confined
+}
+
+impl Confined {
+    fn had(&mut self, what: &'static str, step: io::Result<()>) {
+        if let Err(cause) = step {
+            self.missing.push(Missing { what, cause });
+        }
+    }
+
+    fn log(&self) {
+        if self.missing.is_empty() {
+            debug!("{self}");
+        } else {
+            warn!("{self}; podfs goes on. Run it as root with all capabilities to have the rest");
+        }
+    }
+}
+
+impl Display for Confined {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        write!(to, "the server is confined, with ")?;
+        match self.capabilities {
+            none if none.is_empty() => write!(to, "no capability")?,
+            some => {
+                let names: Vec<_> = some.iter_names().map(|(name, _)| name).collect();
+                write!(to, "the capabilities {}", names.join(" "))?;
+            }
+        }
+        for (place, Missing { what, cause }) in self.missing.iter().enumerate() {
+            write!(to, "{} {what} ({cause})", if place == 0 { ", but without" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_told_in_one_sentence() {
+        let capabilities = CapabilitySet::CHOWN | CapabilitySet::MKNOD;
+        let mut confined = Confined { profile: Profile::Projection, capabilities, missing: Vec::new() };
+        assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");
+        confined.had("a network of its own", Err(io::Error::from_raw_os_error(libc::EPERM)));
+        confined.had("an empty root directory", Err(io::Error::other("no room")));
+        let told = "the server is confined, with the capabilities CHOWN MKNOD, but without a network of its own (Operation not permitted (os error 1)), \
+                    an empty root directory (no room)";
+        assert_eq!(confined.to_string(), told);
+    }
+}

@@ -1,0 +1,136 @@
+//! What happens to a system call that is not on the list: it fails with `EPERM`, and the first of its kind is logged.
+//!
+//! The filter lets the kernel send `SIGSYS` to the thread, instead of making the call. The handler puts the error where
+//! the caller looks for a result. It does nothing but what a handler may do: no allocation, no lock, one `write(2)`. A
+//! thread that blocks the signal would be killed by it: the C library blocks all signals for a moment when it starts a
+//! thread, and makes no other calls then than those that are listed.
+
+use std::ffi::{c_int, c_void};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use syscalls::Sysno;
+use time::OffsetDateTime;
+
+/// How log lines on standard error look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Whether lines are JSON.
+static JSON: AtomicBool = AtomicBool::new(false);
+/// A bit for each call that was logged; the last one stands for all numbers beyond.
+static TOLD: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+/// Calls that a filter traps are refused and told from now on.
+///
+/// # Errors
+/// When the handler cannot be set.
+pub fn tell(lines: Lines) -> io::Result<()> {
+    JSON.store(lines == Lines::Json, Ordering::Relaxed);
+    let flags = SaFlags::SA_SIGINFO | SaFlags::SA_ONSTACK | SaFlags::SA_RESTART;
+    let action = SigAction::new(SigHandler::SigAction(refuse), flags, SigSet::empty());
+    // SAFETY: the handler keeps to what is allowed in one.
+    unsafe { sigaction(Signal::SIGSYS, &action) }?;
+    Ok(())
+}
+
+/// The part of `siginfo_t` that `SIGSYS` fills (`sigaction(2)`).
+#[repr(C)]
+struct SystemCall {
+    signal: c_int,
+    errno: c_int,
+    code: c_int,
+    address: *const c_void,
+    number: c_int,
+    architecture: u32,
+}
+
+extern "C" fn refuse(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    /// `SYS_SECCOMP` of `asm-generic/siginfo.h`.
+    const BY_A_FILTER: c_int = 1;
+    // SAFETY: the kernel gives the handler what the signal brings, laid out like this.
+    let call = unsafe { &*info.cast::<SystemCall>() };
+    if call.code != BY_A_FILTER {
+        // Somebody sent the signal; it stands for nothing.
+        return;
+    }
+    // SAFETY: the kernel gives the handler the thread's registers, and restores them from there.
+    fail_with_eperm(unsafe { &mut *context.cast::<libc::ucontext_t>() });
+    if is_first(call.number) {
+        let mut line = [0; 256];
+        let length = format(&mut line, call.number, SystemTime::now(), JSON.load(Ordering::Relaxed));
+        // SAFETY: the buffer has as many bytes. Nobody may be reading any more.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), length) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn fail_with_eperm(context: &mut libc::ucontext_t) {
+    context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
+}
+
+#[cfg(target_arch = "aarch64")]
+fn fail_with_eperm(context: &mut libc::ucontext_t) {
+    context.uc_mcontext.regs[0] = (-i64::from(libc::EPERM)).cast_unsigned();
+}
+
+fn is_first(number: c_int) -> bool {
+    const LAST: usize = TOLD.len() * u64::BITS as usize - 1;
+    let place = usize::try_from(number).unwrap_or(LAST).min(LAST);
+    let bit = 1 << (place % u64::BITS as usize);
+    TOLD[place / u64::BITS as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
+}
+
+/// Writes a log line as the logger would; gives its length.
+fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
+    let at = OffsetDateTime::from(at);
+    let (date, time) = (at.date(), at.time());
+    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
+    let (hour, minute, second, micros) = (time.hour(), time.minute(), time.second(), time.microsecond());
+    let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("of an unknown name", |call| call.name());
+    let (start, level, end) = match json {
+        true => ("{\"timestamp\":\"", "\",\"level\":\"WARN\",\"fields\":{\"message\":\"", "\"}}"),
+        false => ("", "  WARN ", ""),
+    };
+    let room = line.len();
+    let mut rest = line;
+    // What does not fit is cut off.
+    let _ = writeln!(
+        rest,
+        "{start}{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z{level}the system call {name} \
+         ({number}) was refused: a server does not make it, or not with these arguments{end}"
+    );
+    room - rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    fn line(json: bool, number: i64) -> String {
+        let mut line = [0; 256];
+        let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
+        let length = format(&mut line, c_int::try_from(number).expect("a number"), at, json);
+        String::from_utf8(line[..length].to_vec()).expect("text")
+    }
+
+    #[test]
+    fn a_line_looks_like_the_loggers_and_has_the_name() {
+        let text = line(false, libc::SYS_ptrace);
+        assert!(text.starts_with("2023-11-14T22:13:20.000001Z  WARN the system call ptrace ("), "{text}");
+        assert!(text.ends_with("arguments\n"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&line(true, libc::SYS_ptrace)).expect("JSON");
+        assert_eq!((&json["level"], &json["timestamp"]), (&"WARN".into(), &"2023-11-14T22:13:20.000001Z".into()));
+        assert!(json["fields"]["message"].as_str().expect("text").contains("the system call ptrace ("), "{json}");
+        assert!(line(false, 100_000).contains("of an unknown name (100000)"));
+    }
+}

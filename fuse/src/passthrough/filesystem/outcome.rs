@@ -1,0 +1,104 @@
+//! Whether a dead server has executed what it had begun: when such a request is asked for again, its outcome tells.
+//!
+//! | request | done already if | else |
+//! |---|---|---|
+//! | MKDIR, MKNOD, SYMLINK | the name leads to such a thing, made since then, of the caller | it is made; `EEXIST` |
+//! | CREATE | there is an open file of this request, or as above | it is created |
+//! | TMPFILE, OPEN, OPENDIR | there is an open file of this request | it is opened; what was open is closed |
+//! | LINK | the name leads to the same file | it is made; `EEXIST` |
+//! | UNLINK, RMDIR | there is no such name | it is removed |
+//! | RENAME | the old name is gone and the new one is there | it is renamed |
+//! | RENAME that exchanges, or leaves a whiteout | the old name leads to another file than before | it is renamed |
+//! | SETXATTR that creates | the attribute has the value | it is set; `EEXIST` |
+//! | REMOVEXATTR | there is no such attribute | it is removed |
+//! | WRITE at the end | what is written begins where the file ended before | it is written |
+//!
+//! Why no other file is taken for ours: the kernel locks a directory from before it asks until it has the answer, so
+//! through this mount nobody changes the name in between. Who changes the source in this moment, with the caller's own
+//! uid and in the same way, is mistaken for the dead server.
+//!
+//! All other requests are done again, because that changes nothing: what they set has the same value afterwards. What
+//! a lock was asked for by is the same description, which already has it.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, getxattr, statx};
+use rustix::io::{Errno, pread};
+
+use super::super::attributes::attributes_of;
+use super::super::mounts::reopen;
+use crate::region::Begun;
+use crate::session::{Caller, Exchange};
+
+/// Success where `outcome` fails with `sign` because a dead server has `done` it.
+///
+/// # Errors
+/// Those of `outcome`.
+pub fn forgive(
+    outcome: Result<(), Errno>,
+    sign: Errno,
+    exchange: &Exchange<'_>,
+    done: impl FnOnce(Begun) -> bool,
+) -> Result<(), Errno> {
+    match (outcome, exchange.earlier()) {
+        (Err(errno), Some(begun)) if errno == sign => {
+            if done(begun) {
+                Ok(())
+            } else {
+                Err(errno)
+            }
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// What `name` leads to, if that was made for `caller` after it was begun.
+pub fn made_for(directory: impl AsFd, name: &OsStr, begun: Begun, caller: Caller) -> Option<Statx> {
+    const SETGID: u16 = 0o2000;
+    let found = look(directory.as_fd(), name)?;
+    let home = attributes_of(directory.as_fd()).ok()?;
+    // In a directory with setgid, what is made has its group.
+    let group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
+    let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let made = if has_birth { found.stx_btime } else { found.stx_ctime };
+    // A source that counts whole seconds cuts off the rest.
+    let nanoseconds = if made.tv_nsec == 0 { 999_999_999 } else { i64::from(made.tv_nsec) };
+    let since = (made.tv_sec, nanoseconds) >= (begun.at.tv_sec, begun.at.tv_nsec);
+    (since && group && found.stx_uid == caller.uid).then_some(found)
+}
+
+/// Whether `name` is one of what `file` is open on.
+pub fn leads_to(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
+    let same = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    let found = look(directory.as_fd(), name);
+    found.is_some_and(|found| attributes_of(file.as_fd()).is_ok_and(|file| same(&file) == same(&found)))
+}
+
+/// The number of what `name` leads to on the source, if to anything.
+pub fn number_of(directory: impl AsFd, name: &OsStr) -> Option<u64> {
+    look(directory.as_fd(), name).map(|found| found.stx_ino)
+}
+
+/// Whether an extended attribute has that value.
+pub fn has_value(path: &str, name: &CString, value: &[u8]) -> bool {
+    // A byte more, so that a longer one is told apart.
+    let mut found = vec![0; value.len() + 1];
+    getxattr(path, name, &mut found[..]).is_ok_and(|length| &found[..length] == value)
+}
+
+/// How many bytes of `data` stand behind `end`, where `file` ended before; none if something else does.
+pub fn appended(file: BorrowedFd<'_>, data: &[u8], end: u64) -> Option<usize> {
+    let size = attributes_of(file).ok()?.stx_size;
+    let more = usize::try_from(size.checked_sub(end)?).unwrap_or(usize::MAX).min(data.len());
+    // The caller may not be able to read what it writes.
+    let readable = reopen(file, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
+    let mut found = vec![0; more];
+    let read = pread(&readable, &mut found[..], end).ok()?;
+    (more > 0 && read == more && found == data[..more]).then_some(more)
+}
+
+fn look(directory: BorrowedFd<'_>, name: &OsStr) -> Option<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()
+}

@@ -1,0 +1,122 @@
+//! A volume's share of the descriptors that its server may have.
+//!
+//! One process serves all volumes of a pod, and may have so many descriptors (`RLIMIT_NOFILE`). Each volume gets the same
+//! part of them, so none can use up those of another. Counted is what callers can have more and more of: open files and
+//! directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened again.
+//! What a volume has anyway, directories that were used last above all, is set aside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// Descriptors of a volume that are not counted; more than it ever has.
+const SET_ASIDE: usize = 600;
+/// A share has so many descriptors however small the limit is.
+const LEAST: usize = 256;
+
+/// How many volumes this process serves.
+static VOLUMES: AtomicUsize = AtomicUsize::new(0);
+
+/// The share of one volume.
+#[derive(Debug)]
+pub struct Share {
+    taken: Arc<AtomicUsize>,
+    /// Of the process.
+    limit: usize,
+    /// The volume's name.
+    volume: String,
+    /// Somebody was refused.
+    met: AtomicBool,
+}
+
+/// A place in a share, given back when dropped.
+#[derive(Debug)]
+pub struct Taken(Arc<AtomicUsize>);
+
+impl Share {
+    /// Of one volume more.
+    pub fn new(volume: &str) -> Self {
+        VOLUMES.fetch_add(1, Ordering::Relaxed);
+        let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
+        Self {
+            taken: Arc::default(),
+            limit: limit.unwrap_or(usize::MAX),
+            volume: volume.to_owned(),
+            met: AtomicBool::new(false),
+        }
+    }
+
+    /// A place that is needed in any case: a descriptor that a dead server has had stays open, whatever the share is now.
+    pub fn take_anyway(&self) -> Taken {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        Taken(Arc::clone(&self.taken))
+    }
+
+    /// A place for one more descriptor.
+    ///
+    /// # Errors
+    /// `ENFILE` when there is none.
+    pub fn take(&self) -> Result<Taken, Errno> {
+        let most = part(self.limit, VOLUMES.load(Ordering::Relaxed));
+        let taken = self.taken.fetch_add(1, Ordering::Relaxed);
+        let place = Taken(Arc::clone(&self.taken));
+        if taken < most {
+            return Ok(place);
+        }
+        if !self.met.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "volume {:?}: its {most} descriptors are all in use, so no more files are opened until some are closed; \
+                 raise the limit of open files (LimitNOFILE= of podfs' unit) if that is too few",
+                self.volume
+            );
+        }
+        Err(Errno::NFILE)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        VOLUMES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What each of so many volumes may have.
+fn part(limit: usize, volumes: usize) -> usize {
+    (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_get_the_same_part_and_never_less_than_the_least() {
+        let rows = [(10_000, 1, 9_400), (10_000, 5, 1_400), (10_000, 10, 400), (1_000, 1, 400), (64, 3, LEAST)];
+        for (limit, volumes, expected) in rows {
+            assert_eq!(part(limit, volumes), expected, "{limit} descriptors, {volumes} volumes");
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again() {
+        let mut share = Share::new("test");
+        share.limit = 0;
+        let all: Vec<_> = (0..LEAST).map(|_| share.take().expect("a place")).collect();
+        assert_eq!(share.take().err(), Some(Errno::NFILE));
+        assert_eq!(share.take().err(), Some(Errno::NFILE), "being refused takes nothing");
+        let more = share.take_anyway();
+        drop(all);
+        assert!(share.take().is_ok());
+        let filled: Vec<_> = (1..LEAST).map(|_| share.take().expect("a place")).collect();
+        assert_eq!(share.take().err(), Some(Errno::NFILE), "what was taken anyway counts");
+        drop((more, filled));
+    }
+}

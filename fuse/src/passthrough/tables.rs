@@ -1,0 +1,315 @@
+//! All that the file system of a volume knows: as it is at the beginning, and as a dead server left it.
+//!
+//! A region is read as something that anybody may have written: a cell that contradicts itself or another is lost, and
+//! so is one whose descriptor could not be had. What is lost harms nobody else: a handle answers `EBADF`, a node
+//! `ESTALE`.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rustix::fs::FileType;
+
+use super::attributes::{attributes_of, bytes_taken, kind};
+use super::filesystem::probe;
+use super::handle::FileHandle;
+use super::mounted::{DataPath, Options};
+use super::mounts::{Mount, Mounts};
+use super::node::{Found, Identity, Inherited, Node, Nodes, ROOT};
+use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
+use super::open_node::{BackingId, OpenNode};
+use super::share::Share;
+use super::state::{DIRECTORY, HANDLE_LENGTH, LockCell, MountCell, NodeCell, OpenCell, number};
+use super::takeover::TakeoverError;
+use super::usage::Usage;
+use crate::region::Region;
+use crate::region::cells::{CellId, Content, Record};
+use crate::session::Session;
+
+/// What a file system knows.
+pub struct Tables {
+    /// How the bytes of files travel.
+    pub data_path: DataPath,
+    /// Mounts.
+    pub mounts: Mounts,
+    /// Nodes.
+    pub nodes: Nodes,
+    /// Open files and directories.
+    pub files: OpenFiles,
+    /// The account of a limited volume.
+    pub usage: Option<Usage>,
+    /// The descriptors that the volume may have.
+    pub share: Share,
+}
+
+impl Tables {
+    /// The root of `source` and nothing else.
+    ///
+    /// # Errors
+    /// When the source cannot be looked at.
+    pub fn of_source(
+        source: OwnedFd,
+        session: &Session,
+        options: &Options,
+        region: &Arc<Region>,
+    ) -> io::Result<Tables> {
+        let mounts = Mounts::new(Arc::clone(region), std::iter::empty());
+        let found = attributes_of(source.as_fd())?;
+        let (identity, mount) = mounts.identify(source.as_fd(), None)?;
+        let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
+        let usage = options.limit.map(measure).transpose()?;
+        // A limit is counted by the server, so the server has to see every write.
+        let data_path = if usage.is_some() { DataPath::Server } else { probe(session) };
+        let found = Found { identity, mount, kind: kind(&found), charge: bytes_taken(&found) };
+        let share = Share::new(&options.name);
+        let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
+        region.header().counters.data_path.store(data_path.to_word(), Release);
+        Ok(Tables { data_path, mounts, nodes, files: OpenFiles::new(Arc::clone(region)), usage, share })
+    }
+}
+
+impl DataPath {
+    fn to_word(self) -> u32 {
+        match self {
+            Self::Kernel => 1,
+            Self::Server => 2,
+        }
+    }
+
+    /// What the server of a volume has found out.
+    pub(super) fn recorded(region: &Region) -> Option<Self> {
+        Self::from_word(region.header().counters.data_path.load(Acquire))
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        [Self::Kernel, Self::Server].into_iter().find(|path| path.to_word() == word)
+    }
+}
+
+/// What was read of a region, and what is to be done about the rest.
+pub struct Inheritance {
+    /// What the file system knows.
+    pub tables: Tables,
+    /// The root.
+    pub root: Arc<Node>,
+    /// Cells that nobody can use.
+    pub lost: Vec<CellId>,
+    /// Cells that name a descriptor which is not what it was.
+    pub stale: Vec<CellId>,
+    /// Nodes with a backing id that no open file uses.
+    pub unused: Vec<Arc<Node>>,
+    /// Open files, locks and kept descriptors that are lost, for people.
+    pub losses: Losses,
+}
+
+/// How much is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Open files and directories.
+    pub files: usize,
+    /// Owners' locks.
+    pub locks: usize,
+    /// Nodes, and descriptors that were kept for them.
+    pub nodes: usize,
+    /// Mounts, and descriptors to open handles with.
+    pub mounts: usize,
+}
+
+impl Inheritance {
+    /// Reads what a dead server left. Nothing outside this process changes.
+    ///
+    /// # Errors
+    /// When what every volume has is not there.
+    pub fn read(
+        region: &Arc<Region>,
+        source: Option<OwnedFd>,
+        options: &Options,
+        missing: &[RawFd],
+    ) -> Result<Inheritance, TakeoverError> {
+        region.look_again()?;
+        let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
+        let mut reader = Reader::new(region, missing);
+        let known = reader.mounts();
+        let mut nodes = reader.nodes(&known);
+        keep_source(&mut nodes, source)?;
+        let mounts = Mounts::new(Arc::clone(region), known.values());
+        let share = Share::new(&options.name);
+        let nodes = Nodes::inherit(Arc::clone(region), nodes, &share);
+        let root = nodes.get(ROOT).ok_or(TakeoverError::NoRoot)?;
+        let files = reader.open_files(&nodes, &share);
+        reader.locks(&nodes, &share);
+        let unused = reader.unused(&nodes);
+        let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
+        let Reader { mut kept, lost, stale, losses, .. } = reader;
+        kept.sort_unstable();
+        region.cells().keep_only(&kept);
+        let tables = Tables { data_path, mounts, nodes, files, usage, share };
+        Ok(Inheritance { tables, root, lost, stale, unused, losses })
+    }
+}
+
+/// The root keeps the source: as it was recorded, or as it is given.
+fn keep_source(nodes: &mut [Inherited], source: Option<OwnedFd>) -> Result<(), TakeoverError> {
+    let root = nodes.iter_mut().find(|node| node.id == ROOT).ok_or(TakeoverError::NoRoot)?;
+    if root.held.is_none() {
+        root.held = source;
+    }
+    let held = root.held.as_ref().ok_or(TakeoverError::NoSource)?;
+    match (&root.identity, FileHandle::of(held.as_fd())) {
+        (Identity::Handle { handle, .. }, Ok((found, _))) if *handle != found => Err(TakeoverError::OtherSource),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the cells of a region, kind by kind.
+struct Reader<'a> {
+    region: &'a Arc<Region>,
+    cells: HashMap<u32, Vec<CellId>>,
+    missing: HashSet<RawFd>,
+    taken: HashSet<RawFd>,
+    kept: Vec<CellId>,
+    lost: Vec<CellId>,
+    stale: Vec<CellId>,
+    losses: Losses,
+}
+
+impl<'a> Reader<'a> {
+    fn new(region: &'a Arc<Region>, missing: &[RawFd]) -> Self {
+        let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
+        region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
+        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG];
+        let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
+        let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
+        let missing = missing.iter().copied().collect();
+        let (taken, kept, stale, losses) = (HashSet::new(), Vec::new(), Vec::new(), Losses::default());
+        Self { region, cells, missing, taken, kept, lost, stale, losses }
+    }
+
+    /// The records of one kind. Each is then kept or lost.
+    fn records<T: Content>(&mut self) -> Vec<Record<T>> {
+        let ids = self.cells.remove(&T::TAG).unwrap_or_default();
+        ids.into_iter().map(|id| Record::of(self.region, id)).collect()
+    }
+
+    /// The descriptor that a cell names, unless it is missing, or another cell named it before.
+    fn descriptor(&mut self, word: u32) -> Option<OwnedFd> {
+        let number = number(word).filter(|number| !self.missing.contains(number))?;
+        // SAFETY: the number is only looked at.
+        let open = unsafe { libc::fcntl(number, libc::F_GETFD) } != -1;
+        if !open || !self.taken.insert(number) {
+            return None;
+        }
+        // SAFETY: it is open, and nobody else owns it: it was put there for this volume, and is taken once.
+        Some(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// The descriptor that a cell may name, and whether it names one that cannot be had.
+    fn optional_descriptor(&mut self, cell: CellId, word: u32) -> (Option<OwnedFd>, bool) {
+        let descriptor = self.descriptor(word);
+        let lost = word != 0 && descriptor.is_none();
+        if lost {
+            self.stale.push(cell);
+        }
+        (descriptor, lost)
+    }
+
+    fn mounts(&mut self) -> HashMap<u64, Arc<Mount>> {
+        let mut mounts = HashMap::new();
+        for record in self.records::<MountCell>() {
+            let (anchor, lost) = self.optional_descriptor(record.id(), record.anchor.load(Relaxed));
+            self.losses.mounts += usize::from(lost);
+            self.kept.push(record.id());
+            let mount = Mount::inherit(record, anchor);
+            mounts.insert(mount.index(), Arc::new(mount));
+        }
+        mounts
+    }
+
+    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>>) -> Vec<Inherited> {
+        let mut ids = HashSet::new();
+        let records = self.records::<NodeCell>();
+        let mut nodes = Vec::with_capacity(records.len());
+        for record in records {
+            let (cell, id) = (record.id(), record.id.load(Relaxed));
+            // The kernel was not told of it yet, or has forgotten it.
+            if record.lookups.load(Relaxed) == 0 && id != ROOT {
+                self.lost.push(cell);
+                continue;
+            }
+            let mount = mounts.get(&record.mount.load(Relaxed)).cloned();
+            let node = mount.and_then(|mount| {
+                let identity = Identity::read(&record, mount.id())?;
+                let kind = FileType::from_raw_mode(record.form.load(Relaxed) & !HANDLE_LENGTH);
+                ids.insert(id).then_some((identity, kind, mount))
+            });
+            let Some((identity, kind, mount)) = node else {
+                self.losses.nodes += 1;
+                self.lost.push(cell);
+                continue;
+            };
+            let (held, lost) = self.optional_descriptor(cell, record.held.load(Relaxed));
+            // The source may be given by other means.
+            self.losses.nodes += usize::from(lost && id != ROOT);
+            self.kept.push(cell);
+            nodes.push(Inherited { id, kind, mount, identity, record, held });
+        }
+        nodes
+    }
+
+    fn open_files(&mut self, nodes: &Nodes, share: &Share) -> OpenFiles {
+        let asked_again: HashSet<u64> = self.region.seats().unanswered().collect();
+        let (mut files, mut directories) = (HashMap::new(), HashMap::new());
+        let mut unanswered = HashMap::new();
+        for record in self.records::<OpenCell>() {
+            let (cell, handle, unique) = (record.id(), record.handle.load(Relaxed), record.unique.load(Relaxed));
+            let descriptor = self.descriptor(record.descriptor.load(Relaxed));
+            let node = nodes.get(record.node.load(Relaxed));
+            let known = files.contains_key(&handle) || directories.contains_key(&handle);
+            let (Some(descriptor), Some(node), false) = (descriptor, node, known) else {
+                self.losses.files += 1;
+                self.lost.push(cell);
+                continue;
+            };
+            self.kept.push(cell);
+            if asked_again.contains(&unique) {
+                unanswered.insert(unique, handle);
+            }
+            if record.flags.load(Relaxed) & DIRECTORY != 0 {
+                directories
+                    .insert(handle, Arc::new(OpenDirectory::inherit(record, node, descriptor, share.take_anyway())));
+            } else {
+                let open = Arc::new(OpenFile::inherit(record, node, descriptor, share.take_anyway()));
+                let mut shared = open.node.open();
+                let backing = || BackingId::recorded(&open.node.record);
+                let shared =
+                    shared.get_or_insert_with(|| Box::new(OpenNode { backing: backing(), ..Default::default() }));
+                shared.files.push(Arc::clone(&open));
+                files.insert(handle, Arc::clone(&open));
+            }
+        }
+        OpenFiles::inherit(Arc::clone(self.region), files, directories, unanswered)
+    }
+
+    fn locks(&mut self, nodes: &Nodes, share: &Share) {
+        for record in self.records::<LockCell>() {
+            let (cell, word) = (record.id(), record.descriptor.load(Relaxed));
+            let node = nodes.get(record.node.load(Relaxed));
+            let mut shared = node.as_ref().map(|node| node.open());
+            let shared = shared.as_mut().and_then(|shared| shared.as_mut());
+            let descriptor = || Some((self.descriptor(word)?, share.take_anyway()));
+            if shared.is_some_and(|shared| shared.locks.inherit(record, descriptor)) {
+                self.kept.push(cell);
+            } else {
+                self.losses.locks += 1;
+                self.lost.push(cell);
+            }
+        }
+    }
+
+    fn unused(&self, nodes: &Nodes) -> Vec<Arc<Node>> {
+        let unused = |node: &Arc<Node>| node.open().is_none() && BackingId::recorded(&node.record).is_some();
+        nodes.all().into_iter().filter(unused).collect()
+    }
+}

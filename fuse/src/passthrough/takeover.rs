@@ -1,0 +1,125 @@
+//! Going on with a volume whose server died.
+//!
+//! First everything is read, which changes nothing outside this process: a successor that cannot do it leaves the
+//! volume to another one. Then it begins:
+//!
+//! 1. Cells that nobody can use are erased, with the numbers of descriptors that could not be had: this process may open
+//!    something else under them.
+//! 2. A change of the account that was being made is made.
+//! 3. The session is resumed: what the dead threads were doing is carried.
+//! 4. Backing ids that nobody has are given back. No thread may open one meanwhile.
+//! 5. The kernel is made to ask again, and threads answer.
+//!
+//! Each can be done twice, so a kill in between leaves it to the next successor.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+
+use super::mounted::{DataPath, Options};
+use super::open_node::{BackingId, give_back_unowned};
+use super::tables::{Inheritance, Losses};
+use super::{locks, state};
+use crate::region::{Kind, Region};
+use crate::server::trace::Trace;
+use crate::session::Session;
+
+/// Why a volume cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// Its state cannot be read.
+    #[error("the state of the volume cannot be read: {0}")]
+    Region(#[from] io::Error),
+    /// Its state is that of a projection.
+    #[error("the state is that of a projection, not of a passthrough volume; start the volume anew")]
+    OtherKind,
+    /// Its server died before it had looked at the source.
+    #[error("the server died before it had begun to serve the volume; start the volume anew")]
+    NotServed,
+    /// The root is not among the nodes.
+    #[error("the state of the volume is damaged: it has no root; start the volume anew")]
+    NoRoot,
+    /// The source is open neither as it was nor as it was given.
+    #[error("the source of the volume is not open any more; start the volume anew")]
+    NoSource,
+    /// The source that was given is not the one that was served.
+    #[error("the source of the volume is another directory than before; start the volume anew")]
+    OtherSource,
+}
+
+/// A volume that is about to be taken over.
+pub struct Loaded {
+    region: Arc<Region>,
+    inheritance: Inheritance,
+    options: Options,
+    trace: Arc<Trace>,
+    resend: bool,
+}
+
+/// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open
+/// in this process under the same numbers and belong to nobody, except those in `missing`; they belong to what this
+/// returns, or are closed. `source` is needed only if the one that was recorded is missing.
+///
+/// # Errors
+/// When it cannot be gone on with. The volume is then as it was.
+pub fn load(
+    region: Arc<Region>,
+    source: Option<OwnedFd>,
+    options: Options,
+    missing: &[RawFd],
+    trace: Arc<Trace>,
+) -> Result<Loaded, TakeoverError> {
+    if region.kind() != Kind::Passthrough {
+        return Err(TakeoverError::OtherKind);
+    }
+    let inheritance = Inheritance::read(&region, source, &options, missing)?;
+    Ok(Loaded { region, inheritance, options, trace, resend: true })
+}
+
+impl Loaded {
+    /// What could not be had.
+    pub fn losses(&self) -> Losses {
+        self.inheritance.losses
+    }
+
+    /// Ends what is unanswered with an error, as on a kernel that cannot ask again.
+    pub fn without_resend(self) -> Self {
+        Self { resend: false, ..self }
+    }
+
+    /// Serves on `device`. The predecessor and all its threads are dead.
+    ///
+    /// # Errors
+    /// When the device is none, or no thread can be started.
+    pub fn start(self, device: OwnedFd) -> io::Result<DataPath> {
+        let Self { region, inheritance, options, trace, resend } = self;
+        let Inheritance { tables, root, lost, stale, unused, losses } = inheritance;
+        locks::catch_wake_signal()?;
+        region.take_over();
+        region.cells().erase(&lost);
+        stale.iter().for_each(|cell| state::without_descriptor(&region, *cell));
+        state::finish_change(&region);
+        if let Some(source) = root.held() {
+            root.record.held.store(source.as_raw_fd().cast_unsigned(), Release);
+        }
+        let session = Session::resume(device, Arc::clone(&region))?;
+        let session = if resend { session } else { session.without_resend() };
+        let device = session.device();
+        give_back_unowned(&device, &region);
+        for node in &unused {
+            if let Some(backing) = BackingId::recorded(&node.record) {
+                backing.close_for(&device, node);
+            }
+        }
+        if losses != Losses::default() {
+            let Losses { files, locks, nodes, mounts } = losses;
+            tracing::warn!(
+                "volume {:?}: the server's successor lacks {files} open files, {locks} locks, {nodes} nodes and {mounts} \
+                 mounts, because their descriptors are gone; whoever uses them gets EBADF or ESTALE",
+                options.name
+            );
+        }
+        super::run(session, region, tables, options, trace)
+    }
+}

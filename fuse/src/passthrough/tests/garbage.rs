@@ -1,0 +1,116 @@
+//! Regions that a server could not have written, and descriptors that are gone.
+
+use proptest::prelude::*;
+use rustix::fs::fstat;
+use rustix::io::pwrite;
+
+use super::*;
+
+/// A region of a volume with a few nodes, as a server leaves it that nobody kills.
+fn left_behind() -> (Rig, Arc<Region>) {
+    let rig = Rig::limited(1 << 20);
+    let files: Vec<_> = (0..4).map(|n| File::create(rig.at(&format!("file-{n}"))).expect("a file")).collect();
+    std::fs::read_dir(rig.at("")).expect("a directory").for_each(drop);
+    rig.kill();
+    let copy = copy_of(&rig.region);
+    // Somebody has to answer when they are closed.
+    rig.succeed();
+    drop(files);
+    (rig, copy)
+}
+
+/// Another region with the same content.
+fn copy_of(region: &Region) -> Arc<Region> {
+    let length = fstat(region.as_fd()).expect("attributes").st_size as usize;
+    let mut bytes = vec![0; length];
+    rustix::io::pread(region.as_fd(), &mut bytes[..], 0).expect("read");
+    region_of(&bytes)
+}
+
+fn region_of(bytes: &[u8]) -> Arc<Region> {
+    let region = Region::create(Kind::Passthrough).expect("a region");
+    let file = region.as_fd().try_clone_to_owned().expect("a descriptor");
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes.len() as u64).expect("memory");
+    pwrite(&file, bytes, 0).expect("written");
+    Arc::new(Region::adopt(file).expect("a region"))
+}
+
+/// No descriptor of this process may be taken for one that was inherited.
+fn all_missing() -> Vec<RawFd> {
+    (0..1 << 16).collect()
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn what_cannot_be_had_is_lost_alone() {
+    let (rig, region) = left_behind();
+    let source = File::open(&rig.source).expect("a directory");
+    let loaded =
+        load(region, Some(source.into()), rig.options.clone(), &all_missing(), Arc::default()).expect("loaded");
+    let losses = loaded.losses();
+    assert!(losses.files >= 4, "{losses:?}");
+    assert_eq!((losses.locks, losses.mounts), (0, 1));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_volume_without_its_source_is_refused_and_left_as_it_was() {
+    let (rig, region) = left_behind();
+    let before = descriptors(&region).expect("read");
+    let refused = load(Arc::clone(&region), None, rig.options.clone(), &all_missing(), Arc::default());
+    assert!(matches!(refused, Err(TakeoverError::NoSource)));
+    let other = File::open("/").expect("a directory");
+    let refused = load(Arc::clone(&region), Some(other.into()), rig.options.clone(), &all_missing(), Arc::default());
+    assert!(matches!(refused, Err(TakeoverError::OtherSource)));
+    let empty = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    assert!(matches!(load(empty, None, Options::default(), &[], Arc::default()), Err(TakeoverError::NotServed)));
+    let projection = Arc::new(Region::create(Kind::Projection).expect("a region"));
+    assert!(matches!(load(projection, None, Options::default(), &[], Arc::default()), Err(TakeoverError::OtherKind)));
+    assert_eq!(descriptors(&region).expect("read"), before, "nothing was erased");
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn cells_of_any_content_are_harmless() {
+    let (rig, region) = left_behind();
+    let length = fstat(region.as_fd()).expect("attributes").st_size as usize;
+    let mut bytes = vec![0; length];
+    rustix::io::pread(region.as_fd(), &mut bytes[..], 0).expect("read");
+    let cells = crate::region::cells_begin();
+    let random = prop::collection::vec((cells..length, any::<u8>()), 1..2000);
+    proptest!(ProptestConfig::with_cases(64), |(changes in random, tag in 0_u8..6)| {
+        let mut bytes = bytes.clone();
+        changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+        // Tags that mean something, so that what follows is looked at.
+        (cells..length).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
+        let source = File::open(&rig.source).expect("a directory");
+        let region = region_of(&bytes);
+        let numbers = descriptors(&region).expect("read");
+        prop_assert!(numbers.is_sorted() && numbers.first().is_none_or(|first| *first >= state::FIRST_DESCRIPTOR));
+        let missing: Vec<_> = numbers.into_iter().chain(0..1 << 16).collect();
+        let _ = load(region, Some(source.into()), rig.options.clone(), &missing, Arc::default());
+    });
+}
+
+/// `cargo test --release -p podfs-fuse --lib -- --ignored --nocapture fifty_thousand`
+#[test]
+#[ignore = "it measures"]
+fn fifty_thousand_nodes_are_read() {
+    let rig = Rig::unlimited();
+    for n in 0..50_000 {
+        File::create(rig.source.join(format!("file-{n}"))).expect("a file");
+    }
+    for n in 0..50_000 {
+        std::fs::metadata(rig.at(&format!("file-{n}"))).expect("the kernel knows it");
+    }
+    rig.kill();
+    let region = copy_of(&rig.region);
+    for _ in 0..5 {
+        let source = File::open(&rig.source).expect("a directory");
+        let began = std::time::Instant::now();
+        let region = Region::adopt(region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a region");
+        let loaded = load(Arc::new(region), Some(source.into()), rig.options.clone(), &all_missing(), Arc::default());
+        let took = began.elapsed();
+        println!("read in {took:?}, {:?}", loaded.expect("loaded").losses());
+    }
+}

@@ -1,0 +1,306 @@
+//! Requests that a server had begun when it was killed, executed or not: the caller sees them executed once.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::thread::{self, JoinHandle};
+
+use rustix::io::{read, write};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::session::abi::OutHeader;
+use crate::session::{Operation, Request};
+
+/// A call that is under way, and its request, which a server has read and not answered.
+struct Caught<T> {
+    caller: JoinHandle<T>,
+    number: u64,
+}
+
+impl<T: Send + 'static> Caught<T> {
+    /// Kills the server and makes the call. What it asks first, whether names and attributes are there, is answered: they are not.
+    fn catch(rig: &Rig, name: &str, call: impl FnOnce() -> T + Send + 'static) -> Self {
+        // The kernel asks for no attributes then.
+        fs::metadata(rig.at("")).expect("attributes");
+        rig.kill();
+        let device = rig.device();
+        let caller = thread::spawn(call);
+        let mut input = vec![0_u64; 300_000];
+        loop {
+            let length = match read(&device, input.as_mut_bytes()) {
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::INTR) => continue,
+                length => length.expect("a request"),
+            };
+            let request = Request::parse(&input.as_bytes()[..length]).expect("a request");
+            match request.operation {
+                Operation::Lookup { .. } | Operation::GetXattr { .. } => {
+                    let lookup = matches!(request.operation, Operation::Lookup { .. });
+                    let error = if lookup { -libc::ENOENT } else { -libc::ENODATA };
+                    let answer = OutHeader { len: 16, error, unique: request.unique };
+                    write(&device, answer.as_bytes()).expect("answered");
+                }
+                Operation::Forget { .. } | Operation::BatchForget { .. } => {}
+                _ if request.operation.name() == name => return Self { caller, number: request.number() },
+                operation => panic!("{operation:?} was not expected"),
+            }
+        }
+    }
+
+    /// What the dead server did: it began with `note`, and then did `work`.
+    fn begun(self, rig: &Rig, note: u64, work: impl FnOnce()) -> Self {
+        let seat = rig.region.seats().seat(0);
+        seat.take(self.number);
+        seat.begin(None, note);
+        work();
+        self
+    }
+
+    /// What the call gives in the end.
+    fn end(self, rig: &Rig) -> T {
+        rig.succeed();
+        self.caller.join().expect("no panic")
+    }
+}
+
+/// Tries a call whose request was begun, once executed and once not.
+fn executed_or_not(
+    name: &str,
+    prepare: impl Fn(&Rig),
+    note: impl Fn(&Rig) -> u64,
+    execute: impl Fn(&Rig),
+    call: impl Fn(&Rig) -> Box<dyn FnOnce() -> io::Result<()> + Send>,
+    check: impl Fn(&Rig),
+) {
+    for executed in [true, false] {
+        let rig = Rig::limited(1 << 30);
+        prepare(&rig);
+        let note = note(&rig);
+        let call = call(&rig);
+        let caught = Caught::catch(&rig, name, call).begun(&rig, note, || {});
+        if executed {
+            execute(&rig);
+        }
+        caught.end(&rig).unwrap_or_else(|error| panic!("{name}, executed: {executed}: {error}"));
+        check(&rig);
+        // That is forgotten after the answer.
+        while rig.region.seats().all_carried().count() > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+fn nothing(_: &Rig) {}
+
+fn zero(_: &Rig) -> u64 {
+    0
+}
+
+fn put(rig: &Rig, name: &str, text: &str) {
+    fs::write(rig.source.join(name), text).expect("written");
+    fs::metadata(rig.at(name)).expect("the kernel knows it");
+}
+
+fn text(rig: &Rig, name: &str) -> String {
+    fs::read_to_string(rig.source.join(name)).expect("a file")
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_directory_is_made_once() {
+    let call = |rig: &Rig| {
+        let path = rig.at("new");
+        Box::new(move || fs::create_dir(path)) as Box<_>
+    };
+    let execute = |rig: &Rig| fs::create_dir(rig.source.join("new")).expect("a directory");
+    executed_or_not("MKDIR", nothing, zero, execute, call, |rig| assert!(rig.source.join("new").is_dir()));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_directory_of_somebody_else_is_in_the_way() {
+    let rig = Rig::unlimited();
+    let path = rig.at("new");
+    fs::metadata(rig.at("")).expect("attributes");
+    let caught = Caught::catch(&rig, "MKDIR", move || fs::create_dir(path));
+    fs::create_dir(rig.source.join("new")).expect("a directory");
+    std::os::unix::fs::chown(rig.source.join("new"), Some(1), Some(1)).expect("its owner");
+    let refused = caught.begun(&rig, 0, || {}).end(&rig).expect_err("it is there");
+    assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_link_is_made_once() {
+    let call = |rig: &Rig| {
+        let path = rig.at("new");
+        Box::new(move || std::os::unix::fs::symlink("target", path)) as Box<_>
+    };
+    let execute = |rig: &Rig| std::os::unix::fs::symlink("target", rig.source.join("new")).expect("a link");
+    executed_or_not("SYMLINK", nothing, zero, execute, call, |rig| {
+        assert_eq!(fs::read_link(rig.source.join("new")).expect("a link"), OsStr::new("target"));
+    });
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_file_is_created_once() {
+    let call = |rig: &Rig| {
+        let path = rig.at("new");
+        Box::new(move || File::create_new(path).map(drop)) as Box<_>
+    };
+    let execute = |rig: &Rig| drop(File::create_new(rig.source.join("new")).expect("a file"));
+    executed_or_not("CREATE", nothing, zero, execute, call, |rig| assert_eq!(text(rig, "new"), ""));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_name_is_added_once() {
+    let call = |rig: &Rig| {
+        let (old, new) = (rig.at("old"), rig.at("new"));
+        Box::new(move || fs::hard_link(old, new)) as Box<_>
+    };
+    let prepare = |rig: &Rig| put(rig, "old", "text");
+    let execute = |rig: &Rig| fs::hard_link(rig.source.join("old"), rig.source.join("new")).expect("a name");
+    executed_or_not("LINK", prepare, zero, execute, call, |rig| {
+        assert_eq!(fs::metadata(rig.source.join("new")).expect("attributes").nlink(), 2);
+    });
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_file_is_removed_once_and_what_it_took_is_free() {
+    let call = |rig: &Rig| {
+        let path = rig.at("old");
+        Box::new(move || fs::remove_file(path)) as Box<_>
+    };
+    let prepare = |rig: &Rig| {
+        fs::write(rig.at("old"), vec![1; 100_000]).expect("written");
+        fs::metadata(rig.at("old")).expect("the kernel knows it");
+    };
+    // The root is 1, and the file the first after it.
+    let execute = |rig: &Rig| fs::remove_file(rig.source.join("old")).expect("removed");
+    executed_or_not(
+        "UNLINK",
+        prepare,
+        |_| 2,
+        execute,
+        call,
+        |rig| {
+            assert!(!rig.source.join("old").exists());
+            assert_eq!(rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed), 0);
+        },
+    );
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_directory_is_removed_once() {
+    let call = |rig: &Rig| {
+        let path = rig.at("old");
+        Box::new(move || fs::remove_dir(path)) as Box<_>
+    };
+    let prepare = |rig: &Rig| fs::create_dir(rig.at("old")).expect("a directory");
+    let execute = |rig: &Rig| fs::remove_dir(rig.source.join("old")).expect("removed");
+    executed_or_not("RMDIR", prepare, zero, execute, call, |rig| assert!(!rig.source.join("old").exists()));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_file_is_renamed_once() {
+    let call = |rig: &Rig| {
+        let (old, new) = (rig.at("old"), rig.at("new"));
+        Box::new(move || fs::rename(old, new)) as Box<_>
+    };
+    let prepare = |rig: &Rig| {
+        put(rig, "old", "text");
+        put(rig, "new", "replaced");
+    };
+    let execute = |rig: &Rig| fs::rename(rig.source.join("old"), rig.source.join("new")).expect("renamed");
+    executed_or_not("RENAME", prepare, zero, execute, call, |rig| {
+        assert_eq!(text(rig, "new"), "text");
+        assert!(!rig.source.join("old").exists());
+    });
+}
+
+fn rename_with(flags: rustix::fs::RenameFlags) {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let exchange = flags == RenameFlags::EXCHANGE;
+    let call = |rig: &Rig| {
+        let (old, new) = (rig.at("old"), rig.at("new"));
+        Box::new(move || Ok(renameat_with(CWD, &old, CWD, &new, flags)?)) as Box<_>
+    };
+    let prepare = |rig: &Rig| {
+        put(rig, "old", "first");
+        if exchange {
+            put(rig, "new", "second");
+        }
+    };
+    let number = |rig: &Rig| fs::metadata(rig.source.join("old")).expect("attributes").ino();
+    let execute = |rig: &Rig| {
+        let (old, new) = (rig.source.join("old"), rig.source.join("new"));
+        renameat_with(CWD, &old, CWD, &new, flags).expect("renamed");
+    };
+    executed_or_not("RENAME", prepare, number, execute, call, |rig| {
+        assert_eq!(text(rig, "new"), "first");
+        let left = fs::read_to_string(rig.source.join("old")).ok();
+        assert_eq!(left.as_deref(), exchange.then_some("second"));
+    });
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn two_names_are_exchanged_once() {
+    rename_with(rustix::fs::RenameFlags::EXCHANGE);
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_rename_that_replaces_nothing_is_done_once() {
+    rename_with(rustix::fs::RenameFlags::NOREPLACE);
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn an_attribute_is_set_and_removed_once() {
+    use rustix::fs::{XattrFlags, removexattr, setxattr};
+    let prepare = |rig: &Rig| put(rig, "file", "");
+    let call = |rig: &Rig| {
+        let path = rig.at("file");
+        Box::new(move || Ok(setxattr(&path, c"user.test", b"value", XattrFlags::CREATE)?)) as Box<_>
+    };
+    let set = |rig: &Rig| {
+        setxattr(rig.source.join("file"), c"user.test", b"value", XattrFlags::CREATE).expect("set");
+    };
+    executed_or_not("SETXATTR", prepare, zero, set, call, |_| {});
+    let prepare = |rig: &Rig| {
+        put(rig, "file", "");
+        set(rig);
+    };
+    let call = |rig: &Rig| {
+        let path = rig.at("file");
+        Box::new(move || Ok(removexattr(&path, c"user.test")?)) as Box<_>
+    };
+    let remove = |rig: &Rig| removexattr(rig.source.join("file"), c"user.test").expect("removed");
+    executed_or_not("REMOVEXATTR", prepare, zero, remove, call, |_| {});
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn what_is_written_at_the_end_is_there_once() {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    let append = |path: PathBuf| fs::OpenOptions::new().append(true).open(path).expect("a file");
+    let opened = std::cell::RefCell::new(None);
+    let prepare = |rig: &Rig| {
+        put(rig, "log", "first\n");
+        *opened.borrow_mut() = Some(append(rig.at("log")));
+    };
+    let call = |_: &Rig| {
+        let mut file = opened.borrow_mut().take().expect("it was prepared");
+        assert!(file.as_raw_fd() >= 0);
+        Box::new(move || file.write_all(b"second\n")) as Box<_>
+    };
+    let execute = |rig: &Rig| append(rig.source.join("log")).write_all(b"second\n").expect("written");
+    executed_or_not("WRITE", prepare, |_| 6, execute, call, |rig| assert_eq!(text(rig, "log"), "first\nsecond\n"));
+}

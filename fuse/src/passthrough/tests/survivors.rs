@@ -1,0 +1,145 @@
+//! What goes on as before when the server is killed while nothing is asked.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use super::*;
+
+fn both() -> [Rig; 2] {
+    [Rig::unlimited(), Rig::limited(64 << 20)]
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn open_files_go_on() {
+    for rig in both() {
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.at("file")).expect("a file");
+        let mut log = OpenOptions::new().append(true).create(true).open(rig.at("log")).expect("a file");
+        let mut gone = OpenOptions::new().read(true).write(true).create_new(true).open(rig.at("gone")).expect("a file");
+        let number = fs::metadata(rig.at("file")).expect("attributes").ino();
+        fs::remove_file(rig.at("gone")).expect("removed");
+        for round in 0..3_u8 {
+            file.write_all(&[b'a' + round]).expect("written");
+            gone.write_all(&[b'x' + round]).expect("written");
+            log.write_all(b"line\n").expect("written");
+            rig.kill_and_succeed();
+        }
+        file.seek(SeekFrom::Start(0)).expect("the beginning");
+        let mut text = String::new();
+        file.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "abc");
+        let mut bytes = [0; 3];
+        gone.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(&bytes, b"xyz");
+        assert_eq!(fs::read_to_string(rig.source.join("log")).expect("read"), "line\n".repeat(3));
+        assert_eq!(fs::metadata(rig.at("file")).expect("attributes").ino(), number);
+        assert_eq!(file.metadata().expect("attributes").len(), 3);
+        drop((file, gone, log));
+        // What the kernel releases, the successor knows.
+        fs::write(rig.at("file"), "new").expect("written");
+        assert_eq!(fs::read_to_string(rig.source.join("file")).expect("read"), "new");
+    }
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_directory_that_is_being_read_goes_on_where_it_was() {
+    let rig = Rig::unlimited();
+    let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
+    fs::create_dir(rig.source.join("many")).expect("a directory");
+    names().for_each(|name| drop(File::create(rig.source.join("many").join(name)).expect("a file")));
+    let mut listing = fs::read_dir(rig.at("many")).expect("a directory");
+    let mut found = Vec::new();
+    for round in 0..4 {
+        let some = listing.by_ref().take(if round == 3 { 2000 } else { 300 });
+        found.extend(some.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")));
+        rig.kill_and_succeed();
+    }
+    found.sort_unstable();
+    let mut wanted: Vec<_> = names().collect();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn locks_are_held_by_who_held_them() {
+    use nix::fcntl::{Flock, FlockArg};
+    for rig in both() {
+        fs::write(rig.source.join("file"), "").expect("written");
+        let open = || OpenOptions::new().read(true).write(true).open(rig.at("file")).expect("a file");
+        let (ours, theirs) = (open(), open());
+        let ours = Flock::lock(ours, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno).expect("locked");
+        rig.kill_and_succeed();
+        rig.kill_and_succeed();
+        let (theirs, refused) = Flock::lock(theirs, FlockArg::LockExclusiveNonblock).expect_err("it is locked");
+        assert_eq!(refused, nix::errno::Errno::EAGAIN);
+        drop(ours);
+        Flock::lock(theirs, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno).expect("it is free");
+    }
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
+    use nix::fcntl::{Flock, FlockArg};
+    let rig = Rig::unlimited();
+    fs::write(rig.source.join("file"), "").expect("written");
+    let open = || OpenOptions::new().read(true).write(true).open(rig.at("file")).expect("a file");
+    let (ours, theirs) = (open(), open());
+    let ours = Flock::lock(ours, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("locked");
+    let waiter = std::thread::spawn(move || Flock::lock(theirs, FlockArg::LockExclusive).map(drop).map_err(|_| ()));
+    // It waits as soon as the region says so.
+    while rig.region.waits().all().next().is_none() {
+        std::thread::yield_now();
+    }
+    rig.kill_and_succeed();
+    assert!(!waiter.is_finished());
+    drop(ours);
+    waiter.join().expect("no panic").expect("locked");
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn a_removed_directory_is_there_for_who_stands_in_it() {
+    let rig = Rig::unlimited();
+    fs::create_dir(rig.at("directory")).expect("a directory");
+    let inside = File::open(rig.at("directory")).expect("a directory");
+    fs::remove_dir(rig.at("directory")).expect("removed");
+    rig.kill_and_succeed();
+    assert_eq!(inside.metadata().expect("attributes").nlink(), 0);
+    let within = format!("/proc/self/fd/{}/name", inside.as_raw_fd());
+    assert_eq!(File::create(within).expect_err("no files any more").raw_os_error(), Some(libc::ENOENT));
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn what_a_limited_volume_takes_is_known_without_a_walk() {
+    let rig = Rig::limited(1 << 20);
+    fs::write(rig.at("file"), vec![0; 600 << 10]).expect("there is room");
+    let used = rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed);
+    rig.kill_and_succeed();
+    assert_eq!(rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed), used);
+    let refused = fs::write(rig.at("more"), vec![0; 600 << 10]).expect_err("there is no room");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    fs::remove_file(rig.at("file")).expect("removed");
+    fs::write(rig.at("more"), vec![0; 600 << 10]).expect("there is room again");
+}
+
+#[test]
+#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
+fn backing_files_are_given_back_once() {
+    let rig = Rig::unlimited();
+    fs::write(rig.source.join("file"), "text").expect("written");
+    for _ in 0..3 {
+        let first = File::open(rig.at("file")).expect("a file");
+        rig.kill_and_succeed();
+        let second = File::open(rig.at("file")).expect("the same way as the first");
+        drop(first);
+        rig.kill_and_succeed();
+        let mut bytes = [0; 4];
+        second.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(&bytes, b"text");
+    }
+}

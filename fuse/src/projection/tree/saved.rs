@@ -1,0 +1,158 @@
+//! A tree on its way to another process: to the server that takes over, or to the supervisor that adopts.
+//!
+//! The images travel beside it, as descriptors. What comes from a server is not trusted: a tree that does not hold
+//! together is refused.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::generation::GenerationName;
+use super::super::image::Image;
+use super::super::steps::{DATA, DATA_TMP, Step};
+use super::attached::{Attached, SavedGeneration};
+use super::{Link, Lookups, NodeId, NodeKind, Root, Staged, Tree};
+
+/// A tree without its images.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedTree {
+    root: Root,
+    created: SystemTime,
+    time: SystemTime,
+    next: u64,
+    applied: u64,
+    links: Vec<SavedLink>,
+    generations: Vec<SavedGeneration>,
+    /// The generations that have a name in the root, by their first node.
+    named: Vec<u64>,
+    staged: Option<GenerationName>,
+    announced: Vec<Step>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SavedLink {
+    node: u64,
+    name: String,
+    target: String,
+    uid: u32,
+    time: SystemTime,
+    unlinked: bool,
+}
+
+impl SavedTree {
+    /// How many images belong to it.
+    pub fn images(&self) -> usize {
+        self.generations.len() + usize::from(self.staged.is_some())
+    }
+}
+
+impl Tree {
+    /// What another process needs to go on with this tree, and the images that belong to it, in their order.
+    pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
+        let links = self.links.iter().map(|(node, link)| SavedLink {
+            node: node.0,
+            name: link.name.clone(),
+            target: link.target.clone(),
+            uid: link.uid,
+            time: link.time,
+            unlinked: link.unlinked,
+        });
+        let named = |base: &&u64| self.entries.after(0).any(|(_, entry)| entry.node.0 == **base);
+        let saved = SavedTree {
+            root: self.root.clone(),
+            created: self.created,
+            time: self.time,
+            next: self.next,
+            applied: self.applied,
+            links: links.collect(),
+            generations: self.generations.values().map(Attached::save).collect(),
+            named: self.generations.keys().filter(named).copied().collect(),
+            staged: self.staged.as_ref().map(|staged| staged.name.clone()),
+            announced: self.announced.iter().cloned().collect(),
+        };
+        let staged = self.staged.iter().map(|staged| Arc::clone(&staged.image));
+        (saved, self.generations.values().map(Attached::image).chain(staged).collect())
+    }
+
+    /// The tree that another process has saved; none when it does not hold together.
+    pub fn restore(saved: SavedTree, images: Vec<Image>) -> Option<Tree> {
+        let count = saved.images();
+        let SavedTree { root, created, time, next, applied, links, generations, named, staged, announced } = saved;
+        let mut tree = Tree::new(root, created);
+        let first = tree.next;
+        if images.len() != count || next < first {
+            return None;
+        }
+        let mut images = images.into_iter().map(Arc::new);
+        let mut taken = BTreeMap::new();
+        for (generation, image) in generations.into_iter().zip(images.by_ref()) {
+            taken.insert(generation.base, u64::from(image.nodes()));
+            tree.generations.insert(generation.base, Attached::restore(generation, image));
+        }
+        tree.staged = staged.zip(images.next()).map(|(name, image)| Staged { name, image });
+        for link in links {
+            let SavedLink { node, name, target, uid, time, unlinked } = link;
+            taken.insert(node, 1);
+            tree.links.insert(NodeId(node), Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
+        }
+        if taken.len() != tree.generations.len() + tree.links.len() || !fits(&taken, first, next) {
+            return None;
+        }
+        for base in named {
+            let name = tree.generations.get(&base)?.name().to_string();
+            tree.name(&name, NodeId(base), NodeKind::Directory)?;
+        }
+        let shown = tree.links.iter().filter(|(_, link)| !link.unlinked);
+        let shown: HashMap<_, _> = shown.map(|(node, link)| (*node, link.name.clone())).collect();
+        for (node, name) in shown {
+            tree.name(&name, node, NodeKind::Link)?;
+        }
+        (tree.time, tree.next, tree.applied, tree.announced) = (time, next, applied, announced.into());
+        Some(tree)
+    }
+
+    /// Zeroes the images when nobody needs them any more; who serves the tree does that.
+    pub fn own_images(&self) {
+        self.generations.values().for_each(|generation| generation.image().own());
+        self.staged.iter().for_each(|staged| staged.image.own());
+    }
+
+    /// Drops what nobody needs any more, in a tree whose nodes somebody else counts: generations that the kernel has
+    /// forgotten, and links that went before the last commit.
+    pub fn prune(&mut self) {
+        self.prune_generations();
+        self.links.retain(|_, link| !link.unlinked);
+    }
+
+    /// Drops generations that the kernel has forgotten. Whoever counts has dropped them, too, and zeroed their images.
+    pub fn prune_generations(&mut self) {
+        self.generations.retain(|_, generation| !generation.is_over());
+    }
+
+    /// The image of the generation that `..data` points to, and its name.
+    pub fn current(&self) -> Option<(GenerationName, Arc<Image>)> {
+        let link = self.links.get(&self.entries.find(DATA)?.node)?;
+        let generation = self.generations.get(&self.entries.find(&link.target)?.node.0)?;
+        Some((generation.name().clone(), generation.image()))
+    }
+
+    /// What the root looks like.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    fn name(&mut self, name: &str, node: NodeId, kind: NodeKind) -> Option<()> {
+        let cookie_of_its_own = kind == NodeKind::Link || (name != DATA && name != DATA_TMP);
+        (cookie_of_its_own && self.entries.find(name).is_none()).then(|| self.entries.insert(name, node, kind))
+    }
+}
+
+/// Whether blocks of node ids, each with its length, lie apart from each other between `first` and `next`.
+fn fits(taken: &BTreeMap<u64, u64>, first: u64, next: u64) -> bool {
+    let end = taken
+        .iter()
+        .try_fold(first, |free, (start, length)| (*start >= free).then(|| start.checked_add(*length)).flatten());
+    end.is_some_and(|end| end <= next)
+}

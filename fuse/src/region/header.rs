@@ -1,0 +1,65 @@
+//! What a region begins with.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::seats::Seats;
+use super::shared::shared;
+use super::waits::Waits;
+
+/// What every state of a volume begins with: `podfsvol`.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"podfsvol");
+/// The layout that this program writes, and the newest it reads.
+pub(super) const LAYOUT: u32 = 1;
+/// Bytes before the first cell.
+pub(super) const SIZE: usize = 3 * 4096;
+
+shared! {
+    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number.
+    pub(crate) struct Header {
+        magic: AtomicU64,
+        layout: AtomicU32,
+        cell_size: AtomicU32,
+        kind: AtomicU32,
+        /// The first thread of the session, as the server's pid namespace numbers it.
+        session_thread: AtomicU32,
+        /// The INIT flags in force; 0 before the handshake.
+        accepted: AtomicU64,
+        /// Requests served.
+        requests: AtomicU64,
+        /// Steps of commits that were applied, for a projection.
+        applied: AtomicU64,
+        /// What a passthrough volume counts.
+        counters: Counters,
+        spare: [AtomicU64; 32],
+        seats: Seats,
+        waits: Waits,
+    }
+    /// A change of two numbers that belong together: it is made again if it was interrupted.
+    pub(crate) struct Redo {
+        /// The cell that is charged; 0 for no change. Written last.
+        cell: AtomicU64,
+        /// What it is charged with then.
+        charged: AtomicU64,
+        /// What is taken in all then.
+        used: AtomicU64,
+    }
+    /// What a passthrough volume counts.
+    pub(crate) struct Counters {
+        /// How the bytes of files travel.
+        data_path: AtomicU32,
+        /// The last backing id that was recorded. The kernel gives them in order.
+        backing: AtomicU32,
+        /// The next node's number.
+        next_node: AtomicU64,
+        /// The last open file's number.
+        last_handle: AtomicU64,
+        /// The next mount's number.
+        next_mount: AtomicU64,
+        /// Bytes taken of a limit.
+        used: AtomicU64,
+        /// The change of the account that is being made.
+        redo: Redo,
+    }
+}
+
+const _: () = assert!(size_of::<Header>() <= SIZE);

@@ -1,0 +1,131 @@
+//! The memory file of a region, and where it is mapped.
+//!
+//! 1. The file is sealed against shrinking before anybody else has it. So what was once within its length stays there,
+//!    and reading it never faults.
+//! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
+//! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
+//!    the store that comes later.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::shared::Shared;
+
+/// A memory file, mapped.
+pub(super) struct Memory {
+    file: OwnedFd,
+    start: NonNull<u8>,
+    /// Addresses that are taken.
+    reserved: usize,
+    /// How many of them have bytes of the file behind them.
+    length: AtomicUsize,
+}
+
+// SAFETY: the mapping belongs to this alone, and is only seen through references to atomics.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// A new file of zeros.
+    pub(super) fn create(length: usize, reserved: usize) -> io::Result<Memory> {
+        let file = create()?;
+        allocate(&file, length)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+        Self::map(file, length, reserved)
+    }
+
+    /// Maps a file that [`may_be_mapped`].
+    pub(super) fn map(file: OwnedFd, length: usize, reserved: usize) -> io::Result<Memory> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), reserved, access, flags, &file, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory { file, start, reserved, length: AtomicUsize::new(length.min(reserved)) })
+    }
+
+    /// Bytes that there are.
+    pub(super) fn length(&self) -> usize {
+        self.length.load(Ordering::Acquire)
+    }
+
+    /// Looks how long another process has made the file.
+    pub(super) fn look_again(&self) -> io::Result<usize> {
+        let length = length_of(&self.file)?.min(self.reserved);
+        self.length.fetch_max(length, Ordering::AcqRel);
+        Ok(self.length())
+    }
+
+    /// Makes the file `length` bytes long, if it is shorter.
+    ///
+    /// # Errors
+    /// When there is no memory, or no address left.
+    pub(super) fn grow(&self, length: usize) -> io::Result<()> {
+        if length > self.reserved {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        allocate(&self.file, length)?;
+        self.length.fetch_max(length, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// What stands at `offset`; none beyond the end.
+    pub(super) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
+        let end = offset.checked_add(size_of::<T>())?;
+        if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {
+            return None;
+        }
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; the mapping
+        // begins at a page, so they are aligned; `Shared` allows any bytes, and any writer.
+        Some(unsafe { self.start.add(offset).cast().as_ref() })
+    }
+}
+
+impl AsFd for Memory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length, and every reference into it has ended with `self`.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.reserved) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+    }
+}
+
+/// Whether a file from elsewhere is one whose bytes stay where they are.
+pub(super) fn may_be_mapped(file: &OwnedFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
+/// Length of a file in bytes.
+pub(super) fn length_of(file: &OwnedFd) -> io::Result<usize> {
+    usize::try_from(fstat(file)?.st_size).map_err(io::Error::other)
+}
+
+fn allocate(file: &OwnedFd, length: usize) -> io::Result<()> {
+    let before = length_of(file)?;
+    let more = length.saturating_sub(before);
+    if more > 0 {
+        fallocate(file, FallocateFlags::empty(), before as u64, more as u64)?;
+    }
+    Ok(())
+}
+
+fn create() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // NOEXEC_SEAL is known since Linux 6.3; a host may demand it (sysctl vm.memfd_noexec).
+    match memfd_create("podfs-state", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => Ok(memfd_create("podfs-state", flags)?),
+        made => Ok(made?),
+    }
+}

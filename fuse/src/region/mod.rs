@@ -1,0 +1,266 @@
+//! Regions: what a server knows of a volume and its successor needs, in memory that outlives it.
+//!
+//! A region is one memory file for each volume. The server maps it and writes; the supervisor holds it too, and gives
+//! it to the next server. It has a header and, behind that, cells of one size.
+//!
+//! Takeover, step by step; a kill between any two of them loses nothing:
+//!
+//! 1. A thread reads a request from the device. From here on the kernel waits for its answer. *Killed here:* the
+//!    request is in no seat. It is asked for again, and was not begun, so it is executed like a new one.
+//! 2. It writes the request's number into its seat, marked as not begun. *Killed here:* as before.
+//! 3. What is not idempotent is marked as begun, with the time and a note, before its first system call. *Killed here
+//!    or in the call:* the successor finds the mark and looks at the outcome.
+//! 4. What the kernel is going to rely on (a node, an open file, a lock) is in its cell before the answer is written.
+//!    *Killed here:* the cell names the request that made it, so it is found, not made twice.
+//! 5. It writes the answer. The kernel forgets the request: it is never asked for again. *Killed here:* the seat still
+//!    names it; that costs a place in the list of carried requests, and nothing else.
+//! 6. It frees its seat.
+//! 7. The server is dead, all its threads with it. The successor maps the region, and reads it without changing it.
+//! 8. It carries what the seats say, and frees them. *Killed here:* `seats` says why nothing is lost.
+//! 9. Before any thread reads, it makes the kernel ask again for all that was read and not answered
+//!    (`FUSE_NOTIFY_RESEND`). A request that was read before would come twice. *Killed here:* what was to come is
+//!    still to come, marked as resent; the next successor has the kernel ask once more, for what was read meanwhile.
+//! 10. A resent request that is carried as begun is answered by its outcome, every other one like a new one. What is
+//!     carried of it is dropped after its answer: step 5 again.
+//!
+//! What a kill may cost is a count that is too high: the kernel forgets nodes without waiting for an answer, so what
+//! it forgot in the last moment is known for longer than it has to be.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `memory` | the file and its mapping |
+//! | `shared` | structs that several processes look at |
+//! | `header` | what a region begins with |
+//! | `seats` | what each thread is doing |
+//! | `waits` | requests that are answered later |
+//! | `cells` | places for what else has to be known |
+
+pub(crate) mod cells;
+pub(crate) mod header;
+mod memory;
+pub(crate) mod seats;
+pub(crate) mod shared;
+pub(crate) mod waits;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use cells::{CELL, Cells, Free, MOST};
+use header::{Header, LAYOUT, MAGIC};
+use memory::Memory;
+use seats::Seats;
+pub use seats::{Begun, SEATS};
+use waits::Waits;
+
+/// What kind of volume a region is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Generations of payloads.
+    Projection = 1,
+    /// A directory or file of the host.
+    Passthrough = 2,
+}
+
+/// Why a memory file cannot be taken over as the state of a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// It cannot be mapped.
+    #[error("the state of the volume cannot be mapped: {0}")]
+    Memory(#[from] io::Error),
+    /// Its bytes could go while they are looked at.
+    #[error(
+        "the state of the volume is not sealed against shrinking, so podfs did not write it; start the volume anew"
+    )]
+    NotSealed,
+    /// It has no whole header.
+    #[error("the state of the volume ends after {0} bytes, within its header; start the volume anew")]
+    Truncated(usize),
+    /// It begins with something else.
+    #[error("what should be the state of the volume is something else; start the volume anew")]
+    Foreign,
+    /// A later program wrote it.
+    #[error(
+        "the state was written by a newer podfs (layout {0}; this one reads up to {LAYOUT}); serve the volume with that \
+         version, or start the volume anew"
+    )]
+    Newer(u32),
+    /// A number in the header is impossible.
+    #[error("the state of the volume is damaged: its {what} is {value}; start the volume anew")]
+    Damaged {
+        /// What the number should tell.
+        what: &'static str,
+        /// The number.
+        value: u32,
+    },
+}
+
+/// What a volume's server knows and its successor needs.
+pub struct Region {
+    kind: Kind,
+    memory: Memory,
+    free: Free,
+}
+
+impl Region {
+    /// The state of a volume that is served from now on.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn create(kind: Kind) -> io::Result<Region> {
+        let memory = Memory::create(header::SIZE, reserved(kind))?;
+        let region = Region { kind, memory, free: Free::of_new() };
+        let header = region.header();
+        header.layout.store(LAYOUT, Relaxed);
+        header.cell_size.store(CELL as u32, Relaxed);
+        header.kind.store(kind as u32, Relaxed);
+        header.magic.store(MAGIC, Release);
+        Ok(region)
+    }
+
+    /// The state that a server left behind, or is still writing. Nothing in it is changed.
+    ///
+    /// # Errors
+    /// When it is no state that this program can read.
+    pub fn adopt(file: OwnedFd) -> Result<Region, RegionError> {
+        if !memory::may_be_mapped(&file) {
+            return Err(RegionError::NotSealed);
+        }
+        let length = memory::length_of(&file)?;
+        if length < header::SIZE {
+            return Err(RegionError::Truncated(length));
+        }
+        let kind = parse(Memory::map(file.try_clone()?, header::SIZE, header::SIZE)?.header())?;
+        let memory = Memory::map(file, length, reserved(kind))?;
+        Ok(Region { kind, memory, free: Free::of_adopted() })
+    }
+
+    /// What kind of volume it is of.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Number of requests served so far, by all servers of the volume.
+    pub fn requests(&self) -> u64 {
+        self.header().requests.load(Relaxed)
+    }
+
+    /// The first thread of the session, once there is one.
+    pub fn session_thread(&self) -> Option<i32> {
+        let thread = self.header().session_thread.load(Relaxed).cast_signed();
+        (thread != 0).then_some(thread)
+    }
+
+    /// The INIT flags that are in force; none before the handshake.
+    pub fn accepted(&self) -> Option<u64> {
+        Some(self.header().accepted.load(Acquire)).filter(|accepted| *accepted != 0)
+    }
+
+    /// How many steps of commits were applied to a projection so far.
+    pub fn applied(&self) -> u64 {
+        self.header().applied.load(Acquire)
+    }
+
+    /// One more step is applied.
+    pub fn apply(&self) {
+        self.header().applied.fetch_add(1, Release);
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        self.memory.header()
+    }
+
+    pub(crate) fn seats(&self) -> &Seats {
+        &self.header().seats
+    }
+
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.header().waits
+    }
+
+    pub(crate) fn cells(&self) -> Cells<'_> {
+        Cells { memory: &self.memory, free: &self.free }
+    }
+
+    /// Begins to change what was adopted; nobody has served the volume yet.
+    pub(crate) fn begin(&self) {
+        self.take_over();
+        self.cells().keep_only(&[]);
+    }
+
+    /// Begins to change what was adopted; the one who wrote it is dead.
+    pub(crate) fn take_over(&self) {
+        self.free.take_over();
+    }
+
+    /// Looks for cells that another process has added.
+    ///
+    /// # Errors
+    /// When the file cannot be looked at.
+    pub(crate) fn look_again(&self) -> io::Result<()> {
+        self.memory.look_again().map(drop)
+    }
+
+    pub(crate) fn set_accepted(&self, accepted: u64) {
+        self.header().accepted.store(accepted, Release);
+    }
+
+    pub(crate) fn set_session_thread(&self, thread: i32) {
+        self.header().session_thread.store(thread.cast_unsigned(), Relaxed);
+    }
+
+    pub(crate) fn count_request(&self) {
+        self.header().requests.fetch_add(1, Relaxed);
+    }
+}
+
+impl AsFd for Region {
+    /// The memory file, to be handed to another process.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Memory {
+    fn header(&self) -> &Header {
+        self.at(0).expect("a region has a header")
+    }
+}
+
+/// Checks what a region begins with.
+fn parse(header: &Header) -> Result<Kind, RegionError> {
+    if header.magic.load(Acquire) != MAGIC {
+        return Err(RegionError::Foreign);
+    }
+    match header.layout.load(Relaxed) {
+        LAYOUT => {}
+        newer if newer > LAYOUT => return Err(RegionError::Newer(newer)),
+        value => return Err(RegionError::Damaged { what: "layout", value }),
+    }
+    match header.cell_size.load(Relaxed) {
+        size if size == CELL as u32 => {}
+        value => return Err(RegionError::Damaged { what: "cell size", value }),
+    }
+    match header.kind.load(Relaxed) {
+        1 => Ok(Kind::Projection),
+        2 => Ok(Kind::Passthrough),
+        value => Err(RegionError::Damaged { what: "kind", value }),
+    }
+}
+
+/// Addresses that a region takes, for all that it may grow to.
+fn reserved(kind: Kind) -> usize {
+    match kind {
+        Kind::Projection => header::SIZE,
+        Kind::Passthrough => header::SIZE + MOST * CELL,
+    }
+}
+
+/// Where the first cell begins.
+#[cfg(test)]
+pub(crate) fn cells_begin() -> usize {
+    header::SIZE
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,37 @@
+//! What several processes look at together: structs of atomics, and nothing else.
+//!
+//! Whatever another process writes, a reference to such a struct stays sound: every word may change at any time, and
+//! any bits are a value.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Memory that others write at any time.
+///
+/// # Safety
+/// The type is made of atomics alone, so that any bytes are a value of it, and a shared reference lets it change.
+pub(crate) unsafe trait Shared {}
+
+// SAFETY: an atomic.
+unsafe impl Shared for AtomicU32 {}
+// SAFETY: an atomic.
+unsafe impl Shared for AtomicU64 {}
+// SAFETY: elements of that kind, one after the other.
+unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
+
+/// Declares structs that are shared: with the layout that C gives them, of fields that are shared themselves.
+macro_rules! shared {
+    ($($(#[$meta:meta])* pub(crate) struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$meta])*
+        #[repr(C)]
+        pub(crate) struct $name { $($(#[$doc])* pub(crate) $field: $type),* }
+
+        const _: () = {
+            const fn is_shared<T: $crate::region::shared::Shared>() {}
+            $(is_shared::<$type>();)*
+        };
+
+        // SAFETY: the lines above are compiled only if each field is shared.
+        unsafe impl $crate::region::shared::Shared for $name {}
+    )* };
+}
+pub(crate) use shared;

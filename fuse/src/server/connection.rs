@@ -1,0 +1,140 @@
+//! One connection to one server process.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::process::check;
+use super::protocol::{Greeting, Reply, Request, receive, send};
+
+/// How long a server may take for an answer until it serves: it only has to load what is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server process that has answered.
+pub(super) struct Connection {
+    /// Held from a question to its answer.
+    control: Mutex<UnixStream>,
+    /// The same socket, for when that takes too long.
+    other_way: UnixStream,
+    broken: AtomicBool,
+    greeting: Greeting,
+    keeper: Mutex<(i32, Option<OwnedFd>)>,
+}
+
+impl Connection {
+    /// Greets the server at the other end of `control`. Until [`Self::trust`] is called, it may not take long for an answer.
+    ///
+    /// # Errors
+    /// When it does not answer, or speaks another language.
+    pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<Connection> {
+        let other_way = control.try_clone()?;
+        control.set_read_timeout(Some(PATIENCE))?;
+        control.set_write_timeout(Some(PATIENCE))?;
+        let (reply, mut descriptors) = exchange(&control, &Request::Hello(greeting.clone()), &[])?;
+        let Reply::Hello { greeting: theirs, keeper } = reply else {
+            return Err(super::client::unexpected(&reply));
+        };
+        check(greeting, &theirs).map_err(io::Error::other)?;
+        Ok(Connection {
+            control: Mutex::new(control),
+            other_way,
+            broken: AtomicBool::new(false),
+            greeting: theirs,
+            keeper: Mutex::new((keeper, descriptors.pop())),
+        })
+    }
+
+    /// From now on the server may take its time.
+    ///
+    /// # Errors
+    /// When the socket is none.
+    pub(super) fn trust(&self) -> io::Result<()> {
+        self.other_way.set_read_timeout(None)?;
+        self.other_way.set_write_timeout(None)
+    }
+
+    /// Whether the server answers within `patience`, as far as one can tell without disturbing another question.
+    pub(super) fn is_responsive(&self, patience: Duration) -> bool {
+        let Ok(control) = self.control.try_lock() else { return true };
+        let set = |patience| control.set_read_timeout(patience).is_ok();
+        let answered = set(Some(patience)) && exchange(&*control, &Request::Volumes, &[]).is_ok();
+        if !answered {
+            // What it answers later would be taken for the answer to another question.
+            self.broken.store(true, Ordering::Relaxed);
+            self.shut_down();
+        }
+        answered && set(None)
+    }
+
+    /// One question, and its answer.
+    ///
+    /// # Errors
+    /// What the server could not do; see [`Self::is_broken`].
+    pub(super) fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let control = self.control.lock().expect("a thread that panics ends the process");
+        exchange(&*control, request, descriptors).inspect_err(|error| {
+            if error.kind() != io::ErrorKind::Other {
+                self.broken.store(true, Ordering::Relaxed);
+            }
+        })
+    }
+
+    /// Whether the error of a question is that there is no server any more.
+    pub(super) fn is_broken(&self, error: &io::Error) -> bool {
+        error.kind() != io::ErrorKind::Other && self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Ends all questions that wait for an answer.
+    pub(super) fn shut_down(&self) {
+        let _ = self.other_way.shutdown(Shutdown::Both);
+    }
+
+    /// Tells the server to end.
+    pub(super) fn end(&self) {
+        if let Ok(control) = self.control.try_lock() {
+            let _ = send(&*control, &Request::End, &[]);
+        }
+        self.shut_down();
+    }
+
+    /// The version of the server's program.
+    pub(super) fn program(&self) -> &str {
+        &self.greeting.program
+    }
+
+    /// The keeper's process.
+    pub(super) fn keeper(&self) -> i32 {
+        self.keeper_of().0
+    }
+
+    /// The channel of the server's keeper.
+    pub(super) fn keeper_channel(&self) -> Option<OwnedFd> {
+        self.keeper_of().1.take()
+    }
+
+    /// The server has another keeper.
+    pub(super) fn set_keeper(&self, pid: i32, channel: Option<OwnedFd>) {
+        *self.keeper_of() = (pid, channel);
+    }
+
+    fn keeper_of(&self) -> MutexGuard<'_, (i32, Option<OwnedFd>)> {
+        self.keeper.lock().expect("a thread that panics ends the process")
+    }
+}
+
+fn exchange(
+    control: &impl AsFd,
+    request: &Request,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    send(control, request, descriptors)?;
+    let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone");
+    match receive(control)?.ok_or_else(gone)? {
+        (Reply::Failed(reason), _) => Err(io::Error::other(reason)),
+        answered => Ok(answered),
+    }
+}

@@ -1,0 +1,129 @@
+//! What the supervisor holds of a volume, so that the server may die.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde_json::Value;
+
+use super::protocol::{Body, Description, VolumeId};
+use crate::mount::private::PrivateMount;
+use crate::passthrough::Options;
+use crate::projection::Image;
+use crate::projection::tree::Tree;
+use crate::region::{Kind, Region};
+
+/// A volume's half of the supervisor.
+pub(crate) struct Held {
+    /// For who adopts the volume.
+    pub(crate) about: Value,
+    /// None once the volume is given up: then nobody waits for an answer any more.
+    device: Mutex<Option<OwnedFd>>,
+    pub(crate) mount: PrivateMount,
+    pub(crate) region: Arc<Region>,
+    pub(crate) content: Content,
+}
+
+/// What is served.
+pub(crate) enum Content {
+    /// Generations of files.
+    Projection {
+        /// The tree as far as steps are known to be done. Locked for moments, never during a system call on the mount.
+        tree: Box<Mutex<Tree>>,
+        /// Whether requests are reported.
+        trace: bool,
+    },
+    /// A source of the host.
+    Passthrough {
+        /// The source.
+        source: OwnedFd,
+        /// How it is served.
+        options: Options,
+    },
+}
+
+impl Held {
+    /// A volume on this device.
+    pub(super) fn new(about: Value, device: OwnedFd, mount: PrivateMount, region: Region, content: Content) -> Self {
+        Self { about, device: Mutex::new(Some(device)), mount, region: Arc::new(region), content }
+    }
+
+    /// What every message about the volume comes with, and what belongs to its content.
+    ///
+    /// # Errors
+    /// When there are no descriptors left, or the volume is given up.
+    pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let device = self.device();
+        let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
+        let own = [device.as_fd(), self.mount.as_fd(), self.region.as_fd()];
+        let source = match &self.content {
+            Content::Projection { .. } => None,
+            Content::Passthrough { source, .. } => Some(source.as_fd()),
+        };
+        own.into_iter().chain(source).map(|one| one.try_clone_to_owned()).collect()
+    }
+
+    /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
+    pub(super) fn give_up(&self) {
+        drop(self.device().take());
+    }
+
+    /// Whether nobody could go on with the volume.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.device().is_none()
+    }
+
+    fn device(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.device.lock().expect("a thread that panics ends the process")
+    }
+
+    /// The tree of a projection.
+    pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
+        match &self.content {
+            Content::Projection { tree, .. } => tree.lock().expect("a thread that panics ends the process"),
+            Content::Passthrough { .. } => unreachable!("only projections are committed"),
+        }
+    }
+
+    /// What a successor needs to know, and the images that belong to it.
+    pub(super) fn describe(&self, volume: VolumeId) -> (Description, Vec<Arc<Image>>) {
+        let (body, images) = match &self.content {
+            Content::Projection { trace, .. } => {
+                let mut tree = self.tree();
+                // Nobody can go on with what the server that died has zeroed.
+                tree.prune_generations();
+                let (tree, images) = tree.save();
+                (Body::Projection { tree: Box::new(tree), trace: *trace }, images)
+            }
+            Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
+        };
+        (Description { volume, about: self.about.clone(), body }, images)
+    }
+
+    /// The supervisor's half of a volume that a server has described.
+    ///
+    /// # Errors
+    /// When it does not fit together.
+    pub(super) fn adopt(description: Description, descriptors: Vec<OwnedFd>) -> io::Result<Held> {
+        let broken = || io::Error::new(io::ErrorKind::InvalidData, "the server describes a volume that cannot be");
+        let Description { volume: _, about, body } = description;
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(broken);
+        let (device, mount, region) = (next()?, next()?, next()?);
+        let (kind, content) = match body {
+            Body::Projection { tree, trace } => {
+                let images = descriptors.map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
+                // The server zeroes them.
+                images.iter().for_each(Image::disown);
+                let tree = Box::new(Mutex::new(Tree::restore(*tree, images).ok_or_else(broken)?));
+                (Kind::Projection, Content::Projection { tree, trace })
+            }
+            Body::Passthrough { options } => (Kind::Passthrough, Content::Passthrough { source: next()?, options }),
+        };
+        let region = Region::adopt(region).map_err(io::Error::other)?;
+        if region.kind() != kind {
+            return Err(broken());
+        }
+        Ok(Held::new(about, device, PrivateMount::adopt(mount), region, content))
+    }
+}

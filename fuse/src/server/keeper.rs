@@ -1,0 +1,314 @@
+//! The keeper: a process that keeps the server's descriptors open when the server is killed.
+//!
+//! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of `clone(2)`), not its memory. So
+//! every descriptor that the server opens is the keeper's, too, from the same moment on and for nothing: open files,
+//! locks, files without a name. The keeper does nothing but wait:
+//!
+//! 1. While the server lives, it waits for the server's end.
+//! 2. When the server is dead, it hands descriptors to the successor, by their numbers, until it is dismissed.
+//! 3. When the server is dead and nobody is at the other end of its channel either, it ends, and with it everything the
+//!    server had: the mounts answer `ENOTCONN`.
+//!
+//! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
+//! So whatever the server opens for its volumes has a higher number, and a successor can have it at the same one.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsockopt, socketpair, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::protocol::receive_descriptors;
+
+/// The keeper's end of its channel.
+pub(crate) const CHANNEL: RawFd = 10;
+/// What the keeper watches the server by.
+const SERVER: RawFd = 11;
+/// Where supervisors connect to a server that has lost its own.
+pub(crate) const LISTENER: RawFd = 12;
+/// The channel to the keeper of the server before this one.
+const ESTATE: RawFd = 13;
+/// The first number that is not reserved.
+pub const FIRST_FREE: RawFd = 64;
+
+/// Most descriptors of one message (`SCM_MAX_FD`).
+const BATCH: usize = 250;
+/// How long a keeper may take for an answer: it has nothing else to do.
+const PATIENCE: i64 = 5;
+
+/// Takes all numbers below [`FIRST_FREE`] that are free, so that nothing opened later gets one of them.
+///
+/// # Errors
+/// When there are no descriptors left.
+pub fn reserve_numbers() -> io::Result<()> {
+    let placeholder = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
+    loop {
+        let next = rustix::io::fcntl_dupfd_cloexec(&placeholder, 0)?;
+        if next.as_raw_fd() >= FIRST_FREE {
+            break;
+        }
+        let _stays_open = next.into_raw_fd();
+    }
+    // The original may have got a low number itself, and stays there.
+    if placeholder.as_raw_fd() < FIRST_FREE {
+        let _stays_open = OwnedFd::from(placeholder).into_raw_fd();
+    }
+    Ok(())
+}
+
+/// Puts a descriptor at one of the reserved numbers.
+///
+/// # Errors
+/// Those of `dup3(2)`.
+pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
+    // SAFETY: reserved numbers belong to nobody else, so nothing is closed that somebody relies on.
+    let placed = unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) };
+    if placed < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A running keeper, as the server knows it.
+pub(crate) struct Keeper {
+    pid: libc::pid_t,
+}
+
+impl Keeper {
+    /// Starts a keeper for the calling process. It has nobody to talk to yet.
+    ///
+    /// # Errors
+    /// When there are no more processes or descriptors.
+    pub(crate) fn start() -> io::Result<Keeper> {
+        put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
+        // The other end would stay open in the keeper if this process were killed before it has given it away.
+        drop(open_channel()?);
+        // A keeper that ends is nobody's concern here: the kernel forgets it at once.
+        // SAFETY: no handler is replaced that anybody relies on.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        // SAFETY: the child has memory of its own and makes system calls only, so it does not matter what other
+        // threads held when they were left behind.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+        match pid {
+            0 => keep(),
+            pid if pid > 0 => Ok(Keeper { pid: pid as libc::pid_t }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> libc::pid_t {
+        self.pid
+    }
+}
+
+/// A new channel to the keeper that runs, in place of one that nobody holds any more. Gives its other end.
+///
+/// # Errors
+/// When there are no descriptors left.
+pub(crate) fn open_channel() -> io::Result<OwnedFd> {
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    put(ours, CHANNEL)?;
+    Ok(theirs)
+}
+
+/// What a dead server had open, and its keeper has.
+pub(crate) struct Estate(());
+
+impl Estate {
+    /// Of the keeper at the other end of `channel`.
+    ///
+    /// # Errors
+    /// When it is no socket.
+    pub(crate) fn new(channel: OwnedFd) -> io::Result<Self> {
+        setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))?;
+        setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(PATIENCE))?;
+        // Out of the way of what is inherited.
+        put(channel, ESTATE)?;
+        Ok(Self(()))
+    }
+
+    /// Takes descriptors over, each at the number it had: `numbers` are in ascending order and free here. Gives those that
+    /// are not to be had.
+    ///
+    /// # Errors
+    /// When the keeper is gone.
+    pub(crate) fn inherit(&self, numbers: &[RawFd]) -> io::Result<Vec<RawFd>> {
+        let mut missing = Vec::new();
+        for batch in numbers.chunks(BATCH) {
+            let asked: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            send(ESTATE, &asked, MsgFlags::MSG_NOSIGNAL)?;
+            let mut there = [0; BATCH];
+            let (got, descriptors) = receive_descriptors(&reserved(ESTATE), &mut there)?;
+            if got != batch.len() {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone"));
+            }
+            missing.extend(batch.iter().zip(there).filter(|(_, there)| *there == 0).map(|(number, _)| *number));
+            let had: Vec<_> =
+                batch.iter().zip(there).filter(|(_, there)| *there != 0).map(|(number, _)| *number).collect();
+            place(descriptors, &had)?;
+        }
+        Ok(missing)
+    }
+}
+
+impl Drop for Estate {
+    fn drop(&mut self) {
+        if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
+            let _harmless = put(placeholder.into(), ESTATE);
+        }
+    }
+}
+
+/// Tells the keeper at the other end of `channel`, whose server is dead, to end.
+pub fn dismiss(channel: OwnedFd) {
+    // One that is gone already needs no telling.
+    let _ = send(channel.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL);
+}
+
+/// Moves descriptors to `numbers`, which are free. Both are in ascending order, and each descriptor is at the lowest number
+/// that was free when it came, so none is above its place; the last goes first, and none is in the way of another.
+fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
+    if descriptors.len() != numbers.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the keeper handed over something else than was asked for",
+        ));
+    }
+    for (descriptor, number) in descriptors.into_iter().zip(numbers).rev() {
+        if descriptor.as_raw_fd() == *number {
+            let _at_its_place = descriptor.into_raw_fd();
+            continue;
+        }
+        // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+        if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("descriptor {number} is in use already")));
+        }
+        put(descriptor, *number)?;
+    }
+    Ok(())
+}
+
+/// The life of a keeper. Makes system calls only: no memory is asked for, nothing is locked.
+fn keep() -> ! {
+    const LOOK_AGAIN: Duration = Duration::from_millis(100);
+    // SAFETY: these calls take numbers, and memory that outlives them.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr());
+    }
+    let mut server_lives = true;
+    loop {
+        let mut watched = [
+            libc::pollfd { fd: if server_lives { SERVER } else { -1 }, events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: CHANNEL, events: libc::POLLIN, revents: 0 },
+        ];
+        // SAFETY: the array outlives the call and has as many entries.
+        unsafe { libc::poll(watched.as_mut_ptr(), 2, -1) };
+        server_lives &= watched[0].revents == 0;
+        if watched[1].revents & libc::POLLIN != 0 && answer() {
+            continue;
+        }
+        if watched[1].revents != 0 {
+            if !server_lives {
+                // SAFETY: nothing is to be cleaned up.
+                unsafe { libc::_exit(0) };
+            }
+            // The supervisor is gone. The server opens another channel for the next one.
+            let mut watched = libc::pollfd { fd: SERVER, events: libc::POLLIN, revents: 0 };
+            // SAFETY: as above.
+            unsafe { libc::poll(&raw mut watched, 1, LOOK_AGAIN.as_millis() as libc::c_int) };
+        }
+    }
+}
+
+/// Answers one message of the channel; tells whether there was one.
+fn answer() -> bool {
+    let mut asked = [0_i32; BATCH];
+    let size = size_of_val(&asked);
+    // SAFETY: the buffer has as many bytes as the call is told.
+    let got = unsafe { libc::recv(CHANNEL, asked.as_mut_ptr().cast(), size, libc::MSG_DONTWAIT) };
+    let Ok(got @ 1..) = usize::try_from(got) else {
+        // Nothing is a dismissal or the end of the channel. Both are final once the server is dead.
+        return false;
+    };
+    let asked = &asked[..got / size_of::<RawFd>()];
+    let (mut there, mut numbers, mut count) = ([0_u8; BATCH], [0_i32; BATCH], 0);
+    for (number, there) in asked.iter().zip(&mut there) {
+        // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+        if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
+            *there = 1;
+            numbers[count] = *number;
+            count += 1;
+        }
+    }
+    send_descriptors(&there[..asked.len()], &numbers[..count]);
+    true
+}
+
+/// `sendmsg(2)` without asking for memory.
+fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
+    #[repr(align(16))]
+    struct Space([u8; 2048]);
+    let mut space = Space([0; 2048]);
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let size = size_of_val(numbers) as u32;
+    // SAFETY: the space is zeroed, aligned and larger than the message with its header; all that the message points to
+    // outlives the call.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        if !numbers.is_empty() {
+            message.msg_control = space.0.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size) as _;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size) as _;
+            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), libc::CMSG_DATA(header), size as usize);
+        }
+        libc::sendmsg(CHANNEL, &raw const message, libc::MSG_NOSIGNAL);
+    }
+}
+
+/// A descriptor at one of the reserved numbers.
+pub(crate) fn reserved(number: RawFd) -> BorrowedFd<'static> {
+    debug_assert!((0..FIRST_FREE).contains(&number), "the number is reserved");
+    // SAFETY: reserved numbers stay open for as long as the process lives.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Descriptors at these numbers; other tests of this process open theirs far below.
+    fn at(numbers: &[RawFd]) -> Vec<OwnedFd> {
+        let one = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
+        numbers.iter().map(|number| rustix::io::fcntl_dupfd_cloexec(&one, *number).expect("it is free")).collect()
+    }
+
+    #[test]
+    fn descriptors_go_to_their_numbers_whatever_numbers_they_came_at() {
+        let came = at(&[700, 701, 703, 705]);
+        place(came, &[700, 703, 705, 709]).expect("placed");
+        for (number, open) in [(700, true), (701, false), (703, true), (705, true), (709, true)] {
+            // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+            assert_eq!(unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0, open, "{number}");
+            if open {
+                // SAFETY: it was placed there above, and belongs to nobody else.
+                drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_in_use_is_not_taken() {
+        let _mine = at(&[720]);
+        let error = place(at(&[715]), &[720]).expect_err("it is mine");
+        assert!(error.to_string().contains("720"), "{error}");
+        place(at(&[715]), &[716, 717]).expect_err("one is missing");
+    }
+}

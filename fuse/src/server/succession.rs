@@ -1,0 +1,177 @@
+//! One server after another, and one supervisor after another.
+//!
+//! When a server is dead, another one goes on with the same connections to the kernel. What makes that safe:
+//!
+//! 1. The last server is dead: none of its threads will ever answer again, or change a region. The caller has waited for
+//!    that. Its keeper has everything open that it had.
+//! 2. Nobody reads the devices. What containers ask meanwhile waits in the kernel.
+//! 3. The successor is greeted, and takes over what the regions refer to, each descriptor at the number it had. From here on
+//!    its own keeper has them too.
+//! 4. It loads every volume, without any effect outside. Should it die up to here, the next one begins again at 3, with the
+//!    same keeper: nothing has changed.
+//! 5. The keeper of the last server is dismissed. Should the successor die from here on, its own keeper has everything.
+//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): what the last server had read and
+//!    not answered is asked again, once, marked by bit 63 of its number. Only then its threads begin to read.
+//! 7. A change that was asked before and may have been made is recorded in the region (passthrough) or by the number of
+//!    applied steps (projections): it is not made twice.
+//! 8. Calls of the supervisor that waited for the last server are made again. They say how things are to be, so it does no
+//!    harm if they were heard before.
+//!
+//! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
+//! Nothing is mounted, unmounted or committed for that.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::Value;
+
+use super::client::{Server, unexpected};
+use super::connection::Connection;
+use super::held::{Content, Held};
+use super::keeper::dismiss;
+use super::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::passthrough::Passthrough;
+use crate::projection::Projection;
+
+/// What became of a server's death.
+#[derive(Debug, Default)]
+pub struct Succession {
+    /// The volumes that nobody could go on with, and why. Who uses them gets `ENOTCONN`; each can be mounted anew.
+    pub given_up: Vec<(VolumeId, String)>,
+}
+
+/// A server that has answered, and has no volumes yet.
+pub struct Successor(Connection);
+
+/// The keeper of a dead server. Dropping it leaves the keeper alone.
+#[derive(Default)]
+pub struct LastKeeper {
+    channel: Option<OwnedFd>,
+}
+
+/// A volume that was served already, and what was said about it.
+pub struct AdoptedVolume {
+    /// What the supervisor before said.
+    pub about: Value,
+    /// The volume.
+    pub served: Adopted,
+}
+
+/// What was served already.
+pub enum Adopted {
+    /// Generations of files.
+    Projection(Projection),
+    /// A source of the host.
+    Passthrough(Passthrough),
+}
+
+impl Server {
+    /// The server is dead. Calls wait until [there is another one](Self::succeed).
+    pub fn bury(&self) -> LastKeeper {
+        let connection = self.lose();
+        LastKeeper { channel: connection.and_then(|connection| connection.keeper_channel()) }
+    }
+
+    /// Greets the server at the other end of `control`, which is going to go on for the one that serves.
+    ///
+    /// # Errors
+    /// When it does not answer, or speaks another language.
+    pub fn greet(&self, control: UnixStream) -> io::Result<Successor> {
+        Connection::open(control, &self.greeting).map(Successor)
+    }
+
+    /// Lets a new server go on for the one that was [buried](Self::bury).
+    ///
+    /// # Errors
+    /// When the new server cannot. It is to be killed then, and another one may try.
+    pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<Succession> {
+        let Successor(connection) = successor;
+        let _joining = self.joining.lock().expect("a thread that panics ends the process");
+        let volumes: Vec<(VolumeId, Arc<Held>)> =
+            self.volumes().iter().map(|(volume, held)| (*volume, Arc::clone(held))).collect();
+        inherit(&connection, &volumes, keeper)?;
+        let mut succession = Succession::default();
+        for (volume, held) in &volumes {
+            match resume(&connection, *volume, held) {
+                Ok(()) => {}
+                Err(error) if connection.is_broken(&error) => return Err(error),
+                Err(error) => {
+                    self.volumes().remove(volume);
+                    held.give_up();
+                    succession.given_up.push((*volume, error.to_string()));
+                }
+            }
+        }
+        // The own keeper has everything now; the last one has had its day.
+        if let Some(last) = std::mem::replace(&mut keeper.channel, connection.keeper_channel()) {
+            dismiss(last);
+        }
+        if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {
+            done(&connection, &Request::Listen, &[socket.as_fd()])?;
+        }
+        done(&connection, &Request::Start, &[])?;
+        connection.trust()?;
+        connection.set_keeper(connection.keeper(), keeper.channel.take());
+        self.join_link(connection);
+        Ok(succession)
+    }
+
+    /// Takes over the volumes of a server whose supervisor is gone, each with what that supervisor said about it.
+    ///
+    /// # Errors
+    /// When the server does not answer, speaks another language or serves another pod.
+    pub fn adopt(control: UnixStream, greeting: Greeting) -> io::Result<(Arc<Self>, Vec<AdoptedVolume>)> {
+        let connection = Connection::open(control, &greeting)?;
+        let (reply, _) = connection.ask(&Request::Volumes, &[])?;
+        let Reply::Volumes(numbers) = reply else { return Err(unexpected(&reply)) };
+        let mut volumes = Vec::new();
+        for volume in numbers {
+            let (reply, descriptors) = connection.ask(&Request::Describe { volume }, &[])?;
+            let Reply::Described(description) = reply else { return Err(unexpected(&reply)) };
+            volumes.push((volume, Arc::new(Held::adopt(description, descriptors)?)));
+        }
+        connection.trust()?;
+        let server = Arc::new(Server::over(connection, greeting));
+        let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
+        server.next.store(next, Ordering::Relaxed);
+        server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));
+        let adopted = volumes.into_iter().map(|(volume, held)| {
+            let about = held.about.clone();
+            let served = match &held.content {
+                Content::Projection { .. } => Adopted::Projection(Projection::adopt(Arc::clone(&server), volume, held)),
+                Content::Passthrough { .. } => {
+                    Adopted::Passthrough(Passthrough::adopt(Arc::clone(&server), volume, held))
+                }
+            };
+            AdoptedVolume { about, served }
+        });
+        let adopted = adopted.collect();
+        Ok((server, adopted))
+    }
+}
+
+fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<Held>)], keeper: &LastKeeper) -> io::Result<()> {
+    let passthrough = volumes.iter().filter(|(_, held)| matches!(held.content, Content::Passthrough { .. }));
+    let regions = passthrough.map(|(_, held)| held.region.as_fd());
+    let descriptors: Vec<_> = keeper.channel.iter().map(AsFd::as_fd).chain(regions).collect();
+    let (reply, _) = connection.ask(&Request::Inherit { keeper: keeper.channel.is_some() }, &descriptors)?;
+    if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
+}
+
+fn resume(connection: &Connection, volume: VolumeId, held: &Held) -> io::Result<()> {
+    let (description, images) = held.describe(volume);
+    let descriptors = held.descriptors()?;
+    let images = images.iter().map(|image| image.as_fd());
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).chain(images).collect();
+    done(connection, &Request::Resume(description), &descriptors)
+}
+
+fn done(connection: &Connection, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    match connection.ask(request, descriptors)? {
+        (Reply::Done, _) => Ok(()),
+        (other, _) => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,255 @@
+//! The volumes of a server: those it answers for, and those it is about to go on with.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde_json::Value;
+
+use super::process::Held;
+use super::protocol::{Body, Description, VolumeId};
+use super::trace::Trace;
+use crate::passthrough::{self, DataPath, Loaded, Options};
+use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
+use crate::projection::steps::Step;
+use crate::projection::tree::{Root, Staged, Tree};
+use crate::projection::undo::Undo;
+use crate::projection::{GenerationName, Image};
+use crate::region::{Kind, Region};
+use crate::session::Session;
+
+/// All volumes, by their numbers.
+#[derive(Default)]
+pub(super) struct Volumes {
+    volumes: BTreeMap<VolumeId, Volume>,
+    /// Those to resume.
+    resumed: BTreeMap<VolumeId, Resumed>,
+}
+
+/// A volume, with all that a supervisor needs to adopt it.
+struct Volume {
+    about: Value,
+    device: OwnedFd,
+    mount: OwnedFd,
+    region: Arc<Region>,
+    content: Content,
+    trace: Arc<Trace>,
+}
+
+enum Content {
+    /// `traced` is whether requests are reported from the start.
+    Projection {
+        tree: SharedTree,
+        traced: bool,
+    },
+    Passthrough {
+        source: OwnedFd,
+        options: Options,
+    },
+}
+
+/// A volume that is known, but not answered for yet.
+struct Resumed {
+    volume: Volume,
+    loaded: Option<Loaded>,
+}
+
+impl Volumes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.volumes.is_empty()
+    }
+
+    pub(super) fn numbers(&self) -> Vec<VolumeId> {
+        self.volumes.keys().copied().collect()
+    }
+
+    /// Answers for a new, empty projection.
+    pub(super) fn project(
+        &mut self,
+        number: VolumeId,
+        about: Value,
+        held: Held,
+        root: Root,
+        traced: bool,
+    ) -> io::Result<()> {
+        let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
+        let Held { device, mount, region } = held;
+        let region = Arc::new(adopt(region, Kind::Projection)?);
+        let session = Session::open(device.try_clone()?, filesystem::wanted(traced), Arc::clone(&region))?;
+        let (content, trace) = (Content::Projection { tree, traced }, start_trace(traced)?);
+        let volume = Volume { about, device, mount, region, content, trace };
+        volume.run_projection(session)?;
+        self.volumes.insert(number, volume);
+        Ok(())
+    }
+
+    /// Answers for a new passthrough volume.
+    pub(super) fn pass(
+        &mut self,
+        number: VolumeId,
+        about: Value,
+        held: Held,
+        source: OwnedFd,
+        options: Options,
+    ) -> io::Result<DataPath> {
+        let Held { device, mount, region } = held;
+        let region = Arc::new(adopt(region, Kind::Passthrough)?);
+        region.begin();
+        let own = source.try_clone()?;
+        let trace = start_trace(options.trace)?;
+        let (region_of_session, reports) = (Arc::clone(&region), Arc::clone(&trace));
+        let data_path = passthrough::serve(device.try_clone()?, own, options.clone(), region_of_session, reports)?;
+        let content = Content::Passthrough { source, options };
+        self.volumes.insert(number, Volume { about, device, mount, region, content, trace });
+        Ok(data_path)
+    }
+
+    /// Gets ready to go on with a volume.
+    pub(super) fn resume(
+        &mut self,
+        description: Description,
+        held: Held,
+        mut descriptors: Vec<OwnedFd>,
+        missing: &[RawFd],
+    ) -> io::Result<()> {
+        let Description { volume: number, about, body } = description;
+        let Held { device, mount, region } = held;
+        let (content, region, trace, loaded) = match body {
+            Body::Projection { tree, trace: traced } => {
+                let region = Arc::new(adopt(region, Kind::Projection)?);
+                let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
+                // A server that gives up before it serves leaves them to the next one.
+                images.iter().for_each(Image::disown);
+                let mut tree = Tree::restore(*tree, images).ok_or_else(broken)?;
+                tree.catch_up(region.applied()).map_err(|_| broken())?;
+                (Content::Projection { tree: SharedTree::new(tree), traced }, region, start_trace(traced)?, None)
+            }
+            Body::Passthrough { options } => {
+                let region = Arc::new(adopt(region, Kind::Passthrough)?);
+                let source = descriptors.pop().ok_or_else(broken)?;
+                let (own, trace) = (source.try_clone()?, start_trace(options.trace)?);
+                let (region_of_session, reports) = (Arc::clone(&region), Arc::clone(&trace));
+                let loaded = passthrough::load(region_of_session, Some(own), options.clone(), missing, reports);
+                let loaded = loaded.map_err(io::Error::other)?;
+                (Content::Passthrough { source, options }, region, trace, Some(loaded))
+            }
+        };
+        let volume = Volume { about, device, mount, region, content, trace };
+        self.resumed.insert(number, Resumed { volume, loaded });
+        Ok(())
+    }
+
+    /// Answers for the volumes that were resumed.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        for (number, resumed) in std::mem::take(&mut self.resumed) {
+            let Resumed { volume, loaded } = resumed;
+            match loaded {
+                Some(loaded) => drop(loaded.start(volume.device.try_clone()?)?),
+                None => {
+                    let session = Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?;
+                    volume.run_projection(session)?;
+                }
+            }
+            self.volumes.insert(number, volume);
+        }
+        Ok(())
+    }
+
+    /// Describes a volume to a supervisor that adopts it.
+    pub(super) fn describe(&self, number: VolumeId) -> io::Result<(Description, Vec<OwnedFd>)> {
+        let volume = self.volume(number)?;
+        let mut descriptors =
+            vec![volume.device.try_clone()?, volume.mount.try_clone()?, volume.region.as_fd().try_clone_to_owned()?];
+        let body = match &volume.content {
+            Content::Projection { tree, traced } => {
+                let (tree, images) = tree.lock().save();
+                for image in images {
+                    descriptors.push(image.as_fd().try_clone_to_owned()?);
+                }
+                Body::Projection { tree: Box::new(tree), trace: *traced }
+            }
+            Content::Passthrough { source, options } => {
+                descriptors.push(source.try_clone()?);
+                Body::Passthrough { options: options.clone() }
+            }
+        };
+        Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
+    }
+
+    /// Tells a tree what comes next. Gives the thread that answers for it.
+    pub(super) fn announce(
+        &mut self,
+        number: VolumeId,
+        steps: Vec<Step>,
+        staged: Option<(GenerationName, OwnedFd)>,
+        time: SystemTime,
+    ) -> io::Result<Option<i32>> {
+        let stage = |(name, image)| io::Result::Ok(Staged { name, image: Arc::new(Image::adopt(image)?) });
+        let staged = staged.map(stage).transpose()?;
+        self.tree(number)?.lock().announce(steps, staged, time);
+        Ok(self.volume(number)?.region.session_thread())
+    }
+
+    pub(super) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
+        Ok(self.tree(number)?.lock().close_generation(generation.as_str())?)
+    }
+
+    pub(super) fn remove(&mut self, number: VolumeId) {
+        if let Some(volume) = self.volumes.remove(&number) {
+            // Its session may go on for those who are still inside.
+            volume.trace.detach();
+        }
+    }
+
+    /// Lets another reader see the volume's requests, or all readers go.
+    pub(super) fn trace(&self, number: VolumeId, reader: Option<OwnedFd>) -> io::Result<()> {
+        let trace = &self.volume(number)?.trace;
+        match reader {
+            Some(pipe) => trace.attach(pipe),
+            None => {
+                trace.detach();
+                Ok(())
+            }
+        }
+    }
+
+    fn tree(&self, number: VolumeId) -> io::Result<&SharedTree> {
+        match &self.volume(number)?.content {
+            Content::Projection { tree, .. } => Ok(tree),
+            Content::Passthrough { .. } => Err(io::Error::other(format!("volume {} is no projection", number.0))),
+        }
+    }
+
+    fn volume(&self, number: VolumeId) -> io::Result<&Volume> {
+        self.volumes.get(&number).ok_or_else(|| io::Error::other(format!("volume {} is not served", number.0)))
+    }
+}
+
+impl Volume {
+    /// Starts the thread of a projection.
+    fn run_projection(&self, session: Session) -> io::Result<()> {
+        let Content::Projection { tree, .. } = &self.content else { return Ok(()) };
+        tree.lock().own_images();
+        let (region, trace) = (Arc::clone(&self.region), Arc::clone(&self.trace));
+        let filesystem = ProjectionFilesystem::new(tree.clone(), region, Undo::new(session.notifier()), trace);
+        // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
+        session.run(Arc::new(filesystem), 1)
+    }
+}
+
+/// The trace of a volume: on standard output if that is wanted from the start.
+fn start_trace(wanted: bool) -> io::Result<Arc<Trace>> {
+    let trace = if wanted { Trace::to(rustix::io::dup(rustix::stdio::stdout())?) } else { Trace::default() };
+    Ok(Arc::new(trace))
+}
+
+fn adopt(region: OwnedFd, kind: Kind) -> io::Result<Region> {
+    let region = Region::adopt(region).map_err(io::Error::other)?;
+    if region.kind() == kind { Ok(region) } else { Err(broken()) }
+}
+
+fn broken() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what the last server has left does not fit together")
+}

@@ -1,0 +1,66 @@
+//! What a dead server left unanswered.
+//!
+//! The kernel keeps each request that was read until it is answered, and since Linux 6.9 it can be told to ask for all
+//! of them again. Before, nobody can tell what was asked; but an answer needs only the number of the request, so each
+//! is answered with `EIO`, and its caller ends with an error instead of waiting for ever.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::abi::{NOTIFY_RESEND, UNIQUE_RESEND};
+use super::answer::Responder;
+use crate::region::Region;
+
+/// By how much the kernel's numbers of requests grow. The odd ones are of interrupts.
+const STEP: u64 = 2;
+/// How many numbers before and after the last known one are tried: a request that was just read is in no seat yet, and
+/// numbers are also given to what has no answer.
+const AROUND: u64 = 64;
+
+/// What becomes of it.
+pub(super) enum Unanswered {
+    /// The kernel asks again, if it can.
+    AskedAgain,
+    /// Each ends with an error.
+    Failed,
+}
+
+impl Unanswered {
+    /// Settles it. Nothing may be read from the device before.
+    pub(super) fn settle(self, device: &Arc<OwnedFd>, region: &Region) -> io::Result<()> {
+        match self {
+            Self::AskedAgain if ask_again(device)? => {}
+            _ => fail_all(device, region),
+        }
+        // Who waits for a lock asks again, or is told.
+        region.waits().clear();
+        Ok(())
+    }
+}
+
+/// Tells whether the kernel can do it.
+fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
+    let kernel = Responder { device: Arc::clone(device), unique: 0 };
+    match kernel.write(NOTIFY_RESEND, &[], &[]) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        told => told.map(|()| true),
+    }
+}
+
+/// Answers all that may be unanswered. The kernel says `ENOENT` for what is not.
+fn fail_all(device: &Arc<OwnedFd>, region: &Region) {
+    let fail = |unique: u64| {
+        let responder = Responder { device: Arc::clone(device), unique };
+        let _ = responder.send(Err(Errno::IO));
+    };
+    let known = region.seats().all_carried().chain(region.waits().all());
+    known.flat_map(|unique| [unique, unique | UNIQUE_RESEND]).for_each(fail);
+    for last in region.seats().last() {
+        let first = last.saturating_sub(AROUND * STEP).max(STEP);
+        (first..=last.saturating_add(AROUND * STEP)).step_by(STEP as usize).for_each(fail);
+    }
+    region.seats().drop_all_carried();
+}

@@ -1,0 +1,56 @@
+//! `podfs cleanup`: what podfs that are gone have left.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::Args;
+
+use super::exit::Failure;
+use super::run::{ROOT_DIRECTORY, RUN_DIRECTORY};
+use crate::upkeep::cleanup::{Cleanup, Deed, Line};
+
+/// Take away what podfs that are gone have left behind.
+///
+/// That is: dead mounts, which answer "Transport endpoint is not connected"; the directories and mount points that podfs
+/// made for them; run files. Mounts are taken away lazily, directories only when they are empty, and of files only empty
+/// mount points. No file inside a volume is touched, and nothing is reached through a mount point.
+///
+/// Pods that are served are left alone, also those whose supervisor is gone while their server goes on. The content of
+/// emptyDirs is left, too: the next podfs run of the pod finds it.
+///
+/// It is not needed before podfs run: that goes on with what is left. It mounts over a dead mount, which containers that
+/// are still running see; once the dead mount is taken away, they do not. So use this for pods that do not come back.
+///
+/// One line is printed for each thing: "unmounted PATH", "removed PATH", "left PATH: reason". Doing it twice does nothing
+/// more, and two at once are safe.
+///
+/// Exit code: 0 when it could look at everything; 1 otherwise; 2 for bad arguments; 3 when a privilege is missing.
+#[derive(Args)]
+#[command(after_help = "EXAMPLES:\n  podfs cleanup --dry-run\n  podfs cleanup")]
+pub(super) struct Cleaning {
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    run_dir: PathBuf,
+    /// Dead mounts below this directory are taken away even if nobody knows their pod; others are named.
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
+    root_dir: PathBuf,
+    /// Tell what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Cleaning {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let Self { run_dir, root_dir, dry_run } = self;
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
+        }
+        // What is begun is done, even if nobody reads of it.
+        let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", Line(deed, dry_run)));
+        let cleaned = Cleanup::new(dry_run, &mut tell).clean(&run_dir, &root_dir);
+        cleaned.map_err(|error| {
+            Failure::general(anyhow!("cannot look for what is left in {}: {error}", run_dir.display()))
+        })
+    }
+}

@@ -1,0 +1,124 @@
+//! `podfs status`: how the pods of this node are.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use crate::manifest::pod::PodUid;
+use crate::supervisor::status::{PodState, PodStatus};
+use crate::upkeep::{survey, table};
+
+/// Show how the pods of this node and their volumes are.
+///
+/// Every pod that podfs serves on this node is asked, by way of the run directory. One that does not answer within two
+/// seconds is shown as such and holds up no other.
+///
+/// The state of a pod is one of: running; degraded (a volume waits, shows an old generation, or the server does not stay
+/// up); no supervisor (the volumes are served, but not refreshed); not answering; dead (nobody serves it, but something of
+/// it is left).
+///
+/// Exit code: 0 when every pod is running, or there is none; 1 when one is not, or is not found; 2 for bad arguments; 3
+/// when a privilege is missing.
+#[derive(Args)]
+#[command(after_help = "EXAMPLES:\n  podfs status\n  podfs status --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10\n  \
+    podfs status --output json | jq '.pods[] | select(.state != \"running\")'")]
+pub(super) struct Status {
+    /// Show this pod only.
+    #[arg(long, value_name = "UID")]
+    pod: Option<String>,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    run_dir: PathBuf,
+    /// For people, or for programs.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+impl Status {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let pods = match &self.pod {
+            Some(uid) => vec![pod_directory(&self.run_dir, uid)?],
+            None => pods(&self.run_dir)?,
+        };
+        let statuses = survey::look_at(&pods);
+        match self.output {
+            Output::Json => print(&json(&statuses)?)?,
+            Output::Table if statuses.is_empty() => {
+                eprintln!("podfs: no pod is served here ({})", self.run_dir.display())
+            }
+            Output::Table => print(&table::table(&statuses))?,
+        }
+        judge(&statuses)
+    }
+}
+
+/// The run directory of a pod that is known there.
+pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, Failure> {
+    let uid = PodUid::parse(uid).map_err(|_| Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod")))?;
+    let directory = run_directory.join(uid.as_str());
+    if pods(run_directory)?.contains(&directory) {
+        return Ok(directory);
+    }
+    let place = run_directory.display();
+    Err(Failure::general(anyhow!(
+        "pod {uid} is not served here: {place} has nothing of it; podfs status lists all pods"
+    )))
+}
+
+/// The directories of all pods.
+pub(super) fn pods(run_directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::machine(anyhow!("podfs answers nobody but root; run this as root")));
+    }
+    let pods = survey::pods(run_directory).with_context(|| format!("cannot read {}", run_directory.display()));
+    pods.map_err(|error| Failure::general(anyhow!("{error:#}")))
+}
+
+fn json(pods: &[PodStatus]) -> Result<String, Failure> {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        pods: &'a [PodStatus],
+    }
+    let text = serde_json::to_string_pretty(&Document { pods }).map_err(Failure::general)?;
+    Ok(text + "\n")
+}
+
+/// Whoever reads may have seen enough.
+fn print(text: &str) -> Result<(), Failure> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::general(anyhow::Error::new(error).context("cannot write to standard output")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn judge(statuses: &[PodStatus]) -> Result<(), Failure> {
+    let bad: Vec<_> = statuses.iter().filter(|pod| pod.state != PodState::Running).collect();
+    match bad.as_slice() {
+        [] => Ok(()),
+        [pod] => Err(Failure::general(anyhow!("pod {} is {}", pod.title(), in_words(pod.state)))),
+        _ => Err(Failure::general(anyhow!("{} of {} pods are not as they should be", bad.len(), statuses.len()))),
+    }
+}
+
+fn in_words(state: PodState) -> &'static str {
+    match state {
+        PodState::NoSupervisor => "without a supervisor",
+        other => other.word(),
+    }
+}

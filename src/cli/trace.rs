@@ -1,0 +1,100 @@
+//! `podfs trace`: the requests of a live volume.
+
+use std::io::{self, ErrorKind, PipeReader, Read, Write, pipe};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use super::status::pod_directory;
+use crate::supervisor::control::{Answer, Question, ask};
+
+/// How often a server that does not answer, because another one is just taking its place, is asked.
+const TRIES: u32 = 20;
+
+/// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
+///
+/// Each line is: time (UTC), operation, path, the caller's pid and uid, result, microseconds. A `-` stands where the kernel
+/// does not tell: the uid of most callers when volumes may be ID-mapped (Linux 6.12), and both for the kernel's own
+/// requests. `podfs mount --trace` does without ID-mapped mounts and shows every uid.
+///
+/// The volume never waits for this command: when its output is not read fast enough, requests are left out, and a line
+/// says how many. Four traces of a volume may run at once. A projection that is warm sends no requests, and reads and
+/// writes of a volume in mode passthrough do not come to podfs.
+///
+/// Exit code: 0 when the volume ended; 1 when there is no such pod or volume; 2 for bad arguments; 3 when a privilege is
+/// missing.
+#[derive(Args)]
+#[command(after_help = "EXAMPLE:\n  podfs trace --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --volume config")]
+pub(super) struct Trace {
+    /// The pod; podfs status lists all.
+    #[arg(long, value_name = "UID")]
+    pod: String,
+    /// The volume, as it is called in the pod's manifest.
+    #[arg(long, value_name = "NAME")]
+    volume: String,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    run_dir: PathBuf,
+}
+
+impl Trace {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let Self { pod, volume, run_dir } = self;
+        let directory = pod_directory(&run_dir, &pod)?;
+        let mut requests = attach(&directory, &volume).map_err(Failure::general)?;
+        eprintln!("podfs: requests of volume {volume:?} of pod {pod}; Ctrl-C ends this");
+        loop {
+            if !copy(&mut requests)? {
+                return Ok(());
+            }
+            // The other end is closed by a volume that ends, and by a server that another one takes over from.
+            match attach(&directory, &volume) {
+                Ok(again) => requests = again,
+                Err(_) => {
+                    eprintln!("podfs: volume {volume:?} has ended");
+                    return Ok(());
+                }
+            }
+            eprintln!("podfs: the server was replaced; requests in between are not shown");
+        }
+    }
+}
+
+/// Lets the requests be written to a new pipe.
+fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
+    let (reader, writer) = pipe().context("cannot make a pipe")?;
+    let question = Question::Trace { volume: volume.to_owned() };
+    for _ in 0..TRIES {
+        match ask(directory, &question, Some(writer.as_fd()))? {
+            Answer::Tracing => return Ok(reader),
+            Answer::Refused(reason) => return Err(anyhow!(reason)),
+            // It takes half a second to say so.
+            Answer::Busy(_) => {}
+            other => return Err(anyhow!("the supervisor gave an answer to another question: {other:?}")),
+        }
+    }
+    Err(anyhow!("the server of the pod does not answer; podfs status shows how the pod is"))
+}
+
+/// Prints what comes, to its end. Gives `false` when nobody reads it any more.
+fn copy(requests: &mut PipeReader) -> Result<bool, Failure> {
+    let mut buffer = vec![0; 64 << 10];
+    let mut out = io::stdout().lock();
+    loop {
+        let length = match requests.read(&mut buffer) {
+            Ok(0) => return Ok(true),
+            Ok(length) => length,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Failure::general(anyhow!("cannot read the trace: {error}"))),
+        };
+        match out.write_all(&buffer[..length]).and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
+            Err(error) => return Err(Failure::general(anyhow!("cannot write to standard output: {error}"))),
+        }
+    }
+}

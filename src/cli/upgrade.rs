@@ -1,0 +1,93 @@
+//! `podfs upgrade`: the pods of this node go on as the podfs that is on disk now.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use super::status::{pod_directory, pods};
+use crate::supervisor::claim::Record;
+use crate::supervisor::control::{self, AskError};
+
+/// How long the upgrade of a pod may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Let pods go on as the podfs that is on disk now, without unmounting anything.
+///
+/// Put the new program in the place of the old one first. Then each pod starts it, and hands over to it what it has: mounts,
+/// open files, locks. Containers wait for a moment and notice nothing else. A pod whose new podfs does not come up goes on
+/// with the one it had.
+///
+/// One line is printed for each pod, and the next one is upgraded when it is complete: "done", "refused" (nothing was
+/// tried), "rolled back" (the pod goes on as before) or "failed" (not known; podfs status shows how the pod is).
+///
+/// Exit code: 0 when all pods are upgraded, or there is none; 1 when one is not, or is not found; 2 for bad arguments; 3 when
+/// a privilege is missing.
+#[derive(Args)]
+#[command(after_help = "EXAMPLES:\n  podfs upgrade --all\n  podfs upgrade --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10")]
+pub(super) struct Upgrade {
+    /// This pod; podfs status lists all.
+    #[arg(long, value_name = "UID", required_unless_present = "all")]
+    pod: Option<String>,
+    /// Every pod of this node, one after another.
+    #[arg(long, conflicts_with = "pod")]
+    all: bool,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    run_dir: PathBuf,
+}
+
+impl Upgrade {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let pods = match &self.pod {
+            Some(uid) => vec![pod_directory(&self.run_dir, uid)?],
+            None => pods(&self.run_dir)?,
+        };
+        if pods.is_empty() {
+            eprintln!("podfs: no pod is served here ({})", self.run_dir.display());
+        }
+        let failed = pods.iter().filter(|directory| !upgrade(directory)).count();
+        match failed {
+            0 => Ok(()),
+            _ => Err(Failure::general(anyhow!("{failed} of {} pods are not upgraded", pods.len()))),
+        }
+    }
+}
+
+/// Gives whether it is done.
+fn upgrade(directory: &Path) -> bool {
+    use control::Upgrade;
+    tell(&format!("{}: ", title(directory)));
+    let outcome = control::ask_for_upgrade(directory, PATIENCE, || tell("started, "));
+    let (line, is_done) = match outcome {
+        Ok(Upgrade::Done { version }) => (format!("done, podfs {version} serves it"), true),
+        Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),
+        Ok(Upgrade::RolledBack { reason }) => (format!("rolled back: {reason}"), false),
+        Ok(Upgrade::Started) => ("failed: its end is not known".to_owned(), false),
+        Err(AskError::NobodyListens(_)) => {
+            ("refused: it has no supervisor; podfs run of the pod takes it over".to_owned(), false)
+        }
+        Err(error) => (format!("failed: {error}"), false),
+    };
+    // Whatever a reason says, it is one line.
+    tell(&line.split_whitespace().collect::<Vec<_>>().join(" "));
+    tell("\n");
+    is_done
+}
+
+/// `default/web`, or the uid when the name was not written down.
+fn title(directory: &Path) -> String {
+    let named = Record::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
+    let uid = || directory.file_name().unwrap_or_default().display().to_string();
+    named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
+}
+
+/// What is begun is done, even if nobody reads of it.
+fn tell(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

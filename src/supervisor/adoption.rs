@@ -1,0 +1,141 @@
+//! Taking over from a supervisor that was killed: its server still serves, and nothing is unmounted.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, getsockopt, socket, sockopt};
+use podfs_fuse::confinement::Profile;
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
+use podfs_fuse::server::{Adopted, AdoptedVolume};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::report::Audience;
+use super::scaffold::Scaffold;
+use super::server::{PodServer, kill_server};
+use super::site::Site;
+use crate::manifest::pod::PodIdentity;
+use crate::volume::{Volume, VolumeSource};
+
+/// What a supervisor says of a volume to the one that adopts it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct About {
+    /// Its name.
+    pub(super) volume: String,
+    /// Where it is to be seen.
+    pub(super) path: PathBuf,
+    /// A group that containers need to use it.
+    #[serde(default)]
+    pub(super) group: Option<u32>,
+}
+
+/// Volumes that are served already, by their names.
+pub(super) struct Adoption(HashMap<String, (About, Adopted)>);
+
+/// A volume that is served and seen already.
+pub(super) struct Kept {
+    pub(super) about: About,
+    pub(super) served: Adopted,
+    pub(super) point: MountPoint,
+    pub(super) visible: VisibleMount,
+}
+
+impl Adoption {
+    /// Finds those of `volumes` that are served already where they should be, by their places in the manifest. The others are
+    /// served no more, and taken away.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub(super) fn keep(
+        self,
+        volumes: &[(usize, Volume)],
+        site: &Site,
+        scaffold: &mut Scaffold,
+    ) -> Result<HashMap<usize, Kept>, MountError> {
+        let Adoption(mut served) = self;
+        let site = MountPoint::of_mount(site.path())?;
+        let mut kept = HashMap::new();
+        for (place, volume) in volumes {
+            let Some((about, served)) = served.remove(volume.name.as_str()) else { continue };
+            let same_kind =
+                matches!(volume.source, VolumeSource::Projection(_)) == matches!(served, Adopted::Projection(_));
+            let there = about.path.starts_with(site.path()) && same_kind;
+            match if there { scaffold.keep(&about.path)? } else { None } {
+                Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
+                None => discard(&about, served),
+            }
+        }
+        served.into_values().for_each(|(about, served)| discard(&about, served));
+        Ok(kept)
+    }
+}
+
+fn discard(about: &About, served: Adopted) {
+    warn!("volume {:?} of the podfs before is not wanted any more", about.volume);
+    if let Err(error) = take_away(&about.path) {
+        warn!("a mount of an earlier podfs stays: {error}");
+    }
+    drop(served);
+}
+
+/// Looks for a server at `path`, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
+/// was told why: what it serves is mounted anew.
+pub(super) fn find(
+    path: &Path,
+    pod: &PodIdentity,
+    profile: Profile,
+    audience: Audience,
+    refused: impl FnOnce(&str),
+) -> Option<(PodServer, Adoption)> {
+    let control = UnixStream::connect(path).ok()?;
+    let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
+    match adopt(control, pid, pod, profile, audience) {
+        Ok((server, adoption)) => {
+            info!("the volumes of the pod are served by pid {pid}; podfs takes them over");
+            Some((server, adoption))
+        }
+        Err(error) => {
+            refused(&error.to_string());
+            warn!("the server of the pod (pid {pid}) cannot be taken over: {error}; its volumes are mounted anew");
+            kill_server(pid, pod);
+            None
+        }
+    }
+}
+
+fn adopt(
+    control: UnixStream,
+    pid: i32,
+    pod: &PodIdentity,
+    profile: Profile,
+    audience: Audience,
+) -> io::Result<(PodServer, Adoption)> {
+    let (server, volumes) = PodServer::adopt(control, pid, pod, profile, audience)?;
+    let mut adoption = HashMap::new();
+    for AdoptedVolume { about, served } in volumes {
+        let about: About = serde_json::from_value(about)?;
+        adoption.insert(about.volume.clone(), (about, served));
+    }
+    Ok((server, Adoption(adoption)))
+}
+
+/// A socket at `path`, which only root may connect to, in the place of one that nobody is at any more.
+///
+/// # Errors
+/// When it cannot be made.
+pub(super) fn make_socket(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(socket)
+}

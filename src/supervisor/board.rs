@@ -1,0 +1,164 @@
+//! What is known of the pod at this moment. The supervisor's task writes it, whoever is asked for the status reads it;
+//! it is locked for moments and never while anything is waited for.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use podfs_fuse::projection::GenerationName;
+use podfs_fuse::server::Watch;
+
+use super::health::Health;
+use super::server::Record;
+use super::status::{PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::volume::{PodVolume, State};
+use crate::manifest::pod::PodIdentity;
+use crate::volume::Volume;
+
+/// Which podfs this is.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The shared knowledge. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Board(Arc<Mutex<Known>>);
+
+/// What is known.
+pub(super) struct Known {
+    identity: PodIdentity,
+    health: Health,
+    /// What else is wrong with all volumes at once.
+    trouble: Option<String>,
+    /// By place in the manifest.
+    pub(super) volumes: BTreeMap<usize, VolumeReport>,
+}
+
+/// What is known of a volume.
+pub(super) struct VolumeReport {
+    pub(super) name: String,
+    pub(super) kind: &'static str,
+    pub(super) path: Option<PathBuf>,
+    pub(super) group: Option<u32>,
+    pub(super) state: State,
+    /// Since when it shows its generation.
+    since: Instant,
+    last_error: Option<String>,
+    restarts: u32,
+    watch: Option<Watch>,
+}
+
+impl Board {
+    pub(super) fn new(identity: PodIdentity) -> Self {
+        Self(Arc::new(Mutex::new(Known {
+            identity,
+            health: Health::default(),
+            trouble: None,
+            volumes: BTreeMap::new(),
+        })))
+    }
+
+    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().expect("nobody panics while the board is locked")
+    }
+
+    /// How the pod is, in the words of `podfs status`.
+    pub(super) fn status(&self) -> PodStatus {
+        let known = self.known();
+        let volumes: Vec<_> = known.volumes.values().map(VolumeReport::status).collect();
+        let trouble = known.trouble.clone().or_else(|| known.health.trouble(Instant::now()));
+        let (state, reason) = PodState::of(&volumes, trouble.as_deref());
+        let PodIdentity { namespace, name, uid } = &known.identity;
+        PodStatus {
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: uid.to_string(),
+            state,
+            reason,
+            supervisor: Some(ProcessStatus { pid: std::process::id(), version: Some(VERSION.to_owned()) }),
+            server: known.health.status(),
+            volumes,
+        }
+    }
+
+    /// A way to look at the volume of this name.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn watch(&self, name: &str) -> Result<Watch, String> {
+        let known = self.known();
+        let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
+            let names: Vec<_> = known.volumes.values().map(|volume| volume.name.as_str()).collect();
+            let names = if names.is_empty() { "no volumes".to_owned() } else { names.join(", ") };
+            return Err(format!("pod {} has no volume {name:?}; it has {names}", known.identity));
+        };
+        match (&volume.watch, &volume.state) {
+            (Some(watch), _) => Ok(watch.clone()),
+            (None, State::Waiting(reason)) => Err(format!("volume {name:?} is not mounted yet: {reason}")),
+            (None, _) => Err(format!("volume {name:?} is a bind mount: its requests do not come to podfs")),
+        }
+    }
+}
+
+impl Known {
+    /// The volume at this place was refreshed, as a part of `mounted`.
+    pub(super) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+        let before = self.volumes.remove(&place);
+        let state = mounted.state().clone();
+        let same = before.as_ref().filter(|before| before.generation() == state.generation());
+        let report = VolumeReport {
+            name: volume.name.to_string(),
+            kind: volume.kind.word,
+            path: mounted.path().map(ToOwned::to_owned),
+            group: mounted.group(),
+            since: same.map_or_else(Instant::now, |before| before.since),
+            last_error: mounted.last_error().map(str::to_owned),
+            restarts: before.as_ref().map_or(0, |before| before.restarts),
+            watch: mounted.watch(),
+            state,
+        };
+        self.volumes.insert(place, report);
+    }
+
+    /// What has become of the servers, and the version of the one that serves.
+    pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
+        let restarts = self.health.note(record, version, Instant::now());
+        self.volumes.values_mut().filter(|volume| volume.watch.is_some()).for_each(|it| it.restarts += restarts);
+    }
+
+    /// That there is no server at this moment.
+    pub(super) fn server_is_dead(&self) -> Option<String> {
+        self.health.dead()
+    }
+
+    /// What is wrong with all volumes at once from now on.
+    pub(super) fn trouble(&mut self, trouble: &str) {
+        self.trouble = Some(trouble.to_owned());
+    }
+}
+
+impl VolumeReport {
+    fn generation(&self) -> Option<&GenerationName> {
+        self.state.generation()
+    }
+
+    fn status(&self) -> VolumeStatus {
+        let (state, shown) = match &self.state {
+            State::Waiting(_) => (VolumeState::Waiting, None),
+            State::Live(shown) => (VolumeState::Live, Some(shown)),
+            State::Behind(shown, _) => (VolumeState::Behind, Some(shown)),
+        };
+        VolumeStatus {
+            name: self.name.clone(),
+            kind: self.kind.to_owned(),
+            path: self.path.clone(),
+            state,
+            reason: self.state.reason().map(str::to_owned),
+            mode: shown.map(|shown| shown.mode().to_owned()),
+            generation: self.generation().map(ToString::to_string),
+            generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
+            requests: self.watch.as_ref().map(Watch::requests),
+            restarts: self.restarts,
+            last_error: self.last_error.clone(),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The cgroup of a pod's server: what the server takes is counted by itself, and can be limited.
+//!
+//! Cgroups of version 2 only; the hierarchies of version 1 are left as they are.
+//!
+//! 1. The server's cgroup is `podfs-<pod uid>`, made in the cgroup that podfs is in, if podfs may divide that one: systemd
+//!    has delegated it (`Delegate=yes`), or systemd has no part in it, as in a container.
+//! 2. A server enters it between `fork` and `exec`, so all it ever takes is counted there. A keeper is a child of its
+//!    server, and stays.
+//! 3. A limit needs the memory controller. The kernel gives it to children only where the parent has no process of its own,
+//!    so the supervisor moves to `podfs-supervisors` beside them, but only then.
+//! 4. Nothing in it is killed as a whole (`memory.oom.group`): a server that takes too much dies, its keeper does not.
+//! 5. It is removed when the server and its keeper have ended, or by the next podfs for the pod: the claim has its path. A
+//!    server that is taken over stays where it is.
+//!
+//! Without such a cgroup everything works, and the server shares that of podfs.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use podfs_fuse::mount::table::mounts;
+use rustix::fs::getxattr;
+use tracing::{debug, info, warn};
+
+use crate::manifest::pod::PodUid;
+
+/// Where supervisors go when their cgroup must not have processes of its own.
+const SUPERVISORS: &str = "podfs-supervisors";
+/// Processes enter by it, and are listed in it.
+const PROCESSES: &str = "cgroup.procs";
+
+/// The cgroup of a pod's server, removed when dropped, unless somebody is still in it.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: PathBuf,
+    entrance: Arc<File>,
+}
+
+impl Cgroup {
+    /// A cgroup for the pod's server, which may take so many bytes. `left` is that of an earlier podfs.
+    pub(super) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
+        let made = match left.filter(|left| has_processes(left)) {
+            Some(left) => Self::open(left),
+            None => {
+                left.iter().for_each(|left| remove(left));
+                own().and_then(|own| Self::make(&own, uid))
+            }
+        };
+        match (&made, memory) {
+            (Ok(cgroup), Some(bytes)) => {
+                if let Err(error) = cgroup.limit_memory(&bytes.to_string()) {
+                    warn!("the memory of the server is not limited: {error}");
+                }
+            }
+            // An earlier podfs may have had a limit.
+            (Ok(cgroup), None) => drop(fs::write(cgroup.path.join("memory.max"), "max")),
+            (Err(error), Some(_)) => warn!("the memory of the server is not limited: {error}"),
+            (Err(error), None) => info!("the server has no cgroup of its own: {error}"),
+        }
+        made.inspect(|cgroup| debug!("the server's cgroup is {}", cgroup.path.display())).ok()
+    }
+
+    fn make(parent: &Path, uid: &PodUid) -> io::Result<Cgroup> {
+        let path = parent.join(format!("podfs-{}", uid.as_str()));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(io::Error::other(format!("cannot make {}: {error}", path.display())))
+            }
+            _ => Self::open(&path),
+        }
+    }
+
+    fn open(path: &Path) -> io::Result<Cgroup> {
+        let entrance = OpenOptions::new().write(true).open(path.join(PROCESSES));
+        let entrance = entrance.map_err(|error| io::Error::other(format!("cannot use {}: {error}", path.display())))?;
+        Ok(Cgroup { path: path.to_owned(), entrance: Arc::new(entrance) })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A process that writes `0` here is in it from then on.
+    pub(super) fn entrance(&self) -> Arc<File> {
+        Arc::clone(&self.entrance)
+    }
+
+    fn limit_memory(&self, most: &str) -> io::Result<()> {
+        let limit = self.path.join("memory.max");
+        if !limit.exists() {
+            enable_memory(self.path.parent().unwrap_or(&self.path))?;
+        }
+        fs::write(limit, most)?;
+        // Only kernels before 4.19 have no such file.
+        let _ = fs::write(self.path.join("memory.oom.group"), "0");
+        Ok(())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+/// Says what is wrong with where podfs runs, if it is in a cgroup that the kubelet kills.
+pub(super) fn warn_of_kubelet() {
+    let Ok(path) = own_path() else { return };
+    if path.iter().filter_map(|part| part.to_str()).any(belongs_to_kubelet) {
+        warn!(
+            "podfs runs in the cgroup {}, so it ends when Kubernetes ends what is there, and its volumes with it; start it \
+             as a unit of its own (systemd-run podfs run …)",
+            path.display()
+        );
+    }
+}
+
+fn belongs_to_kubelet(part: &str) -> bool {
+    part.starts_with("kubepods") || part.starts_with("kubelet")
+}
+
+/// The cgroup to divide: the one this process is in, or was in before it went to [`SUPERVISORS`].
+fn own() -> io::Result<PathBuf> {
+    let own = own_path()?;
+    let refused = |why: &str| Err(io::Error::other(format!("podfs' cgroup {} {why}", own.display())));
+    let Some((top, path)) = visible(&own)? else { return refused("is not to be seen below a cgroup2 mount") };
+    if systemd_keeps(&top, &path) {
+        return refused("is systemd's; give podfs' unit Delegate=yes");
+    }
+    match path.parent() {
+        Some(parent) if path.ends_with(SUPERVISORS) => Ok(parent.to_owned()),
+        _ => Ok(path),
+    }
+}
+
+/// The cgroup of this process, from the root of its cgroup namespace (`cgroups(7)`).
+fn own_path() -> io::Result<PathBuf> {
+    let all = fs::read_to_string("/proc/self/cgroup")?;
+    let path = all.lines().find_map(|line| line.strip_prefix("0::"));
+    path.map(PathBuf::from).ok_or_else(|| io::Error::other("there are no cgroups of version 2"))
+}
+
+/// Where the cgroup of this process is mounted: the mount point, and the whole path.
+fn visible(own: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
+    let below = own.strip_prefix("/").unwrap_or(own);
+    let mounts = mounts()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
+    let mut places = mounts.map(|mounted| (mounted.at.join(below), mounted.at));
+    // A mount may begin elsewhere than the namespace does; then the path leads to somebody else's cgroup.
+    let is_own = |path: &Path| listed(path).is_ok_and(|all| all.contains(&std::process::id()));
+    Ok(places.find(|(path, _)| is_own(path)).map(|(path, top)| (top, path)))
+}
+
+/// Whether systemd has made the cgroup for a unit and not given it away.
+fn systemd_keeps(top: &Path, path: &Path) -> bool {
+    let is_unit = |path: &&Path| path.extension().is_some_and(|kind| kind == "service" || kind == "scope");
+    let below = path.ancestors().take_while(|ancestor| *ancestor != top);
+    let Some(unit) = below.into_iter().find(is_unit) else { return false };
+    let delegated = |name: &str| {
+        let mut value = [0; 8];
+        getxattr(unit, name, &mut value[..]).is_ok_and(|length| value[..length].starts_with(b"1"))
+    };
+    !delegated("trusted.delegate") && !delegated("user.delegate")
+}
+
+fn enable_memory(parent: &Path) -> io::Result<()> {
+    let available = fs::read_to_string(parent.join("cgroup.controllers"))?;
+    if !available.split_whitespace().any(|controller| controller == "memory") {
+        return Err(io::Error::other(format!("{} has no memory controller", parent.display())));
+    }
+    let enable = || fs::write(parent.join("cgroup.subtree_control"), "+memory");
+    match enable() {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+        enabled => return enabled,
+    }
+    let aside = parent.join(SUPERVISORS);
+    match fs::create_dir(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => fs::write(aside.join(PROCESSES), "0")?,
+    }
+    enable().map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            io::Error::other(format!("others than podfs are in {}, so it cannot be divided", parent.display()))
+        }
+        _ => error,
+    })
+}
+
+fn listed(cgroup: &Path) -> io::Result<Vec<u32>> {
+    let all = fs::read_to_string(cgroup.join(PROCESSES))?;
+    Ok(all.lines().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+fn has_processes(cgroup: &Path) -> bool {
+    listed(cgroup).is_ok_and(|all| !all.is_empty())
+}
+
+/// Removes a cgroup that nobody is in.
+fn remove(cgroup: &Path) {
+    const TRIES: u32 = 100;
+    for _ in 0..TRIES {
+        match fs::remove_dir(cgroup) {
+            // A process that has just ended takes a moment to leave.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !has_processes(cgroup) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return debug!("the cgroup {} stays: {error}", cgroup.display());
+            }
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_of_the_kubelet_are_known_by_their_names() {
+        // FU-16
+        for path in
+            ["/kubepods.slice/kubepods-pod1.slice", "/kubelet.slice", "/system.slice/kubelet.service", "/kubepods/pod1"]
+        {
+            assert!(Path::new(path).iter().filter_map(|part| part.to_str()).any(belongs_to_kubelet), "{path}");
+        }
+        assert!(!["/", "system.slice", "podfs.service"].into_iter().any(belongs_to_kubelet));
+    }
+
+    #[test]
+    fn a_unit_that_systemd_has_not_delegated_is_not_divided() {
+        let top = tempfile::tempdir().expect("a directory");
+        let service = top.path().join("system.slice/podfs.service");
+        fs::create_dir_all(service.join("below")).expect("directories");
+        assert!(systemd_keeps(top.path(), &service));
+        assert!(systemd_keeps(top.path(), &service.join("below")));
+        assert!(!systemd_keeps(top.path(), &top.path().join("system.slice")), "a slice is no unit with processes");
+        assert!(!systemd_keeps(top.path(), top.path()));
+        let set = rustix::fs::setxattr(&service, "trusted.delegate", b"1", rustix::fs::XattrFlags::empty());
+        set.expect("root may");
+        assert!(!systemd_keeps(top.path(), &service));
+        assert!(!systemd_keeps(top.path(), &service.join("below")));
+    }
+}

@@ -1,0 +1,45 @@
+//! Whom the kernel kills last when memory runs out (`proc_pid_oom_score_adj(5)`).
+//!
+//! | process | score | why |
+//! |---|---|---|
+//! | keeper | -1000 | never: it takes next to no memory, and nobody can replace what it keeps. This also exempts it where a cgroup is killed as a whole (`memory.oom.group`) |
+//! | supervisor | -999 | as the kubelet: it starts the next server |
+//! | server | -998 | after every container, of which the best protected have -997; before the supervisor, for it can be replaced |
+//!
+//! Lowering a score takes `CAP_SYS_RESOURCE`. The supervisor does it for all of them: servers have no privileges.
+
+use std::fs;
+use std::io;
+
+use tracing::debug;
+
+const KEEPER: i32 = -1000;
+const SUPERVISOR: i32 = -999;
+const SERVER: i32 = -998;
+
+/// This process is a supervisor. A score that is lower already stays.
+pub(super) fn protect_supervisor() {
+    let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|score| score.trim().parse().ok());
+    if own.is_none_or(|own: i32| own > SUPERVISOR) {
+        set("self", SUPERVISOR);
+    }
+}
+
+/// The process is a server. Where its memory is limited it has to be killable, whatever it got from its supervisor.
+pub(super) fn protect_server(pid: i32) {
+    set(&pid.to_string(), SERVER);
+}
+
+/// The process is a keeper.
+pub(super) fn protect_keeper(pid: i32) {
+    set(&pid.to_string(), KEEPER);
+}
+
+fn set(process: &str, score: i32) {
+    match fs::write(format!("/proc/{process}/oom_score_adj"), score.to_string()) {
+        // It has ended meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {}
+        Err(error) => debug!("the OOM score of process {process} stays as it is: {error}; give podfs CAP_SYS_RESOURCE"),
+        Ok(()) => {}
+    }
+}

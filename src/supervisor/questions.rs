@@ -1,0 +1,56 @@
+//! Questions to a server that may not answer. One thread asks them, one after another, so that nobody else waits for it:
+//! neither the supervisor's task, nor the threads that commit.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+/// Most questions that wait for their turn. More are not asked.
+const MAX_WAITING: usize = 8;
+
+type Question = Box<dyn FnOnce() + Send>;
+
+/// The thread that asks, once there was something to ask.
+#[derive(Default)]
+pub(super) struct Questions(OnceLock<SyncSender<Question>>);
+
+impl Questions {
+    /// What `question` comes to, or nothing when that is not known within `patience`.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let (answer, answered) = channel();
+        let asks = self.0.get_or_init(start);
+        // Whoever wanted to know may have gone by then.
+        asks.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
+        answered.recv_timeout(patience).ok()
+    }
+}
+
+fn start() -> SyncSender<Question> {
+    let (asks, questions) = sync_channel::<Question>(MAX_WAITING);
+    let thread = thread::Builder::new().name("questions".to_owned());
+    // Without the thread, the channel is closed and no question is answered.
+    let _none = thread.spawn(move || questions.into_iter().for_each(|question| question()));
+    asks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_hangs_holds_up_nobody() {
+        let questions = Questions::default();
+        assert_eq!(questions.ask(Duration::from_secs(20), || 7), Some(7));
+        let (go_on, hangs) = channel::<()>();
+        let moment = Duration::from_millis(1);
+        assert_eq!(questions.ask(moment, move || hangs.recv().is_ok()), None);
+        assert!((0..2 * MAX_WAITING).all(|_| questions.ask(moment, || 7).is_none()));
+        drop(go_on);
+        while questions.ask(Duration::from_secs(20), || 7).is_none() {}
+    }
+}

@@ -1,0 +1,445 @@
+//! The server of a pod: watched, and replaced by another when it dies.
+//!
+//! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::server::succession`
+//! says why nothing is lost). What dies again without having answered anything is started again after a pause, which grows;
+//! the mounts are never given up.
+
+mod process;
+mod watchdog;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podfs_fuse::confinement::Profile;
+use podfs_fuse::server::protocol::Greeting;
+use podfs_fuse::server::{AdoptedVolume, LastKeeper, Server, Succession};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{error, info, warn};
+
+use super::cgroup::Cgroup;
+use super::oom;
+use super::report::Audience;
+use crate::manifest::pod::PodIdentity;
+use process::Process;
+pub(super) use process::{Program, kill_server};
+use watchdog::Watchdog;
+
+/// The first pause before another server is started, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// So many servers in a row that answered nothing are followed without a pause.
+const TRIES: u32 = 2;
+
+/// The server of a pod, whichever process that is.
+pub(super) struct PodServer {
+    client: Arc<Server>,
+    pod: PodIdentity,
+    profile: Profile,
+    audience: Audience,
+    /// Where all servers of the pod are.
+    cgroup: Option<Cgroup>,
+    life: Life,
+    keeper: Keeper,
+    record: Record,
+    /// Volumes were given up, and nobody was told.
+    gave_up: bool,
+    watchdog: Watchdog,
+}
+
+/// What has become of the servers of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The process that serves, if one does.
+    pub pid: Option<i32>,
+    /// How many servers have been followed by another.
+    pub restarts: u32,
+    /// How the last one ended.
+    pub last_end: Option<String>,
+    /// How many in a row have answered nothing.
+    pub in_vain: u32,
+}
+
+/// Why a server was not followed by one of another program.
+#[derive(Debug, thiserror::Error)]
+pub enum UpgradeError {
+    /// Nothing has happened.
+    #[error("{0}")]
+    Refused(String),
+    /// The new server could not go on; another one of the program that runs here did.
+    #[error("{0}")]
+    RolledBack(String),
+}
+
+/// What happens while a server serves.
+enum Event {
+    Ended(String),
+    KeeperEnded,
+    Time,
+}
+
+/// Whether there is a server.
+enum Life {
+    /// There is. It began when so many requests had been answered.
+    Serving { process: Process, answered_before: u64 },
+    /// There is none, and another one is started at that time.
+    Dead { until: Instant, keeper: LastKeeper },
+    /// Another one gets ready.
+    Following { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
+    /// Nobody needs one any more.
+    Over,
+}
+
+impl PodServer {
+    /// Starts a server for a pod that has none.
+    ///
+    /// # Errors
+    /// When it cannot be started or does not answer.
+    pub(super) fn start(
+        pod: &PodIdentity,
+        profile: Profile,
+        audience: Audience,
+        cgroup: Option<Cgroup>,
+    ) -> io::Result<Self> {
+        become_heir();
+        let (process, control) = Process::start(&Program::Running, pod, profile, audience, cgroup.as_ref())?;
+        let client = Server::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
+        Ok(Self::over(Arc::new(client), process, pod, profile, audience).with_cgroup(cgroup))
+    }
+
+    /// Takes over a server that runs, at the other end of `control`, with its volumes, each with what was said about it.
+    ///
+    /// # Errors
+    /// When it does not answer, or cannot be talked to.
+    pub(super) fn adopt(
+        control: UnixStream,
+        pid: i32,
+        pod: &PodIdentity,
+        profile: Profile,
+        audience: Audience,
+    ) -> io::Result<(Self, Vec<AdoptedVolume>)> {
+        become_heir();
+        let process = Process::with_pid(pid)?;
+        let (client, volumes) = Server::adopt(control, greeting(pod))?;
+        Ok((Self::over(client, process, pod, profile, audience), volumes))
+    }
+
+    fn over(client: Arc<Server>, process: Process, pod: &PodIdentity, profile: Profile, audience: Audience) -> Self {
+        let record = Record { pid: Some(process.pid()), ..Record::default() };
+        let life = Life::Serving { process, answered_before: client.requests() };
+        let mut server = Self {
+            client,
+            pod: pod.clone(),
+            profile,
+            audience,
+            cgroup: None,
+            life,
+            keeper: Keeper::Unknown,
+            record,
+            gave_up: false,
+            watchdog: Watchdog::default(),
+        };
+        server.watch_keeper();
+        server
+    }
+
+    /// Its successors go to this cgroup, which is removed with the last of them.
+    pub(super) fn with_cgroup(mut self, cgroup: Option<Cgroup>) -> Self {
+        self.cgroup = cgroup;
+        self
+    }
+
+    /// The way to talk to it.
+    pub(super) fn client(&self) -> Arc<Server> {
+        Arc::clone(&self.client)
+    }
+
+    /// What has become of the servers so far.
+    pub(super) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The version of the server's program, while there is one.
+    pub(super) fn version(&self) -> Option<String> {
+        self.client.facts().map(|(_, program)| program)
+    }
+
+    /// Whether volumes have to be mounted anew, since this was asked last.
+    pub(super) fn gave_up(&mut self) -> bool {
+        std::mem::take(&mut self.gave_up)
+    }
+
+    /// Lets the server be found when this process is gone.
+    ///
+    /// # Errors
+    /// When it cannot listen there.
+    pub(super) fn listen(&self, socket: OwnedFd) -> io::Result<()> {
+        self.client.listen(socket)
+    }
+
+    /// Watches the server, and has it followed by another when it dies. Returns when something has changed. A call that is
+    /// given up goes on with the next one.
+    pub(super) async fn guard(&mut self) {
+        match &mut self.life {
+            Life::Serving { process, .. } => {
+                let event = tokio::select! {
+                    how = process.ended() => Event::Ended(how),
+                    () = self.keeper.ended() => Event::KeeperEnded,
+                    () = sleep(watchdog::INTERVAL) => Event::Time,
+                };
+                match event {
+                    Event::Ended(how) => self.bury(how),
+                    Event::KeeperEnded => self.keep_again().await,
+                    Event::Time => self.look().await,
+                }
+            }
+            Life::Dead { until, .. } => {
+                sleep_until(*until).await;
+                self.follow();
+            }
+            Life::Following { process, attempt } => {
+                let done = tokio::select! {
+                    done = &mut *attempt => Some(done),
+                    () = ended(process) => None,
+                };
+                let done = match done {
+                    Some(done) => done,
+                    None => {
+                        if let Some(process) = process {
+                            process.hang_up();
+                        }
+                        attempt.await
+                    }
+                };
+                let done = done.expect("whoever panics ends the process");
+                self.settle(done);
+            }
+            Life::Over => std::future::pending().await,
+        }
+    }
+
+    /// Lets the watchdog look at the server, and kills it if it hangs.
+    async fn look(&mut self) {
+        let Life::Serving { process, .. } = &self.life else { return };
+        let (pid, client) = (process.pid(), Arc::clone(&self.client));
+        let mut watchdog = std::mem::take(&mut self.watchdog);
+        let (found, watchdog) = blocking(move || (watchdog.look(pid, &client), watchdog)).await;
+        self.watchdog = watchdog;
+        if let Some(reason) = found {
+            error!("the server (pid {pid}) hangs: {reason}; another one takes its place");
+            process.kill();
+            let how = process.ended().await;
+            self.bury(format!("{reason}; {how}"));
+            self.watchdog = Watchdog::default();
+        }
+    }
+
+    fn bury(&mut self, how: String) {
+        let Life::Serving { answered_before, .. } = &self.life else { return };
+        let answered = self.client.requests() > *answered_before;
+        self.record.in_vain = if answered { 0 } else { self.record.in_vain + 1 };
+        self.record.pid = None;
+        self.record.last_end = Some(how);
+        let keeper = self.client.bury();
+        self.life = Life::Dead { until: Instant::now() + self.pause(), keeper };
+    }
+
+    /// Starts the successor, and lets it get ready on a blocking thread.
+    fn follow(&mut self) {
+        let Life::Dead { keeper, .. } = std::mem::replace(&mut self.life, Life::Over) else { return };
+        match Process::start(&Program::Running, &self.pod, self.profile, self.audience, self.cgroup.as_ref()) {
+            Ok((process, control)) => {
+                let client = Arc::clone(&self.client);
+                let attempt = tokio::task::spawn_blocking(move || {
+                    let mut keeper = keeper;
+                    let outcome = client.greet(control).and_then(|successor| client.succeed(successor, &mut keeper));
+                    (outcome, keeper)
+                });
+                self.life = Life::Following { process: Some(process), attempt };
+            }
+            Err(error) => self.fail(&error, keeper),
+        }
+    }
+
+    fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {
+        let Life::Following { process, .. } = &mut self.life else { return };
+        let Some(process) = process.take() else { return };
+        match outcome {
+            Ok(succession) => {
+                for (_, reason) in succession.given_up {
+                    self.gave_up = true;
+                    error!("a volume is lost to those who use it, and is mounted anew: {reason}");
+                }
+                self.record.restarts += 1;
+                self.record.pid = Some(process.pid());
+                let how = self.record.last_end.as_deref().unwrap_or("it is gone");
+                info!("the server ended ({how}); another one (pid {}) goes on", process.pid());
+                self.life = Life::Serving { process, answered_before: self.client.requests() };
+                self.watch_keeper();
+            }
+            Err(error) => {
+                process.kill();
+                self.fail(&error, keeper);
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
+        self.record.in_vain += 1;
+        self.record.last_end = Some(error.to_string());
+        let pause = self.pause();
+        error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
+        self.life = Life::Dead { until: Instant::now() + pause, keeper };
+    }
+
+    fn pause(&self) -> Duration {
+        match self.record.in_vain.checked_sub(TRIES) {
+            None | Some(0) => Duration::ZERO,
+            Some(more) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(more - 1)).min(LONGEST_PAUSE),
+        }
+    }
+
+    /// Has the server followed by one that is started from `program`, and lives before the other one dies.
+    ///
+    /// # Errors
+    /// When the pod goes on as it was: with the same server, or with another one of the same program.
+    pub(super) async fn upgrade(&mut self, program: &Program) -> Result<(), UpgradeError> {
+        let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
+        let Life::Serving { process: old, .. } = &self.life else {
+            return Err(refused(&"the pod has no server at this moment; try again"));
+        };
+        let started = Process::start(program, &self.pod, self.profile, self.audience, self.cgroup.as_ref());
+        let (new, control) = started.map_err(|error| refused(&error))?;
+        let client = Arc::clone(&self.client);
+        let successor = match blocking(move || client.greet(control)).await {
+            Ok(successor) => successor,
+            Err(error) => {
+                new.kill();
+                let how = new.ended().await;
+                return Err(UpgradeError::Refused(format!(
+                    "the new podfs does not answer ({error}); it ended ({how})"
+                )));
+            }
+        };
+        old.kill();
+        old.ended().await;
+        self.record.last_end = Some("it gave way to an upgrade".to_owned());
+        let mut keeper = self.client.bury();
+        let client = Arc::clone(&self.client);
+        let attempt = tokio::task::spawn_blocking(move || {
+            let outcome = client.succeed(successor, &mut keeper);
+            (outcome, keeper)
+        });
+        self.life = Life::Following { process: Some(new), attempt };
+        let mut failure = None;
+        while !matches!(self.life, Life::Serving { .. } | Life::Over) {
+            self.guard().await;
+            if matches!(self.life, Life::Dead { .. }) && failure.is_none() {
+                failure = self.record.last_end.clone();
+            }
+        }
+        failure.map_or(Ok(()), |reason| Err(UpgradeError::RolledBack(reason)))
+    }
+
+    fn watch_keeper(&mut self) {
+        if let Keeper::Watched(last) = std::mem::replace(&mut self.keeper, Keeper::Unknown) {
+            // It was dismissed; this is only so that nothing of it stays behind.
+            tokio::spawn(async move { last.ended().await });
+        }
+        if let Some((keeper, _)) = self.client.facts() {
+            oom::protect_keeper(keeper);
+            self.keeper = Process::with_pid(keeper).map_or(Keeper::Gone, Keeper::Watched);
+        }
+    }
+
+    /// The keeper is dead while the server lives: it gets another one.
+    async fn keep_again(&mut self) {
+        self.keeper = Keeper::Unknown;
+        let client = Arc::clone(&self.client);
+        match blocking(move || client.keep()).await {
+            Ok(()) => {
+                self.watch_keeper();
+                info!("the keeper of the server's open files ended; there is another one");
+            }
+            Err(error) => warn!("nobody keeps the server's open files, should it be killed: {error}"),
+        }
+    }
+
+    /// Ends the server without ceremony: every call that waits for it fails.
+    pub(super) async fn kill(&mut self) {
+        self.client.end();
+        let life = std::mem::replace(&mut self.life, Life::Over);
+        if let Life::Serving { process, .. } | Life::Following { process: Some(process), .. } = life {
+            process.kill();
+            process.ended().await;
+        }
+    }
+
+    /// Lets the server end by itself, or kills it after `patience`.
+    pub(super) async fn stop(mut self, patience: Duration) {
+        self.client.end();
+        if let Life::Serving { process, .. } = &self.life
+            && timeout(patience, process.ended()).await.is_err()
+        {
+            self.kill().await;
+        }
+        if let Life::Following { .. } = &self.life {
+            self.kill().await;
+        }
+        // The keeper ends with the server and with this end of its channel, which went with the connection.
+        if timeout(patience, self.keeper.ended()).await.is_err()
+            && let Keeper::Watched(keeper) = &self.keeper
+        {
+            keeper.kill();
+            keeper.ended().await;
+        }
+    }
+}
+
+/// Runs what blocks where it blocks nobody.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
+}
+
+/// Waits for the end of a process; for ever if there is none.
+async fn ended(process: &Option<Process>) {
+    match process {
+        Some(process) => drop(process.ended().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// The keeper of the server that serves.
+enum Keeper {
+    /// There is none, or nobody knows it.
+    Unknown,
+    /// It lives, or ended while it was watched.
+    Watched(Process),
+    /// It had ended before anybody could watch it.
+    Gone,
+}
+
+impl Keeper {
+    /// Waits for its end.
+    async fn ended(&self) {
+        match self {
+            Self::Unknown => std::future::pending().await,
+            Self::Watched(process) => drop(process.ended().await),
+            Self::Gone => {}
+        }
+    }
+}
+
+/// Keepers of dead servers become children of this process, which asks for their end, so that they do not stay behind.
+fn become_heir() {
+    // An old kernel without it leaves that to the init process.
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+/// How this program introduces itself.
+fn greeting(pod: &PodIdentity) -> Greeting {
+    Greeting::new(env!("CARGO_PKG_VERSION"), pod.uid.as_str())
+}

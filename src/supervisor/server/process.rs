@@ -1,0 +1,154 @@
+//! One server process: started, watched, killed.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd;
+use podfs_fuse::confinement::Profile;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::manifest::pod::PodIdentity;
+use crate::supervisor::cgroup::Cgroup;
+use crate::supervisor::oom;
+use crate::supervisor::report::Audience;
+
+/// What a server is started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::supervisor) enum Program {
+    /// The program that runs here, even if another has taken its place on disk or it is gone from there.
+    Running,
+    /// A file.
+    At(PathBuf),
+}
+
+/// A process that is not one's own, and perhaps not one's child either.
+pub(in crate::supervisor) struct Process {
+    pid: Pid,
+    /// Readable once it has ended. The process keeps its number until then, and no other is taken for it.
+    watch: AsyncFd<OwnedFd>,
+    /// The way to talk to it, to end a wait for its answer.
+    control: Option<UnixStream>,
+}
+
+impl Process {
+    /// Starts a server that logs for this audience, in this cgroup. Gives the way to talk to it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(
+        program: &Program,
+        pod: &PodIdentity,
+        profile: Profile,
+        audience: Audience,
+        cgroup: Option<&Cgroup>,
+    ) -> io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let path = match program {
+            Program::Running => PathBuf::from("/proc/self/exe"),
+            Program::At(path) => path.clone(),
+        };
+        let profile = match profile {
+            Profile::Projection => "projection",
+            Profile::Passthrough => "passthrough",
+        };
+        let mut command = Command::new(path);
+        command
+            .arg0("podfs")
+            .args(["server", "--pod", &pod.to_string(), "--uid", pod.uid.as_str()])
+            .args(["--profile", profile, "--log-format", audience.log_format()])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .current_dir("/")
+            .env_remove(super::super::upgrade::LEGACY)
+            // Its own process group: a Ctrl-C is for the supervisor, which unmounts first.
+            .process_group(0);
+        if let Some(entrance) = cgroup.map(Cgroup::entrance) {
+            // A server outside serves as well, should somebody have removed the cgroup.
+            let enter = move || {
+                let _ = rustix::io::write(&*entrance, b"0");
+                Ok(())
+            };
+            // SAFETY: the closure makes one system call, on a descriptor that stays open.
+            unsafe { command.pre_exec(enter) };
+        }
+        let mut process = Self::with_pid(command.spawn()?.id().cast_signed())?;
+        oom::protect_server(process.pid());
+        process.control = Some(ours.try_clone()?);
+        Ok((process, ours))
+    }
+
+    /// Watches a process that runs.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub(super) fn with_pid(pid: i32) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let watch = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        // SAFETY: the descriptor is owned by what watches it, and stays open for as long.
+        let watch = unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }?;
+        Ok(Self { pid, watch, control: None })
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// How it ended: all of its threads.
+    pub(super) async fn ended(&self) -> String {
+        // Only a descriptor that is none fails here, and then nothing can be known.
+        let _ = self.watch.readable().await;
+        self.reap()
+    }
+
+    /// It is dead: whoever waits for its answer waits no longer. Its keeper has the other end of the socket, too, so nothing
+    /// else tells.
+    pub(super) fn hang_up(&self) {
+        if let Some(control) = &self.control {
+            let _ = control.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub(super) fn kill(&self) {
+        // It may have ended by itself.
+        let _ = pidfd_send_signal(self.watch.get_ref(), Signal::KILL);
+    }
+
+    /// The kernel forgets a child when its end was asked for; of others nobody can tell how they ended.
+    fn reap(&self) -> String {
+        let status = loop {
+            match waitpid(unistd::Pid::from_raw(self.pid()), Some(WaitPidFlag::WNOHANG)) {
+                Err(Errno::EINTR) => {}
+                status => break status,
+            }
+        };
+        match status {
+            Ok(WaitStatus::Signaled(_, signal, _)) => format!("signal: {} ({signal})", signal as i32),
+            Ok(WaitStatus::Exited(_, code)) => format!("exit status: {code}"),
+            _ => "it is gone".to_owned(),
+        }
+    }
+}
+
+/// Kills the server of a pod, if that is what the process is, and waits until it is dead.
+pub(in crate::supervisor) fn kill_server(pid: i32, pod: &PodIdentity) {
+    let Some(pid) = Pid::from_raw(pid) else { return };
+    // The number is that of one process for as long as this descriptor is open.
+    let Ok(watch) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    let words: Vec<_> = command.split(|byte| *byte == 0).collect();
+    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&pod.uid.as_str().as_bytes()) {
+        return;
+    }
+    let _ = pidfd_send_signal(&watch, Signal::KILL);
+    let mut ended = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut ended, Some(&patience));
+}

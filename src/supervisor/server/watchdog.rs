@@ -1,0 +1,119 @@
+//! The watchdog: notices a server that lives and does not get on.
+//!
+//! A volume is stuck while requests wait and none is read or answered. What waits is known from the region, which says what
+//! each thread does, and from fusectl (`/sys/fs/fuse/connections/N/waiting`), where it is mounted. Whether it is the server's
+//! fault is seen from outside:
+//!
+//! 1. A stopped process, a thread that waits for another thread of the server or runs on and on, or a server that does not
+//!    answer its supervisor: it hangs, and another one is to go on.
+//! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
+//!    is done: each volume has threads of its own, and the others go on.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::server::{Doing, Server};
+use tracing::warn;
+
+/// How often the watchdog looks.
+pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+/// For how long a volume may be stuck.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the server may take to say that it is there.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What the watchdog saw when it looked last.
+#[derive(Default)]
+pub(super) struct Watchdog {
+    stuck: HashMap<String, Stuck>,
+    stopped: Option<Instant>,
+    asked: Option<Instant>,
+}
+
+struct Stuck {
+    doing: Doing,
+    since: Instant,
+    told: bool,
+}
+
+impl Watchdog {
+    /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
+    pub(super) fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
+        let now = Instant::now();
+        match is_stopped(pid) {
+            true if now - *self.stopped.get_or_insert(now) >= PATIENCE => return Some("it is stopped".to_owned()),
+            true => return None,
+            false => self.stopped = None,
+        }
+        let doings = client.doings();
+        let blind = doings.iter().any(|doing| waiting(doing).is_none());
+        let mut ask = false;
+        let mut seen = HashMap::new();
+        for doing in doings {
+            let volume = doing.about["volume"].as_str().unwrap_or_default().to_owned();
+            if doing.busy.is_empty() && waiting(&doing).is_none_or(|waiting| waiting <= doing.waits) {
+                continue;
+            }
+            let before = self.stuck.remove(&volume).filter(|before| before.doing == doing);
+            let mut stuck = before.unwrap_or(Stuck { doing, since: now, told: false });
+            if now - stuck.since >= PATIENCE {
+                match place(pid, &stuck.doing) {
+                    Place::Server => return Some(format!("it does not get on with a request of volume {volume:?}")),
+                    Place::Source if !stuck.told => {
+                        warn!("volume {volume:?}: its source does not answer; the other volumes go on");
+                        stuck.told = true;
+                    }
+                    Place::Source => {}
+                    Place::Nowhere => ask = true,
+                }
+            }
+            seen.insert(volume, stuck);
+        }
+        self.stuck = seen;
+        ask |= blind && self.asked.is_none_or(|asked| now - asked >= PATIENCE);
+        if !ask {
+            return None;
+        }
+        self.asked = Some(now);
+        (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
+    }
+}
+
+/// Where a stuck volume's requests are.
+enum Place {
+    /// In the server's own code.
+    Server,
+    /// In a system call on the source.
+    Source,
+    /// Nobody has taken them.
+    Nowhere,
+}
+
+fn place(pid: i32, doing: &Doing) -> Place {
+    let calls: Vec<_> = doing.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
+    match calls.as_slice() {
+        [] => Place::Nowhere,
+        calls if calls.iter().any(|call| matches!(call.as_deref(), Some("running"))) => Place::Server,
+        calls if calls.iter().flatten().any(|call| *call == libc::SYS_futex.to_string()) => Place::Server,
+        _ => Place::Source,
+    }
+}
+
+/// The number of the system call a thread is in, `running`, or none where the kernel does not tell.
+fn call(pid: i32, thread: i32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
+    text.split_whitespace().next().map(str::to_owned)
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may hold anything.
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't']))
+}
+
+/// How many requests wait in the kernel or in the server, where it tells.
+fn waiting(doing: &Doing) -> Option<usize> {
+    let text = fs::read_to_string(format!("/sys/fs/fuse/connections/{}/waiting", doing.connection?)).ok()?;
+    text.trim().parse().ok()
+}

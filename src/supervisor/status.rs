@@ -1,0 +1,201 @@
+//! What is told of a pod and its volumes: by its supervisor, and by `podfs status`, whose JSON these types are.
+//! A field that does not apply is left out.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A pod on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    /// Its namespace, unless nobody is left who knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Its name, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its uid.
+    pub uid: String,
+    /// How it is.
+    pub state: PodState,
+    /// Why it is not [`PodState::Running`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The process that owns the volumes, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<ProcessStatus>,
+    /// The process that answers for them, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerStatus>,
+    /// Its volumes, in the order of the manifest, as far as they are known.
+    pub volumes: Vec<VolumeStatus>,
+}
+
+/// How a pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PodState {
+    /// Every volume is mounted and current.
+    Running,
+    /// It is served, but not as it should be.
+    Degraded,
+    /// Its supervisor is gone, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
+    NoSupervisor,
+    /// Somebody has claimed the pod but does not tell how it is.
+    NotAnswering,
+    /// Nobody serves it any more, but something of it is left.
+    Dead,
+}
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessStatus {
+    /// Its process id.
+    pub pid: u32,
+    /// Which podfs it is, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// The server of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerStatus {
+    /// The process.
+    #[serde(flatten)]
+    pub process: ProcessStatus,
+    /// How often another one had to take its place.
+    pub restarts: u32,
+}
+
+/// A volume of the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its kind, as the manifest says it: `configMap`.
+    pub kind: String,
+    /// Where it is, or is going to be, mounted; unknown while nobody knows its PersistentVolume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Where it is in its life.
+    pub state: VolumeState,
+    /// Why it is not [`VolumeState::Live`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How it is served, once it is: `zero-message`, `passthrough`, `read-write` or `bind`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// The generation of files that it shows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<String>,
+    /// For how many seconds it has shown it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation_age_seconds: Option<u64>,
+    /// FUSE requests served so far, as far as they are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u64>,
+    /// How many servers it has outlived.
+    pub restarts: u32,
+    /// The last thing that went wrong, even if it is all right again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// Where a volume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum VolumeState {
+    /// Not mounted yet.
+    Waiting,
+    /// Mounted, and current.
+    Live,
+    /// Mounted; the last refresh failed.
+    Behind,
+}
+
+impl PodStatus {
+    /// A pod whose supervisor does not speak for it.
+    pub fn unspoken(uid: &str, state: PodState, reason: impl Into<String>) -> PodStatus {
+        PodStatus {
+            namespace: None,
+            name: None,
+            uid: uid.to_owned(),
+            state,
+            reason: Some(reason.into()),
+            supervisor: None,
+            server: None,
+            volumes: Vec::new(),
+        }
+    }
+
+    /// `default/web`, or the uid when nobody knows the name.
+    pub fn title(&self) -> String {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+            _ => self.uid.clone(),
+        }
+    }
+}
+
+impl PodState {
+    /// For people.
+    pub fn word(self) -> &'static str {
+        match self {
+            PodState::Running => "running",
+            PodState::Degraded => "degraded",
+            PodState::NoSupervisor => "no supervisor",
+            PodState::NotAnswering => "not answering",
+            PodState::Dead => "dead",
+        }
+    }
+
+    /// How a pod that is served is: as its volumes are, unless there is `trouble` with all of them.
+    pub fn of(volumes: &[VolumeStatus], trouble: Option<&str>) -> (PodState, Option<String>) {
+        let each = volumes.iter().filter_map(|volume| {
+            let reason = volume.reason.as_deref().unwrap_or("nobody knows why");
+            match volume.state {
+                VolumeState::Live => None,
+                VolumeState::Waiting => Some(format!("volume {:?} waits: {reason}", volume.name)),
+                VolumeState::Behind => Some(format!("volume {:?} is not refreshed: {reason}", volume.name)),
+            }
+        });
+        let reasons: Vec<_> = trouble.map(str::to_owned).into_iter().chain(each).collect();
+        if reasons.is_empty() { (PodState::Running, None) } else { (PodState::Degraded, Some(reasons.join("; "))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(state: VolumeState, reason: Option<&str>) -> VolumeStatus {
+        VolumeStatus {
+            name: "config".to_owned(),
+            kind: "configMap".to_owned(),
+            path: None,
+            state,
+            reason: reason.map(str::to_owned),
+            mode: None,
+            generation: None,
+            generation_age_seconds: None,
+            requests: None,
+            restarts: 0,
+            last_error: None,
+        }
+    }
+
+    #[test]
+    fn a_pod_is_as_its_worst_volume() {
+        let live = volume(VolumeState::Live, None);
+        assert_eq!(PodState::of(&[], None), (PodState::Running, None));
+        assert_eq!(PodState::of(std::slice::from_ref(&live), None), (PodState::Running, None));
+        let (state, reason) =
+            PodState::of(&[live, volume(VolumeState::Waiting, Some("no source"))], Some("it crashes"));
+        assert_eq!(state, PodState::Degraded);
+        assert_eq!(reason.as_deref(), Some(r#"it crashes; volume "config" waits: no source"#));
+    }
+}

@@ -1,0 +1,153 @@
+//! Going on as the podfs that is on disk now.
+//!
+//! 1. The supervisor lets what is under way come to its end, and has the server followed by one of the new program, which
+//!    lives before the other one dies. A program that does not start is refused here; nothing has happened.
+//! 2. It becomes the new program itself (`execve(2)`): the same process, so whoever started it does not notice. Nothing of
+//!    a volume is in its memory alone: the new program adopts the server, as after a crash.
+//! 3. The new program tells whoever asked, on the connection that it finds open, that it is done.
+//! 4. If it cannot adopt the server, it becomes the program before it again, which it finds open too, and that one tells.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use serde::{Deserialize, Serialize};
+use tracing::{error, info, warn};
+
+use super::board::VERSION;
+use super::control::{Upgrade, Upgrading};
+
+/// What a program says to the one that it becomes.
+pub(super) const LEGACY: &str = "PODFS_UPGRADE";
+
+/// What the program before this one has left, if it has become this one.
+pub(super) struct Continuing {
+    upgrading: Upgrading,
+    legacy: Legacy,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Legacy {
+    /// Where whoever asked waits for an answer.
+    connection: RawFd,
+    /// The program before.
+    before: Option<RawFd>,
+    /// Why the program after this one has become this one again.
+    #[serde(default)]
+    rolled_back: Option<String>,
+}
+
+impl Continuing {
+    /// Finds what the program before has left, when this process begins.
+    pub(super) fn find() -> Option<Continuing> {
+        let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
+        // SAFETY: whoever started this process as it is now has left the descriptor for it, and this is called once.
+        let upgrading = unsafe { Upgrading::inherited(legacy.connection) };
+        upgrading
+            .inspect_err(|error| warn!("whoever asked for an upgrade is gone: {error}"))
+            .ok()
+            .map(|upgrading| Continuing { upgrading, legacy })
+    }
+
+    /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
+    /// when that is not possible.
+    pub(super) fn give_back(&self, reason: &str) {
+        let Some(before) = self.legacy.before else { return };
+        error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
+        let path = PathBuf::from(format!("/proc/self/fd/{before}"));
+        let legacy = Legacy { connection: self.legacy.connection, before: None, rolled_back: Some(reason.to_owned()) };
+        let cause = become_program(&path, &legacy, &[self.upgrading.as_fd()]);
+        error!("the podfs before cannot go on either: {cause}");
+    }
+
+    /// The volumes are served as before; whoever asked is told by which program.
+    pub(super) fn complete(self) {
+        match self.legacy.rolled_back {
+            None => {
+                info!("podfs {VERSION} serves the pod now");
+                self.upgrading.answer(&Upgrade::Done { version: VERSION.to_owned() });
+            }
+            Some(reason) => self.upgrading.answer(&Upgrade::RolledBack { reason }),
+        }
+    }
+}
+
+/// Where the program that runs here was started from, whatever is there now.
+///
+/// # Errors
+/// When there is nothing that could be started.
+pub(super) fn program_on_disk() -> Result<PathBuf, String> {
+    const DELETED: &[u8] = b" (deleted)";
+    let path = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
+    let bytes = path.as_os_str().as_bytes();
+    let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
+    if path.is_file() { Ok(path) } else { Err(format!("there is no podfs at {} any more", path.display())) }
+}
+
+/// Becomes the program at `path`. Returns only why that failed.
+pub(super) fn become_new(path: &Path, upgrading: &Upgrading) -> io::Error {
+    let before = match File::open("/proc/self/exe") {
+        Ok(before) => before,
+        Err(error) => return error,
+    };
+    let connection = upgrading.as_fd().as_raw_fd();
+    let legacy = Legacy { connection, before: Some(before.as_raw_fd()), rolled_back: None };
+    become_program(path, &legacy, &[upgrading.as_fd(), before.as_fd()])
+}
+
+fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) -> io::Error {
+    let set = |flags: FdFlag| {
+        left_open.iter().try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
+    };
+    if let Err(errno) = set(FdFlag::empty()) {
+        return errno.into();
+    }
+    let legacy = match serde_json::to_string(legacy) {
+        Ok(legacy) => legacy,
+        Err(error) => return error.into(),
+    };
+    let cause = Command::new(path).arg0("podfs").args(arguments(env::args_os())).env(LEGACY, legacy).exec();
+    // Nobody else is to have them.
+    let _ = set(FdFlag::FD_CLOEXEC);
+    cause
+}
+
+/// The arguments of this process, but for a descriptor that it has written to and closed.
+fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    const READY: &[u8] = b"--ready-fd";
+    let mut arguments = Vec::new();
+    let mut all = all.skip(1);
+    while let Some(argument) = all.next() {
+        match argument.as_bytes().strip_prefix(READY) {
+            Some(b"") => drop(all.next()),
+            Some([b'=', ..]) => {}
+            _ => arguments.push(argument),
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_that_was_written_to_is_not_asked_for_again() {
+        let given = |words: &[&str]| {
+            arguments(words.iter().map(OsString::from)).into_iter().map(OsString::into_vec).collect::<Vec<_>>()
+        };
+        let expected: Vec<Vec<u8>> =
+            ["run", "--pod", "a", "--run-dir", "b"].map(|word| word.as_bytes().to_vec()).into();
+        assert_eq!(given(&["podfs", "run", "--ready-fd", "9", "--pod", "a", "--run-dir", "b"]), expected);
+        assert_eq!(given(&["podfs", "run", "--pod", "a", "--run-dir", "b", "--ready-fd=9"]), expected);
+    }
+}

@@ -1,0 +1,257 @@
+//! What podfs that are gone have left: dead mounts, mount points, directories, run files.
+//!
+//! Nothing of a pod that is served is touched, and nothing of it can change meanwhile:
+//! 1. The pod's lock is taken before anything of it is looked at, and held until it is done. Its supervisor has it while
+//!    there is one; a `podfs run` that starts at this moment waits for it.
+//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays.
+//! 3. A mount is taken away lazily, when nobody answers behind it and nothing else is mounted inside it.
+//! 4. Files and directories go as `leftovers` says: those that podfs has written down, empty ones only.
+//! 5. The run files go last. They stay when something has to be found by the next podfs of the pod.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts};
+use podfs_fuse::mount::visible::detach;
+use uuid::Uuid;
+
+use super::leftovers::{Fate, Leftovers, remove_if_empty};
+use super::probe::{Pulse, pulse};
+use crate::supervisor::claim::{CONTROL, Claim, ClaimError, LOCK, Record, SERVER};
+use crate::supervisor::control::call;
+
+/// One thing that was done, or not.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// A mount was taken away.
+    Unmounted(PathBuf),
+    /// A file or directory was removed.
+    Removed(PathBuf),
+    /// Something stays, for this reason.
+    Left(PathBuf, String),
+}
+
+/// A deed as a line of the report: of a dry run, or of a real one.
+pub struct Line<'a>(pub &'a Deed, pub bool);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Line(Deed::Unmounted(path), false) => write!(f, "unmounted {}", path.display()),
+            Line(Deed::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
+            Line(Deed::Removed(path), false) => write!(f, "removed {}", path.display()),
+            Line(Deed::Removed(path), true) => write!(f, "would remove {}", path.display()),
+            Line(Deed::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
+            Line(Deed::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
+        }
+    }
+}
+
+/// A cleaning of this node.
+pub struct Cleanup<'a> {
+    dry_run: bool,
+    tell: &'a mut dyn FnMut(&Deed),
+    /// What pods that are left alone have mounted.
+    kept: Vec<PathBuf>,
+    /// Mounts that were told of.
+    told: Vec<PathBuf>,
+}
+
+impl<'a> Cleanup<'a> {
+    /// Tells each deed when it is done. With `dry_run`, nothing is done.
+    pub fn new(dry_run: bool, tell: &'a mut dyn FnMut(&Deed)) -> Self {
+        Self { dry_run, tell, kept: Vec::new(), told: Vec::new() }
+    }
+
+    /// Cleans up after the pods of `run_directory`, then takes away dead mounts below `root_directory` that no pod knows.
+    ///
+    /// # Errors
+    /// When the run directory or the mount table cannot be read.
+    pub fn clean(mut self, run_directory: &Path, root_directory: &Path) -> io::Result<()> {
+        let run_directory = std::path::absolute(run_directory)?;
+        let mut entries = match std::fs::read_dir(&run_directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            entries => entries?.filter_map(|entry| Some(entry.ok()?.path())).collect(),
+        };
+        entries.sort();
+        for directory in entries {
+            match Record::read(&directory) {
+                Some(record) => self.pod(&directory, record),
+                // Its podfs was killed between its first and its last step.
+                None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
+                None => {}
+            }
+        }
+        self.unknown_mounts(&std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned()))
+    }
+
+    fn pod(&mut self, directory: &Path, before: Record) {
+        let (claim, record) = match Claim::take_leftovers(directory) {
+            Ok(claimed) => claimed,
+            Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return,
+            Err(error) => {
+                self.kept.extend(before.mounts);
+                let reason = match error {
+                    ClaimError::Taken { pid, .. } => format!("podfs (pid {pid}) has the pod"),
+                    other => other.to_string(),
+                };
+                return self.leave(directory, &reason);
+            }
+        };
+        if call(directory, SERVER).is_ok() {
+            self.kept.extend(record.mounts);
+            claim.leave_record();
+            return self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+        }
+        if self.volumes(&record) { self.run_files(directory, claim, &record) } else { claim.leave_record() }
+    }
+
+    /// Gives whether the run files are needed no more.
+    fn volumes(&mut self, record: &Record) -> bool {
+        let mut unmounted = Vec::new();
+        let mut all = true;
+        for path in record.mounts.iter().rev() {
+            if self.unmount_all(path) { unmounted.push(path.clone()) } else { all = false }
+        }
+        let mut leftovers = Leftovers::new(&record.directories, &unmounted, self.dry_run);
+        for file in &record.files {
+            let fate = leftovers.remove_file(file);
+            all &= self.settle(file, fate);
+        }
+        let mut in_use: Vec<&Path> = Vec::new();
+        for directory in record.directories.iter().rev() {
+            let fate = leftovers.remove_directory(directory);
+            let goes = matches!(fate, Fate::Removed | Fate::Absent);
+            // Why the directories above it stay is told with the innermost, and with the mount on it.
+            let told = in_use.iter().any(|inner| inner.starts_with(directory)) || self.told.contains(directory);
+            if goes || !told {
+                all &= self.settle(directory, fate);
+            }
+            if !goes {
+                in_use.push(directory);
+            }
+        }
+        all
+    }
+
+    /// Takes away what is mounted at a path that a podfs has written down. Gives whether nothing is left there.
+    fn unmount_all(&mut self, path: &Path) -> bool {
+        let Ok(table) = mounts() else { return false };
+        let at = table.iter().filter(|mounted| mounted.at == path);
+        for mounted in at.rev() {
+            if !self.unmount(mounted, &table) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes away a mount whose podfs is gone, the topmost of its path.
+    fn unmount(&mut self, mounted: &Mounted, table: &[Mounted]) -> bool {
+        let path = &mounted.at;
+        self.told.push(path.clone());
+        let reason = match inside(mounted, table) {
+            Some(inner) => Some(format!("{} is mounted inside it", inner.display())),
+            // A bind mount of a host's directory has nobody behind it.
+            None if mounted.fs_type != FS_TYPE => None,
+            None => match pulse(path) {
+                Pulse::Dead => None,
+                Pulse::Alive => Some("somebody still answers for it".to_owned()),
+                Pulse::Silent => Some("it does not answer, but its server may still be there".to_owned()),
+            },
+        };
+        let reason =
+            reason.or_else(|| if self.dry_run { None } else { detach(path).err().map(|error| error.to_string()) });
+        match &reason {
+            None => (self.tell)(&Deed::Unmounted(path.clone())),
+            Some(reason) => self.leave(path, reason),
+        }
+        reason.is_none()
+    }
+
+    /// The lock file, the sockets beside it, and the directories that were made for them.
+    fn run_files(&mut self, directory: &Path, claim: Claim, record: &Record) {
+        let mut run: Vec<_> = record.run.iter().filter(|made| made.exists()).cloned().collect();
+        if !run.iter().any(|made| made == directory) {
+            run.push(directory.to_owned());
+        }
+        let mut gone: Vec<_> = [LOCK, CONTROL, SERVER].iter().map(|name| directory.join(name)).collect();
+        if self.dry_run {
+            claim.leave_record();
+        } else {
+            drop(claim);
+        }
+        for made in run.iter().rev() {
+            let is_removed = if self.dry_run { holds_only(made, &gone) } else { !made.exists() };
+            if is_removed {
+                gone.push(made.clone());
+                (self.tell)(&Deed::Removed(made.clone()));
+            } else if made == directory {
+                self.leave(made, "it holds files that are not podfs'");
+            }
+        }
+    }
+
+    /// Dead mounts that nobody has written down: their run directory is lost, or a `podfs mount` was killed.
+    fn unknown_mounts(&mut self, root: &Path) -> io::Result<()> {
+        let table = mounts()?;
+        let known = |path: &PathBuf| self.kept.contains(path) || self.told.contains(path);
+        let unknown: Vec<_> = table.iter().filter(|it| it.fs_type == FS_TYPE && !known(&it.at)).collect();
+        for mounted in unknown.into_iter().rev() {
+            if mounted.at.starts_with(root) {
+                if pulse(&mounted.at) == Pulse::Dead {
+                    self.unmount(mounted, &table);
+                }
+            } else if pulse(&mounted.at) == Pulse::Dead {
+                let path = &mounted.at;
+                self.leave(path, &format!("nobody answers for it; umount -l {} takes it away", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what became of a path. Gives whether the next podfs need not know of it.
+    fn settle(&mut self, path: &Path, fate: Fate) -> bool {
+        match fate {
+            Fate::Absent => true,
+            Fate::Removed => {
+                (self.tell)(&Deed::Removed(path.to_owned()));
+                true
+            }
+            Fate::InUse(reason) => {
+                self.leave(path, &reason);
+                true
+            }
+            Fate::Kept(reason) => {
+                self.leave(path, &reason);
+                false
+            }
+        }
+    }
+
+    fn leave(&mut self, path: &Path, reason: &str) {
+        (self.tell)(&Deed::Left(path.to_owned(), reason.to_owned()));
+    }
+}
+
+/// What would be lost with the mount: something else that is mounted inside it. What came into a bind mount with its source
+/// is mounted elsewhere, too.
+fn inside<'a>(mount: &Mounted, table: &'a [Mounted]) -> Option<&'a Path> {
+    let is_inside = |other: &Mounted| other.at != mount.at && other.at.starts_with(&mount.at);
+    let is_elsewhere = |inner: &Mounted| {
+        let mut outside = table.iter().filter(|other| !other.at.starts_with(&mount.at));
+        mount.fs_type != FS_TYPE && outside.any(|other| other.device == inner.device && other.root == inner.root)
+    };
+    table.iter().find(|other| is_inside(other) && !is_elsewhere(other)).map(|other| other.at.as_path())
+}
+
+fn holds_only(directory: &Path, these: &[PathBuf]) -> bool {
+    let entries = directory.read_dir();
+    entries.is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(|entry| these.contains(&entry.path()))))
+}
+
+fn has_uid(directory: &Path) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| Uuid::try_parse(name).is_ok())
+}

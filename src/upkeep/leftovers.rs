@@ -1,0 +1,207 @@
+//! Directories and mount point files that a podfs had written down: which of them can go, and why the others stay.
+//!
+//! Each is reached from the directory above the outermost that was made, without symbolic links and without crossing into
+//! what is mounted in between: the kernel refuses (`RESOLVE_NO_XDEV`), so nothing can be mounted there between the
+//! question and the deed. Directories go by rmdir, files only while they are empty.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, open, openat2, statat, unlinkat};
+use rustix::io::Errno;
+
+/// What becomes of a path.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is gone, or would be.
+    Removed,
+    /// It was gone before.
+    Absent,
+    /// It is not empty: what is in it is not in the way of a new start, and not podfs' to remove.
+    InUse(String),
+    /// It has to be looked at again by the next podfs.
+    Kept(String),
+}
+
+/// The paths of one pod, judged one after another, innermost first.
+pub(super) struct Leftovers<'a> {
+    directories: &'a [PathBuf],
+    unmounted: Vec<PathBuf>,
+    /// What is gone by now, or would be.
+    gone: Vec<PathBuf>,
+    dry_run: bool,
+}
+
+/// Never entered: where podfs keeps the content of emptyDirs, in the pod's directory.
+const HOMES: &str = "plugins/kubernetes.io~empty-dir";
+
+const IN_PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl<'a> Leftovers<'a> {
+    /// Of these directories, in the order they were made. At the paths in `unmounted`, which hold no links, nothing is
+    /// mounted any more, or would not be.
+    pub(super) fn new(directories: &'a [PathBuf], unmounted: &[PathBuf], dry_run: bool) -> Self {
+        Self { directories, unmounted: unmounted.to_vec(), gone: Vec::new(), dry_run }
+    }
+
+    /// Removes a file that is as it was made.
+    pub(super) fn remove_file(&mut self, path: &Path) -> Fate {
+        let fate = self.judge(path, |parent, name| {
+            if self.is_unmounted_later(path) {
+                // What is below the mount was empty when it was mounted on.
+                return Ok(None);
+            }
+            let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let as_made = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0;
+            Ok((!as_made).then(|| Fate::InUse("it is not the empty file that podfs made".to_owned())))
+        });
+        self.carry_out(path, fate, AtFlags::empty())
+    }
+
+    /// Removes a directory that is empty.
+    pub(super) fn remove_directory(&mut self, path: &Path) -> Fate {
+        let gone = &self.gone;
+        let fate = self.judge(path, |parent, name| {
+            if self.is_unmounted_later(path) {
+                return Ok(None);
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let directory = openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)?;
+            let other = entries(directory)?.into_iter().find(|entry| !gone.contains(&path.join(entry)));
+            Ok(other.map(|entry| held_by(path, &entry)))
+        });
+        self.carry_out(path, fate, AtFlags::REMOVEDIR)
+    }
+
+    /// Looks at a path by its parent, as nothing is in the way. `look` says why it stays, if it does.
+    fn judge(
+        &self,
+        path: &Path,
+        look: impl FnOnce(&OwnedFd, &OsStr) -> Result<Option<Fate>, Errno>,
+    ) -> Result<(OwnedFd, Option<Fate>), Errno> {
+        let outermost =
+            self.directories.iter().filter(|made| path.starts_with(made)).min_by_key(|made| made.as_os_str().len());
+        let base = outermost.map_or(path, PathBuf::as_path).parent().ok_or(Errno::INVAL)?;
+        let parent = path.parent().and_then(|parent| parent.strip_prefix(base).ok()).ok_or(Errno::INVAL)?;
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let base = open(base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let parent = openat2(&base, parent, IN_PLACE | OFlags::DIRECTORY, Mode::empty(), resolve)?;
+        let name = path.file_name().ok_or(Errno::INVAL)?;
+        if !self.is_unmounted_later(path) {
+            // Refused when something is mounted right on it.
+            openat2(&parent, name, IN_PLACE, Mode::empty(), ResolveFlags::NO_XDEV)?;
+        }
+        let stays = look(&parent, name)?;
+        Ok((parent, stays))
+    }
+
+    /// Whether a mount is in the way that would not be there if this were no dry run.
+    fn is_unmounted_later(&self, path: &Path) -> bool {
+        let real = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+        self.dry_run && real().is_some_and(|path| self.unmounted.contains(&path))
+    }
+
+    fn carry_out(&mut self, path: &Path, judged: Result<(OwnedFd, Option<Fate>), Errno>, flags: AtFlags) -> Fate {
+        let removed = judged.and_then(|(parent, stays)| match stays {
+            Some(fate) => Ok(fate),
+            None if self.dry_run => Ok(Fate::Removed),
+            None => unlinkat(&parent, path.file_name().unwrap_or_default(), flags).map(|()| Fate::Removed),
+        });
+        let fate = removed.unwrap_or_else(explain);
+        if matches!(fate, Fate::Removed | Fate::Absent) {
+            self.gone.push(path.to_owned());
+        }
+        fate
+    }
+}
+
+fn explain(errno: Errno) -> Fate {
+    match errno {
+        Errno::NOENT => Fate::Absent,
+        Errno::XDEV | Errno::BUSY => Fate::Kept("something is mounted on it or above it".to_owned()),
+        Errno::NOTEMPTY | Errno::EXIST => Fate::InUse("it is not empty".to_owned()),
+        Errno::NOTDIR | Errno::LOOP => Fate::InUse("it is not what podfs made".to_owned()),
+        other => Fate::Kept(std::io::Error::from(other).to_string()),
+    }
+}
+
+fn held_by(directory: &Path, entry: &OsStr) -> Fate {
+    if directory.parent().is_some_and(|parent| parent.ends_with(HOMES)) {
+        return Fate::Kept("it holds the content of an emptyDir, which the next podfs run of the pod finds".to_owned());
+    }
+    Fate::InUse(format!("it is not empty, {:?} is in it", entry.to_string_lossy()))
+}
+
+fn entries(directory: OwnedFd) -> Result<Vec<OsString>, Errno> {
+    let names = Dir::new(directory)?.map(|entry| Ok(OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned()));
+    let names: Result<Vec<_>, Errno> = names.collect();
+    Ok(names?.into_iter().filter(|name| name != "." && name != "..").collect())
+}
+
+/// Removes an empty directory that is no mount point.
+pub(super) fn remove_if_empty(path: &Path, dry_run: bool) -> Fate {
+    if dry_run {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = open(path, flags, Mode::empty()).and_then(entries);
+        return match found {
+            Ok(found) if found.is_empty() => Fate::Removed,
+            Ok(_) => explain(Errno::NOTEMPTY),
+            Err(errno) => explain(errno),
+        };
+    }
+    unlinkat(CWD, path, AtFlags::REMOVEDIR).map_or_else(explain, |()| Fate::Removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_was_made_goes_and_what_others_put_there_stays() {
+        let base = tempfile::tempdir().expect("a directory");
+        let made: Vec<_> = ["a", "a/b", "a/b/c", "a/d"].iter().map(|name| base.path().join(name)).collect();
+        made.iter().for_each(|directory| fs::create_dir(directory).expect("a directory"));
+        let (point, used) = (base.path().join("a/b/point"), base.path().join("a/b/used"));
+        fs::write(&point, "").expect("written");
+        fs::write(&used, "x").expect("written");
+        let judged = |dry_run| {
+            let mut leftovers = Leftovers::new(&made, &[], dry_run);
+            let mut fates: Vec<_> = [&point, &used].iter().map(|file| leftovers.remove_file(file)).collect();
+            fates.extend(made.iter().rev().map(|directory| leftovers.remove_directory(directory)));
+            fates
+        };
+        let planned = judged(true);
+        assert!(point.exists() && made.iter().all(|directory| directory.is_dir()), "a dry run changes nothing");
+        assert_eq!(judged(false), planned);
+        let kinds = planned.iter().map(|fate| matches!(fate, Fate::Removed)).collect::<Vec<_>>();
+        assert_eq!(kinds, [true, false, true, true, false, false]);
+        assert!(matches!(&planned[4], Fate::InUse(reason) if reason.contains(r#""used" is in it"#)), "{planned:?}");
+        assert_eq!(judged(false)[0], Fate::Absent);
+    }
+
+    #[test]
+    fn the_content_of_an_empty_dir_is_kept() {
+        let base = tempfile::tempdir().expect("a directory");
+        let home = base.path().join(HOMES).join("scratch");
+        fs::create_dir_all(home.join("content")).expect("a directory");
+        let made = [home.clone()];
+        let fate = Leftovers::new(&made, &[], false).remove_directory(&home);
+        assert!(matches!(&fate, Fate::Kept(reason) if reason.contains("emptyDir")), "{fate:?}");
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let (base, other) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        fs::create_dir(other.path().join("b")).expect("a directory");
+        let made = [base.path().join("a"), base.path().join("a/b")];
+        std::os::unix::fs::symlink(other.path(), &made[0]).expect("a link");
+        let mut leftovers = Leftovers::new(&made, &[], false);
+        assert!(made.iter().rev().all(|path| matches!(leftovers.remove_directory(path), Fate::InUse(_))));
+        assert!(other.path().join("b").is_dir());
+    }
+}

@@ -1,0 +1,190 @@
+//! The status of pods, for people.
+//!
+//! ```text
+//! default/web  running
+//!   uid         c15b9f1e-…
+//!   supervisor  pid 4711, podfs 0.1.0
+//!   server      pid 4712, podfs 0.1.0
+//!   volumes     /var/lib/podfs/pods/c15b9f1e-…/volumes
+//!
+//!   VOLUME  KIND       MODE          GENERATION                     AGE  REQUESTS  PATH
+//!   config  configMap  zero-message  2026_11_20_19_54_31.221582083  3m         17  kubernetes.io~configmap/config
+//! ```
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::supervisor::status::{PodStatus, ProcessStatus, VolumeStatus};
+
+const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
+/// The columns of numbers, which end at the same place.
+const NUMBERS: [usize; 2] = [4, 5];
+
+/// All pods, one after another.
+pub fn table(pods: &[PodStatus]) -> String {
+    pods.iter().map(pod).collect::<Vec<_>>().join("\n")
+}
+
+fn pod(pod: &PodStatus) -> String {
+    let base = base(&pod.volumes);
+    let mut text = format!("{}  {}\n", pod.title(), pod.state.word());
+    let mut fact = |name: &str, value: &str| {
+        let _ = writeln!(text, "  {name:<10}  {value}");
+    };
+    if let Some(reason) = &pod.reason {
+        fact("reason", &one_line(reason));
+    }
+    fact("uid", &pod.uid);
+    if let Some(supervisor) = &pod.supervisor {
+        fact("supervisor", &process(supervisor));
+    }
+    if let Some(server) = &pod.server {
+        let restarts = match server.restarts {
+            0 => String::new(),
+            1 => ", restarted once".to_owned(),
+            times => format!(", restarted {times} times"),
+        };
+        fact("server", &format!("{}{restarts}", process(&server.process)));
+    }
+    if let Some(base) = base {
+        fact("volumes", &base.display().to_string());
+    }
+    if !pod.volumes.is_empty() {
+        text.push('\n');
+        text.push_str(&volumes(&pod.volumes, base));
+    }
+    text
+}
+
+fn process(process: &ProcessStatus) -> String {
+    match &process.version {
+        Some(version) => format!("pid {}, podfs {version}", process.pid),
+        None => format!("pid {}", process.pid),
+    }
+}
+
+/// The directory that all volumes are in, two levels above them in the kubelet's layout.
+fn base(volumes: &[VolumeStatus]) -> Option<&Path> {
+    let mut paths = volumes.iter().filter_map(|volume| volume.path.as_deref());
+    let base = paths.next()?.parent()?.parent()?;
+    paths.all(|path| path.starts_with(base)).then_some(base)
+}
+
+fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
+    let rows: Vec<_> = volumes.iter().map(|volume| cells(volume, base)).collect();
+    let headings = HEADINGS.map(str::to_owned);
+    let width = |column: usize| rows.iter().chain([&headings]).map(|row| row[column].chars().count()).max();
+    let widths: Vec<_> = (0..HEADINGS.len()).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = line(&headings, &widths);
+    for (volume, row) in volumes.iter().zip(&rows) {
+        text.push_str(&line(row, &widths));
+        if let Some(reason) = &volume.reason {
+            let _ = writeln!(
+                text,
+                "    {}: {}",
+                if volume.mode.is_some() { "not refreshed" } else { "waiting" },
+                one_line(reason)
+            );
+        } else if let Some(error) = &volume.last_error {
+            let _ = writeln!(text, "    last error: {}", one_line(error));
+        }
+    }
+    text
+}
+
+fn line(row: &[String; 7], widths: &[usize]) -> String {
+    let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| {
+        if NUMBERS.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+    });
+    format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+}
+
+fn cells(volume: &VolumeStatus, base: Option<&Path>) -> [String; 7] {
+    let path = volume.path.as_deref();
+    let below = path.map(|path| base.and_then(|base| path.strip_prefix(base).ok()).unwrap_or(path));
+    let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+    [
+        volume.name.clone(),
+        volume.kind.clone(),
+        volume.mode.clone().unwrap_or_else(|| "waiting".to_owned()),
+        or_none(volume.generation.as_deref().map(|name| name.trim_start_matches('.').to_owned())),
+        or_none(volume.generation_age_seconds.map(age)),
+        or_none(volume.requests.map(|requests| requests.to_string())),
+        or_none(below.map(|path| path.display().to_string())),
+    ]
+}
+
+/// In the unit that leaves few digits: `42s`, `17m`, `5h`, `12d`.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::status::{PodState, ServerStatus, VolumeState};
+
+    #[test]
+    fn a_pod_is_shown_with_its_processes_and_volumes() {
+        let volume = |name: &str, path: &str, state| VolumeStatus {
+            name: name.to_owned(),
+            kind: "configMap".to_owned(),
+            path: Some(path.into()),
+            state,
+            reason: None,
+            mode: Some("zero-message".to_owned()),
+            generation: Some("..2026_11_20_19_54_31.7".to_owned()),
+            generation_age_seconds: Some(180),
+            requests: Some(17),
+            restarts: 2,
+            last_error: None,
+        };
+        let waiting = VolumeStatus {
+            reason: Some("configmap \"late\"\nnot found".to_owned()),
+            mode: None,
+            generation: None,
+            generation_age_seconds: None,
+            requests: None,
+            ..volume("late", "/r/volumes/kubernetes.io~configmap/late", VolumeState::Waiting)
+        };
+        let process = |pid| ProcessStatus { pid, version: Some("0.1.0".to_owned()) };
+        let status = PodStatus {
+            namespace: Some("default".to_owned()),
+            name: Some("web".to_owned()),
+            supervisor: Some(process(4711)),
+            server: Some(ServerStatus { process: process(4712), restarts: 2 }),
+            volumes: vec![volume("config", "/r/volumes/kubernetes.io~configmap/config", VolumeState::Live), waiting],
+            ..PodStatus::unspoken("c15b", PodState::Degraded, "volume \"late\" waits")
+        };
+        let expected = r#"default/web  degraded
+  reason      volume "late" waits
+  uid         c15b
+  supervisor  pid 4711, podfs 0.1.0
+  server      pid 4712, podfs 0.1.0, restarted 2 times
+  volumes     /r/volumes
+
+  VOLUME  KIND       MODE          GENERATION             AGE  REQUESTS  PATH
+  config  configMap  zero-message  2026_11_20_19_54_31.7   3m        17  kubernetes.io~configmap/config
+  late    configMap  waiting       -                        -         -  kubernetes.io~configmap/late
+    waiting: configmap "late" not found
+"#;
+        assert_eq!(table(&[status]), expected);
+    }
+
+    #[test]
+    fn an_age_has_few_digits() {
+        assert_eq!(
+            [0, 119, 120, 7199, 7200, 172_799, 172_800].map(age),
+            ["0s", "119s", "2m", "119m", "2h", "47h", "2d"]
+        );
+    }
+}
