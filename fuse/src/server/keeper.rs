@@ -30,6 +30,8 @@ const SERVER: RawFd = 11;
 pub(crate) const LISTENER: RawFd = 12;
 /// The channel to the keeper of the server before this one.
 const ESTATE: RawFd = 13;
+/// The far end of the keeper's channel, until a supervisor has it.
+pub(crate) const FAR_END: RawFd = 14;
 /// The first number that is not reserved.
 pub const FIRST_FREE: RawFd = 64;
 
@@ -74,14 +76,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper for the calling process. It has nobody to talk to yet.
+    /// Starts a keeper for the calling process. The other end of its channel is at [`FAR_END`].
     ///
     /// # Errors
     /// When there are no more processes or descriptors.
     pub(crate) fn start() -> io::Result<Keeper> {
         put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
-        // The other end would stay open in the keeper if this process were killed before it has given it away.
-        drop(open_channel()?);
+        open_channel()?;
         // A keeper that ends is nobody's concern here: the kernel forgets it at once.
         // SAFETY: no handler is replaced that anybody relies on.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
@@ -101,14 +102,26 @@ impl Keeper {
     }
 }
 
-/// A new channel to the keeper that runs, in place of one that nobody holds any more. Gives its other end.
+/// A new channel to the keeper that runs, in place of one that nobody holds any more. Its other end is at [`FAR_END`].
 ///
 /// # Errors
 /// When there are no descriptors left.
-pub(crate) fn open_channel() -> io::Result<OwnedFd> {
+pub(crate) fn open_channel() -> io::Result<()> {
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-    put(ours, CHANNEL)?;
-    Ok(theirs)
+    put(theirs, FAR_END)?;
+    put(ours, CHANNEL)
+}
+
+/// A supervisor has the far end now.
+pub(crate) fn let_go_of_far_end() {
+    empty(FAR_END);
+}
+
+/// Puts a placeholder at one of the reserved numbers.
+fn empty(number: RawFd) {
+    if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
+        let _harmless = put(placeholder.into(), number);
+    }
 }
 
 /// What a dead server had open, and its keeper has.
@@ -153,9 +166,7 @@ impl Estate {
 
 impl Drop for Estate {
     fn drop(&mut self) {
-        if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
-            let _harmless = put(placeholder.into(), ESTATE);
-        }
+        empty(ESTATE);
     }
 }
 
@@ -206,7 +217,12 @@ fn keep() -> ! {
         ];
         // SAFETY: the array outlives the call and has as many entries.
         unsafe { libc::poll(watched.as_mut_ptr(), 2, -1) };
-        server_lives &= watched[0].revents == 0;
+        if server_lives && watched[0].revents != 0 {
+            server_lives = false;
+            // A server that died before anybody had the far end has left it here, and nobody will come.
+            // SAFETY: the number is reserved, and nobody but this process is left to use it.
+            unsafe { libc::close(FAR_END) };
+        }
         if watched[1].revents & libc::POLLIN != 0 && answer() {
             continue;
         }

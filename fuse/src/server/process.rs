@@ -12,7 +12,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 
-use super::keeper::{self, Estate, FIRST_FREE, Keeper, LISTENER};
+use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::protocol::{Greeting, Reply, Request, receive, send};
 use super::volumes::Volumes;
 use crate::passthrough;
@@ -35,8 +35,14 @@ pub fn serve(program: &str, pod: &str) -> io::Result<()> {
     keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
-    let mut process =
-        Process { greeting, keeper, missing: Missing::default(), volumes: Volumes::default(), listens: false };
+    let mut process = Process {
+        greeting,
+        keeper,
+        has_channel: true,
+        missing: Missing::default(),
+        volumes: Volumes::default(),
+        listens: false,
+    };
     loop {
         process.follow();
         if !process.listens || process.volumes.is_empty() {
@@ -50,6 +56,8 @@ pub fn serve(program: &str, pod: &str) -> io::Result<()> {
 struct Process {
     greeting: Greeting,
     keeper: Keeper,
+    /// The far end of the keeper's channel waits for a supervisor.
+    has_channel: bool,
     missing: Missing,
     volumes: Volumes,
     /// Another supervisor could find this server.
@@ -76,8 +84,14 @@ impl Process {
             let (request, descriptors) = message;
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
-            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-            if send(&control(), &reply, &borrowed).is_err() {
+            let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
+            let far_end = hands_over.then(|| keeper::reserved(FAR_END));
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).chain(far_end).collect();
+            let sent = send(&control(), &reply, &borrowed);
+            if hands_over {
+                keeper::let_go_of_far_end();
+            }
+            if sent.is_err() {
                 return;
             }
         }
@@ -87,7 +101,7 @@ impl Process {
         let mut descriptors = Descriptors(descriptors.into_iter());
         let volumes = &mut self.volumes;
         let reply = match request {
-            Request::Hello(theirs) => return self.greet(&theirs),
+            Request::Hello(theirs) => self.greet(&theirs)?,
             Request::Listen => {
                 let socket = descriptors.next()?;
                 listen(&socket, Backlog::new(4)?)?;
@@ -124,7 +138,7 @@ impl Process {
             }
             Request::Keep => {
                 self.keeper = Keeper::start()?;
-                return Ok((Reply::Kept { keeper: self.keeper.pid() }, vec![keeper::open_channel()?]));
+                Reply::Kept { keeper: self.keeper.pid() }
             }
             Request::Announce { volume, steps, staged, time } => {
                 let staged = staged.map(|name| descriptors.next().map(|image| (name, image))).transpose()?;
@@ -146,12 +160,14 @@ impl Process {
         Ok((reply, Vec::new()))
     }
 
-    fn greet(&mut self, theirs: &Greeting) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    fn greet(&mut self, theirs: &Greeting) -> io::Result<Reply> {
         check(&self.greeting, theirs).map_err(io::Error::other)?;
-        let channel = keeper::open_channel()?;
+        if !std::mem::take(&mut self.has_channel) {
+            keeper::open_channel()?;
+        }
         // Whoever has said who it is may take its time from now on.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
-        Ok((Reply::Hello { greeting: self.greeting.clone(), keeper: self.keeper.pid() }, vec![channel]))
+        Ok(Reply::Hello { greeting: self.greeting.clone(), keeper: self.keeper.pid() })
     }
 
     /// Another supervisor becomes the one at the other end of standard input: whoever is the first to say something. Those
