@@ -255,12 +255,16 @@ impl Server {
         }
     }
 
-    /// Lets the server have another keeper: the one it had is gone.
+    /// Lets the server have another keeper, if it is still the one whose keeper was `gone`.
     ///
     /// # Errors
     /// When nobody serves any more, or no process can be started.
-    pub fn keep(&self) -> io::Result<()> {
-        let connection = self.connection()?;
+    pub fn keep(&self, gone: i32) -> io::Result<()> {
+        let connection = match &*self.link() {
+            Link::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
+            // A server that follows comes with its own.
+            _ => return Ok(()),
+        };
         match connection.ask(&Request::Keep, &[])? {
             (Reply::Kept { keeper }, mut descriptors) => {
                 connection.set_keeper(keeper, descriptors.pop());

@@ -77,7 +77,7 @@ pub enum UpgradeError {
 /// What happens while a server serves.
 enum Event {
     Ended(String),
-    KeeperEnded,
+    Keeper(Change),
     Time,
 }
 
@@ -187,12 +187,12 @@ impl PodServer {
             Life::Serving { process, .. } => {
                 let event = tokio::select! {
                     how = process.ended() => Event::Ended(how),
-                    () = self.keeper.ended() => Event::KeeperEnded,
+                    change = self.keeper.changed() => Event::Keeper(change),
                     () = sleep(watchdog::INTERVAL) => Event::Time,
                 };
                 match event {
                     Event::Ended(how) => self.bury(how),
-                    Event::KeeperEnded => self.keep_again().await,
+                    Event::Keeper(change) => self.keep_again(change),
                     Event::Time => self.look().await,
                 }
             }
@@ -351,20 +351,26 @@ impl PodServer {
         }
         if let Some((keeper, _)) = self.client.facts() {
             oom::protect_keeper(keeper);
-            self.keeper = Process::with_pid(keeper).map_or(Keeper::Gone, Keeper::Watched);
+            self.keeper = Process::with_pid(keeper).map_or(Keeper::Gone(keeper), Keeper::Watched);
         }
     }
 
     /// The keeper is dead while the server lives: it gets another one.
-    async fn keep_again(&mut self) {
-        self.keeper = Keeper::Unknown;
-        let client = Arc::clone(&self.client);
-        match blocking(move || client.keep()).await {
-            Ok(()) => {
+    fn keep_again(&mut self, change: Change) {
+        match change {
+            Change::Ended(keeper) => {
+                let client = Arc::clone(&self.client);
+                self.keeper = Keeper::Coming(tokio::task::spawn_blocking(move || client.keep(keeper)));
+            }
+            Change::Came(Ok(())) => {
+                self.keeper = Keeper::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; there is another one");
             }
-            Err(error) => warn!("nobody keeps the server's open files, should it be killed: {error}"),
+            Change::Came(Err(error)) => {
+                self.keeper = Keeper::Unknown;
+                warn!("nobody keeps the server's open files, should it be killed: {error}");
+            }
         }
     }
 
@@ -390,7 +396,7 @@ impl PodServer {
             self.kill().await;
         }
         // The keeper ends with the server and with this end of its channel, which went with the connection.
-        if timeout(patience, self.keeper.ended()).await.is_err()
+        if timeout(patience, self.keeper.changed()).await.is_err()
             && let Keeper::Watched(keeper) = &self.keeper
         {
             keeper.kill();
@@ -419,16 +425,30 @@ enum Keeper {
     /// It lives, or ended while it was watched.
     Watched(Process),
     /// It had ended before anybody could watch it.
-    Gone,
+    Gone(i32),
+    /// The server starts another one.
+    Coming(JoinHandle<io::Result<()>>),
+}
+
+/// What happens to a keeper.
+enum Change {
+    /// This process ended.
+    Ended(i32),
+    /// There is another one.
+    Came(io::Result<()>),
 }
 
 impl Keeper {
-    /// Waits for its end.
-    async fn ended(&self) {
+    /// Waits for its end, or for the next one to come.
+    async fn changed(&mut self) -> Change {
         match self {
             Self::Unknown => std::future::pending().await,
-            Self::Watched(process) => drop(process.ended().await),
-            Self::Gone => {}
+            Self::Watched(process) => {
+                process.ended().await;
+                Change::Ended(process.pid())
+            }
+            Self::Gone(pid) => Change::Ended(*pid),
+            Self::Coming(coming) => Change::Came(coming.await.expect("whoever panics ends the process")),
         }
     }
 }
