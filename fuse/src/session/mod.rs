@@ -16,10 +16,12 @@
 //! | [`abi`] | the kernel's structs and numbers |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
+//! | `input` | room for requests |
 //! | `resume` | what a dead server left unanswered |
 
 pub mod abi;
 pub mod answer;
+mod input;
 pub mod request;
 mod resume;
 
@@ -36,6 +38,7 @@ use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use request::{Caller, Operation, Request};
+use input::Input;
 use resume::Unanswered;
 
 use crate::region::{Region, SEATS};
@@ -102,7 +105,7 @@ impl Session {
     /// When the kernel is too old, or the file system is unmounted already.
     pub fn open(device: OwnedFd, wanted: Wanted, region: Arc<Region>) -> io::Result<Session> {
         let device = Arc::new(device);
-        let mut input = input_buffer();
+        let mut input = Input::new(0)?;
         let length = read(&device, input.as_mut_bytes())?;
         let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with INIT");
         let request = Request::parse(&input.as_bytes()[..length]).ok_or_else(unexpected)?;
@@ -241,8 +244,11 @@ impl Readers {
         }
         self.region.seats().seat(seat).sit_down();
         self.service.begin_thread();
-        let mut input = input_buffer();
-        touch(&mut input, self.service.longest_request());
+        let mut input = Input::new(self.service.longest_request()).unwrap_or_else(|error| {
+            // As everywhere where there is no memory: this server ends, and another one goes on.
+            tracing::error!("no room for requests: {error}");
+            std::process::abort()
+        });
         let mut buffer = Vec::new();
         while let Some(length) = self.next(input.as_mut_bytes()) {
             let Some(request) = Request::parse(&input.as_bytes()[..length]) else { continue };
@@ -313,21 +319,6 @@ fn read(device: &OwnedFd, input: &mut [u8]) -> io::Result<usize> {
             read => return Ok(read?),
         }
     }
-}
-
-/// Has memory behind so many bytes of a buffer. A request that the kernel cannot store, because this process is killed
-/// while memory is looked for, fails with EIO and is not asked again (`fuse_dev_do_read`).
-fn touch(buffer: &mut [u64], bytes: usize) {
-    const PAGE: usize = 4096 / size_of::<u64>();
-    for word in buffer.iter_mut().take(bytes.div_ceil(size_of::<u64>())).step_by(PAGE) {
-        // SAFETY: the word is a valid place; the store is not left out, though it changes nothing.
-        unsafe { std::ptr::write_volatile(word, 0) };
-    }
-}
-
-/// Room for a request, aligned as its structs are.
-fn input_buffer() -> Box<[u64]> {
-    vec![0; REQUEST_SIZE / 8].into_boxed_slice()
 }
 
 #[cfg(test)]
