@@ -84,7 +84,8 @@ fn a_kill_while_a_projection_is_changed_is_not_noticed() {
         (0..3).map(|n| file(n).expect("a file")).collect::<Vec<_>>()
     };
     let change = |number: usize| -> Vec<String> {
-        let (before, inode) = (generation(&volume), fs::symlink_metadata(volume.join("file-0000")).expect("a link").ino());
+        let (before, inode) =
+            (generation(&volume), fs::symlink_metadata(volume.join("file-0000")).expect("a link").ino());
         assert_eq!(numbers(&volume).len(), 3, "the kernel knows the files");
         let watcher = Watcher::on("root", &volume);
         write(&fixture, number, 3);

@@ -37,8 +37,8 @@ use zerocopy::IntoBytes;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
-pub use request::{Caller, Operation, Request};
 use input::Input;
+pub use request::{Caller, Operation, Request};
 use resume::Unanswered;
 
 use crate::region::{Region, SEATS};

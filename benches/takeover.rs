@@ -1,0 +1,88 @@
+//! How long nobody answers when a server is killed: from SIGKILL to the first answer of its successor, to a request that no
+//! cache of the kernel answers. Needs root.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::passthrough::disk_directory;
+use common::*;
+use nix::sys::signal::{Signal, kill};
+
+/// Kills of each pod.
+const KILLS: usize = 200;
+/// Files that the kernel has looked up, in the pod with many.
+const NODES: usize = 50_000;
+
+fn main() {
+    five_volumes();
+    many_nodes();
+}
+
+fn five_volumes() {
+    let source = disk_directory();
+    let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+    let fixture = Fixture::new(&pod(&format!(
+        "[{{name: config, configMap: {{name: app}}}}, {{name: keys, secret: {{secretName: tls}}}},
+          {{name: about, downwardAPI: {{items: [{{path: labels, fieldRef: {{fieldPath: metadata.labels}}}}]}}}},
+          {host}, {{name: scratch, emptyDir: {{sizeLimit: 1Gi}}}}]"
+    )));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture.write("objects/tls.json", &secret("tls", &[("key", "pem")]));
+    let running = fixture.run();
+    let config = running.volume("config");
+    report("a pod with 5 volumes, its configMap", measure(&running, |_| status(&config)));
+    let host = running.volume("host");
+    report("a pod with 5 volumes, its hostPath", measure(&running, |kill| look_for_nothing(&host, kill)));
+}
+
+fn many_nodes() {
+    let source = disk_directory();
+    let names: Vec<_> = (0..NODES).map(|n| format!("file-{n}")).collect();
+    names.iter().for_each(|name| fs::write(source.path().join(name), "").expect("written"));
+    let fixture = Fixture::new(&pod(&format!("[{{name: host, hostPath: {{path: {}}}}}]", source.path().display())));
+    let running = fixture.run();
+    let host = running.volume("host");
+    names.iter().for_each(|name| drop(fs::metadata(host.join(name)).expect("a file")));
+    let what = format!("a hostPath with {NODES} files that the kernel knows");
+    report(&what, measure(&running, |kill| look_for_nothing(&host, kill)));
+}
+
+/// The status of a file system is not cached.
+fn status(volume: &Path) {
+    rustix::fs::statvfs(volume).expect("a server answers");
+}
+
+/// A name that was never asked for.
+fn look_for_nothing(volume: &Path, number: usize) {
+    assert!(!fs::exists(volume.join(format!("missing-{number}"))).expect("a server answers"));
+}
+
+/// The times without an answer, shortest first.
+fn measure(running: &Running, ask: impl Fn(usize)) -> Vec<Duration> {
+    let told = "another one (pid ";
+    let before = running.log().matches(told).count();
+    let measure = |number| {
+        let server = running.server();
+        let killed = Instant::now();
+        kill(server, Signal::SIGKILL).expect("it is there");
+        ask(number);
+        let took = killed.elapsed();
+        // The supervisor is to know that this server served: others are followed with a pause.
+        running.wait_log_times(told, before + number + 1);
+        ask(KILLS + number);
+        took
+    };
+    let mut times: Vec<_> = (0..KILLS).map(measure).collect();
+    times.sort_unstable();
+    times
+}
+
+fn report(what: &str, times: Vec<Duration>) {
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1000.0;
+    let (median, longest) = (milliseconds(times[times.len() / 2]), milliseconds(times[times.len() - 1]));
+    println!("{what}: median {median:.2} ms, longest {longest:.2} ms, of {} kills", times.len());
+}
