@@ -67,6 +67,7 @@ pub enum Access {
 /// A mounted file system that only its holder can reach.
 pub struct PrivateMount {
     tree: OwnedFd,
+    shape: Shape,
 }
 
 impl PrivateMount {
@@ -139,7 +140,7 @@ impl PrivateMount {
         }
         fsconfig_create(context.as_fd()).map_err(failed)?;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
-        Ok(Self { tree })
+        Ok(Self { tree, shape: options.shape })
     }
 
     /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
@@ -169,7 +170,7 @@ impl PrivateMount {
     pub fn read_write_clone(&self) -> Result<OwnedFd, MountError> {
         let clone = match clone_detached(self.tree.as_fd()) {
             // A detached mount can be cloned since Linux 6.15.
-            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd()),
+            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd(), self.shape),
             cloned => cloned,
         };
         clone.map_err(|errno| MountError::new("cannot clone the private mount", errno))
@@ -182,7 +183,7 @@ impl PrivateMount {
     #[doc(hidden)]
     pub fn read_only_clone_before_6_15(&self) -> Result<OwnedFd, MountError> {
         let failed = |cause: io::Error| MountError::new("cannot clone the private mount", cause);
-        let clone = clone_in_own_namespace(self.tree.as_fd()).map_err(|errno| failed(errno.into()))?;
+        let clone = clone_in_own_namespace(self.tree.as_fd(), self.shape).map_err(|errno| failed(errno.into()))?;
         set_read_only(&clone).map_err(failed)?;
         Ok(clone)
     }
@@ -201,17 +202,20 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Attaches the mount in a mount namespace that nobody else sees, clones it there, and detaches it.
-fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    /// Any directory does: it is covered in the thread's own namespace only.
-    const STAGE: &CStr = c"/proc";
+fn clone_in_own_namespace(tree: BorrowedFd<'_>, shape: Shape) -> Result<OwnedFd, Errno> {
+    // Any directory or file does: it is covered in the thread's own namespace only.
+    let stage: &CStr = match shape {
+        Shape::Directory => c"/proc",
+        Shape::File => c"/proc/version",
+    };
     let clone = || {
         // SAFETY: only this thread's mount namespace and working directory become its own; it ends
         // with this closure and shares neither.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
         mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-        move_mount(tree, c"", CWD, STAGE, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-        let clone = open_tree(CWD, STAGE, CLONE);
-        unmount(STAGE, UnmountFlags::DETACH)?;
+        move_mount(tree, c"", CWD, stage, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        let clone = open_tree(CWD, stage, CLONE);
+        unmount(stage, UnmountFlags::DETACH)?;
         clone
     };
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
