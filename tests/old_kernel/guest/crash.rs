@@ -1,0 +1,58 @@
+//! A server that is killed while somebody waits for it: before Linux 6.9 a request in flight cannot be asked again.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::thread;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::minor;
+
+use super::host;
+use crate::common::passthrough::within_patience;
+use crate::common::*;
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
+    let fixture = Fixture::new("");
+    let source = fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    fs::write(source.join("file"), "x").expect("written");
+    fixture.write("pod.yaml", &pod(&format!("[{}]", host("host", &source, "Directory"))));
+    let mut running = fixture.run();
+    let (volume, server) = (running.volume("host"), running.server());
+
+    // Nothing of the file is cached, so each turn is a request.
+    let file = File::open(volume.join("file")).expect("opened");
+    let connection = minor(fs::metadata(&volume).expect("a volume").dev());
+    let reader = thread::spawn(move || {
+        loop {
+            if let Err(error) = file.read_at(&mut [0], 0) {
+                return error.raw_os_error().map(Errno::from_raw);
+            }
+        }
+    });
+    kill(server, Signal::SIGSTOP).expect("the server is there");
+    eventually("a request is in flight", || stopped(server.as_raw()) && waiting(connection) > 0);
+    kill(server, Signal::SIGKILL).expect("the server is there");
+    let error = within_patience("the caller gets its answer", || reader.join().expect("it does not panic"));
+    assert!(matches!(error, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{error:?}");
+
+    assert_eq!(running.wait().code(), Some(1));
+    fixture.assert_nothing_left();
+}
+
+/// Requests of a connection that have no answer yet.
+fn waiting(connection: u64) -> u64 {
+    let waiting = Path::new("/sys/fs/fuse/connections").join(connection.to_string()).join("waiting");
+    fs::read_to_string(waiting).expect("a connection").trim().parse().expect("a number")
+}
+
+/// The state stands behind the name in parentheses (`proc_pid_stat(5)`).
+fn stopped(process: i32) -> bool {
+    let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).expect("a thread");
+    let mut tasks = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten().map(stat);
+    tasks.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}

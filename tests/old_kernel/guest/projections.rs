@@ -1,0 +1,88 @@
+//! Projections: the private mount is cloned by way of a mount namespace (before Linux 6.15), and generations are
+//! kept in memory files without a seal against execution (before 6.3).
+
+use std::fs;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+
+use super::{assert_stops_clean, mode};
+use crate::common::watch::Watcher;
+use crate::common::*;
+
+/// A pod with a volume of each kind; `all` is the three together.
+const VOLUMES: &str = "[{name: config, configMap: {name: app}},
+    {name: keys, secret: {secretName: app, defaultMode: 0400}},
+    {name: about, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}},
+    {name: all, projected: {sources: [{configMap: {name: app}}, {secret: {name: app}},
+      {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}}]";
+
+fn fixture() -> Fixture {
+    let fixture = Fixture::new(&pod(VOLUMES));
+    fixture.write("objects/config.json", &config_map("app", &[("a", "1"), ("gone", "x")]));
+    fixture.write("objects/keys.json", &secret("app", &[("key", "s3cret")]));
+    fixture
+}
+
+#[track_caller]
+fn assert_files(volume: &Path, expected: &[(&str, &str)]) {
+    for (path, content) in expected {
+        assert_eq!(fs::read_to_string(volume.join(path)).expect(path), *content, "{path}");
+    }
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn every_kind_of_projection_comes_up_with_its_content() {
+    let fixture = fixture();
+    let running = fixture.run();
+    assert_files(&running.volume("config"), &[("a", "1"), ("gone", "x")]);
+    assert_files(&running.volume("keys"), &[("key", "s3cret")]);
+    assert_files(&running.volume("about"), &[("labels", "app=\"web\"")]);
+    assert_files(&running.volume("all"), &[("a", "1"), ("key", "s3cret"), ("name", "web")]);
+    for name in ["config", "keys", "about", "all"] {
+        assert_eq!(mode(&running, name), "zero-message", "{name}");
+    }
+    assert_eq!(fixture.mounts().len(), 4, "the private mounts are nowhere to be seen");
+    assert_stops_clean(running, &fixture);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_change_is_switched_to_and_raises_the_events_of_a_switch() {
+    let fixture = fixture();
+    let running = fixture.run();
+    let volume = running.volume("config");
+    let (before, watcher) = (generation(&volume), Watcher::on("config", &volume));
+    // What was read stands in the kernel's caches, absence included.
+    assert_files(&volume, &[("a", "1"), ("gone", "x")]);
+    assert!(!volume.join("new").exists());
+    fixture.write("objects/config.json", &config_map("app", &[("a", "2"), ("new", "y")]));
+    wait_content(&volume.join("a"), "2");
+    assert_ne!(generation(&volume), before);
+    wait_content(&volume.join("new"), "y");
+    eventually("what is gone is absent", || !volume.join("gone").exists());
+    assert_eq!(watcher.switches(), 1);
+    wait_content(&running.volume("all").join("a"), "2");
+    assert_stops_clean(running, &fixture);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn nobody_writes_to_a_projection_not_even_through_a_mount_that_is_made_writable() {
+    let fixture = fixture();
+    let running = fixture.run();
+    let volume = running.volume("config");
+    let read_only = |what: &str| {
+        let refused = fs::write(volume.join("stolen"), "x").expect_err(what);
+        assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32), "{what}");
+    };
+    read_only("the mount is read-only");
+    let writable = MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
+    mount(None::<&str>, &volume, None::<&str>, writable, None::<&str>).expect("root may");
+    read_only("the server knows of no such step");
+    fixture.write("objects/config.json", &config_map("app", &[("a", "2")]));
+    wait_content(&volume.join("a"), "2");
+    assert_stops_clean(running, &fixture);
+}
