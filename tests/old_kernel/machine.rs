@@ -94,7 +94,8 @@ impl Ended {
     /// `ok`, `FAILED`, or that there was none.
     pub fn outcome(&self, test: &str) -> &str {
         let start = format!("test {test} ... ");
-        self.report.lines().find_map(|line| line.strip_prefix(&*start)).unwrap_or("no outcome").trim_end()
+        let outcome = self.report.lines().find_map(|line| line.strip_prefix(&*start)).map(str::trim_end);
+        outcome.filter(|outcome| !outcome.is_empty()).unwrap_or("no outcome")
     }
 }
 
