@@ -1,12 +1,11 @@
 //! The private mount: where commits happen, attached nowhere.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -67,7 +66,6 @@ pub enum Access {
 /// A mounted file system that only its holder can reach.
 pub struct PrivateMount {
     tree: OwnedFd,
-    shape: Shape,
 }
 
 impl PrivateMount {
@@ -140,7 +138,7 @@ impl PrivateMount {
         }
         fsconfig_create(context.as_fd()).map_err(failed)?;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
-        Ok(Self { tree, shape: options.shape })
+        Ok(Self { tree })
     }
 
     /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
@@ -170,7 +168,7 @@ impl PrivateMount {
     pub fn read_write_clone(&self) -> Result<OwnedFd, MountError> {
         let clone = match clone_detached(self.tree.as_fd()) {
             // A detached mount can be cloned since Linux 6.15.
-            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd(), self.shape),
+            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd()),
             cloned => cloned,
         };
         clone.map_err(|errno| MountError::new("cannot clone the private mount", errno))
@@ -183,7 +181,7 @@ impl PrivateMount {
     #[doc(hidden)]
     pub fn read_only_clone_before_6_15(&self) -> Result<OwnedFd, MountError> {
         let failed = |cause: io::Error| MountError::new("cannot clone the private mount", cause);
-        let clone = clone_in_own_namespace(self.tree.as_fd(), self.shape).map_err(|errno| failed(errno.into()))?;
+        let clone = clone_in_own_namespace(self.tree.as_fd()).map_err(|errno| failed(errno.into()))?;
         set_read_only(&clone).map_err(failed)?;
         Ok(clone)
     }
@@ -202,11 +200,13 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Attaches the mount in a mount namespace that nobody else sees, clones it there, and detaches it.
-fn clone_in_own_namespace(tree: BorrowedFd<'_>, shape: Shape) -> Result<OwnedFd, Errno> {
+fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // The kernel knows the type of the root from the mount itself; nobody is asked.
+    let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     // Any directory or file does: it is covered in the thread's own namespace only.
-    let stage: &CStr = match shape {
-        Shape::Directory => c"/proc",
-        Shape::File => c"/proc/version",
+    let stage = match FileType::from_raw_mode(root.stx_mode.into()) {
+        FileType::Directory => c"/proc",
+        _ => c"/proc/version",
     };
     let clone = || {
         // SAFETY: only this thread's mount namespace and working directory become its own; it ends
