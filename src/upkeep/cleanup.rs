@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
+use crate::supervisor::cgroup;
 use crate::supervisor::claim::{CONTROL, Claim, ClaimError, LOCK, Record, SERVER};
 use crate::supervisor::control::call;
 
@@ -103,6 +104,10 @@ impl<'a> Cleanup<'a> {
             self.kept.extend(record.mounts);
             claim.leave_record();
             return self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+        }
+        if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
+            // Empty: the server is gone. It holds nothing that anybody could miss.
+            cgroup::remove(cgroup);
         }
         if self.volumes(&record) { self.run_files(directory, claim, &record) } else { claim.leave_record() }
     }
