@@ -126,6 +126,20 @@ fn a_cgroup_that_a_crash_has_left_is_removed_in_the_end() {
 }
 
 #[test]
+fn a_cgroup_that_a_crash_has_left_goes_with_the_rest_that_is_cleaned_up() {
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let cgroup = cgroup_of(&top, running.server());
+    fixture.kill_both(&mut running);
+    assert!(cgroup.exists(), "nobody was there to remove it");
+    assert_eq!(fixture.cleanup(&["--dry-run"]).code, Some(0));
+    assert!(cgroup.exists());
+    assert_eq!(fixture.cleanup(&[]).code, Some(0));
+    assert!(!cgroup.exists());
+}
+
+#[test]
 fn a_server_that_is_taken_over_stays_where_it_is() {
     let Some(top) = cgroups() else { return };
     let fixture = fixture(CONFIG);
