@@ -104,7 +104,7 @@ pub(super) fn find(
         Err(error) => {
             refused(&error.to_string());
             warn!("the server of the pod (pid {pid}) cannot be taken over: {error}; its volumes are mounted anew");
-            kill_server(pid, pod);
+            kill_server(pid, pod.uid.as_str());
             None
         }
     }

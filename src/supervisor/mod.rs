@@ -46,7 +46,7 @@ mod oom;
 mod questions;
 pub mod report;
 pub mod scaffold;
-mod server;
+pub(crate) mod server;
 mod sharing;
 pub mod site;
 mod socket;

@@ -25,7 +25,8 @@ use super::oom;
 use super::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use process::Process;
-pub(super) use process::{Program, kill_server};
+pub(super) use process::Program;
+pub(crate) use process::kill_server;
 use watchdog::Watchdog;
 
 /// The first pause before another server is started, and the longest.

@@ -137,14 +137,14 @@ impl Process {
     }
 }
 
-/// Kills the server of a pod, if that is what the process is, and waits until it is dead.
-pub(in crate::supervisor) fn kill_server(pid: i32, pod: &PodIdentity) {
+/// Kills the server of the pod with this uid, if that is what the process is, and waits until it is dead.
+pub(crate) fn kill_server(pid: i32, uid: &str) {
     let Some(pid) = Pid::from_raw(pid) else { return };
     // The number is that of one process for as long as this descriptor is open.
     let Ok(watch) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     let words: Vec<_> = command.split(|byte| *byte == 0).collect();
-    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&pod.uid.as_str().as_bytes()) {
+    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&uid.as_bytes()) {
         return;
     }
     let _ = pidfd_send_signal(&watch, Signal::KILL);
