@@ -55,12 +55,12 @@ pub struct Process {
 impl Process {
     /// Starts a server. Gives the other end of its channel, too.
     pub fn start(order: &Order, descriptors: [BorrowedFd<'_>; DESCRIPTORS]) -> (Self, UnixStream) {
-        static SPAWNER: LazyLock<Mutex<UnixStream>> = LazyLock::new(|| Mutex::new(start_spawner()));
+        static ONE: LazyLock<Mutex<Spawner>> = LazyLock::new(|| Mutex::new(Spawner::start()));
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let [device, region, source] = descriptors;
-        let spawner = SPAWNER.lock().expect("no panic");
-        send(&*spawner, order, &[theirs.as_fd(), device, region, source]).expect("sent");
-        let ((), started) = receive(&*spawner).expect("an answer").expect("the spawner lives");
+        let Spawner { orders, .. } = &*ONE.lock().expect("no panic");
+        send(orders, order, &[theirs.as_fd(), device, region, source]).expect("sent");
+        let ((), started) = receive(orders).expect("an answer").expect("the spawner lives");
         let [watch] = <[OwnedFd; 1]>::try_from(started).expect("a process");
         (Self { watch }, ours)
     }
@@ -86,13 +86,19 @@ fn again(function: &str) -> Command {
     command
 }
 
-/// The way to talk to the spawner, which ends when this process does.
-fn start_spawner() -> UnixStream {
-    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let mut command = again("passthrough::tests::spawner::spawning");
-    command.env(SPAWNER, "").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-    command.spawn().expect("this program can be started again");
-    ours
+/// The process that starts servers. It ends when this one does.
+struct Spawner {
+    orders: UnixStream,
+    _process: Child,
+}
+
+impl Spawner {
+    fn start() -> Self {
+        let (orders, theirs) = UnixStream::pair().expect("a socket pair");
+        let mut command = again("passthrough::tests::spawner::spawning");
+        command.env(SPAWNER, "").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        Self { orders, _process: command.spawn().expect("this program can be started again") }
+    }
 }
 
 /// No test: what the spawner does.
@@ -118,7 +124,7 @@ fn start_server(order: &Order, descriptors: Vec<OwnedFd>) -> Child {
     let mut descriptors = descriptors.into_iter();
     let channel = descriptors.next().expect("a channel");
     let mut command = again("passthrough::tests::serving");
-    command.env_remove(SPAWNER).env(SERVER, serde_json::to_string(order).expect("JSON"));
+    command.env(SERVER, serde_json::to_string(order).expect("JSON"));
     command.stdout(channel.try_clone().expect("a descriptor")).stdin(channel);
     let descriptors: [OwnedFd; DESCRIPTORS] = descriptors.collect::<Vec<_>>().try_into().expect("all of them");
     let numbers = descriptors.each_ref().map(OwnedFd::as_raw_fd);
