@@ -23,7 +23,7 @@ use crate::region::Kind;
 use spawner::{FIRST, Order, Process};
 
 /// How long a server may take to get ready, which takes milliseconds on a quiet machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A mounted directory whose server can be killed.
 struct Rig {
