@@ -42,6 +42,10 @@ pub(in crate::supervisor) struct Process {
 impl Process {
     /// Starts a server that logs for this audience, in this cgroup. Gives the way to talk to it.
     ///
+    /// The new process has copies of what is open here, and closes them when it executes its program. Closing a file that
+    /// was opened for writing through a volume asks the volume's server (FLUSH), and waits while that is dead. So the
+    /// supervisor has none: it opens directories of volumes, and paths only.
+    ///
     /// # Errors
     /// When it cannot be started.
     pub(super) fn start(
