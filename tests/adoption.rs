@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
+use common::limit::limit_files;
 use common::locker::Locker;
 use common::namespace::{Container, Propagation, change_mount, mount_tmpfs};
 use common::outcome::finish;
@@ -19,9 +20,7 @@ use common::watch::Watcher;
 use common::*;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
-use nix::sys::resource::{Resource, rlim_t};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use tempfile::TempDir;
 
@@ -246,19 +245,6 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     assert_eq!(identity(&host).0, before.1.0, "nothing was mounted anew");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
-}
-
-/// How many files a process may have open from now on; gives how many it might.
-fn limit_files(process: Pid, number: rlim_t) -> rlim_t {
-    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let resource = Resource::RLIMIT_NOFILE as libc::__rlimit_resource_t;
-    // SAFETY: the structs outlive the calls.
-    unsafe {
-        assert_eq!(libc::prlimit(process.as_raw(), resource, std::ptr::null(), &raw mut before), 0);
-        let limit = libc::rlimit { rlim_cur: number, ..before };
-        assert_eq!(libc::prlimit(process.as_raw(), resource, &raw const limit, std::ptr::null_mut()), 0);
-    }
-    before.rlim_cur
 }
 
 #[test]

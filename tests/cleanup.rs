@@ -257,6 +257,21 @@ fn cleanups_and_a_start_at_the_same_moment_agree() {
 }
 
 #[test]
+fn a_server_without_a_supervisor_ends_when_nothing_of_its_pod_is_mounted() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let server = fixture.kill_supervisor(&mut running);
+    unmount_below(&fixture.path("root"));
+    let text = format!("end the server of a pod whose volumes are all unmounted (pid {server})");
+    let outcome = fixture.cleanup(&["--dry-run"]);
+    assert!(outcome.stdout.contains(&text), "{}", outcome.stdout);
+    assert_eq!(fixture.processes().len(), 2, "the server and its keeper");
+    assert_eq!(fixture.cleanup(&[]).code, Some(0));
+    eventually("both end", || fixture.processes().is_empty());
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_pod_whose_server_goes_on_without_its_supervisor_is_not_touched() {
     let fixture = fixture();
     let mut running = fixture.run();

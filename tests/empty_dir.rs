@@ -134,17 +134,24 @@ fn content_is_deleted_by_whichever_podfs_has_it_last() {
 
 #[test]
 fn content_that_is_gone_is_made_anew() {
-    // ED-05
-    let fixture = fixture("{}");
-    let mut killed = fixture.run();
-    let volume = killed.volume("scratch");
-    killed.signal(Signal::SIGKILL);
-    killed.wait();
-    fs::remove_dir_all(content(&volume)).expect("removed");
-    let next = fixture.run();
-    assert_eq!(owned(&volume), (0o777, 0));
-    assert!(next.log().contains("is gone; it is made anew"), "{}", next.log());
-    assert_stops_clean(next, &fixture);
+    // ED-05: as well when a server still serves what is gone.
+    for server_too in [true, false] {
+        let fixture = fixture("{}");
+        let mut killed = fixture.run();
+        let volume = killed.volume("scratch");
+        if server_too {
+            fixture.kill_both(&mut killed);
+        } else {
+            fixture.kill_supervisor(&mut killed);
+        }
+        fs::remove_dir_all(content(&volume)).expect("removed");
+        let next = fixture.run();
+        eventually("it is made anew", || next.log().contains("is gone; it is made anew"));
+        eventually("it can be used", || fs::write(volume.join("file"), "1").is_ok());
+        assert_eq!(fs::read_to_string(content(&volume).join("file")).expect("the content"), "1");
+        assert_eq!(owned(&volume), (0o777, 0));
+        assert_stops_clean(next, &fixture);
+    }
 }
 
 #[test]

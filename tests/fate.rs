@@ -4,11 +4,13 @@ mod common;
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
+use common::limit::limit_files;
 use common::outcome::finish;
 use common::passthrough::within_patience;
 use common::*;
@@ -123,6 +125,20 @@ fn a_cgroup_that_a_crash_has_left_is_removed_in_the_end() {
     assert_reads(&next, "1");
     assert_eq!(next.stop().code(), Some(0));
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_cgroup_that_a_crash_has_left_goes_with_the_rest_that_is_cleaned_up() {
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let cgroup = cgroup_of(&top, running.server());
+    fixture.kill_both(&mut running);
+    assert!(cgroup.exists(), "nobody was there to remove it");
+    assert_eq!(fixture.cleanup(&["--dry-run"]).code, Some(0));
+    assert!(cgroup.exists());
+    assert_eq!(fixture.cleanup(&[]).code, Some(0));
+    assert!(!cgroup.exists());
 }
 
 #[test]
@@ -346,6 +362,71 @@ fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
     let log = running.log();
     assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
     assert!(log.contains(r#"volume "host""#), "{log}");
+}
+
+#[test]
+fn what_a_dead_server_had_open_stays_open_when_its_successor_has_a_smaller_share() {
+    /// Of the first server: 400 for each of two volumes.
+    const BEFORE: u64 = 2000;
+    const SHARE: usize = 400;
+    /// Of the next one: the least that a share can be.
+    const AFTER: u64 = 1500;
+    const LEAST: usize = 256;
+    let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}, {name: other, emptyDir: {}}]");
+    let mut command = fixture.command();
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, BEFORE, BEFORE)?)) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let file = running.volume("limited").join("file");
+    fs::write(&file, "").expect("written");
+    let open = || File::options().read(true).write(true).open(&file);
+    // The root is one of them.
+    let mut all: Vec<_> = (0..SHARE - 1).map(|_| open().expect("a place")).collect();
+    assert_eq!(refusal(open()), Errno::ENFILE);
+
+    limit_files(running.pid(), AFTER);
+    kill_server(&running);
+    // What is written here goes through the server, and each file through a descriptor of its own.
+    let text: Vec<_> = (0..all.len()).map(|n| b'a' + (n % 26) as u8).collect();
+    for (n, file) in all.iter().enumerate() {
+        file.write_all_at(&text[n..=n], n as u64).expect("written");
+    }
+    let pod = file.ancestors().nth(4).expect("the pod's directory");
+    let content = pod.join("plugins/kubernetes.io~empty-dir/limited/content/file");
+    assert_eq!(fs::read(content).expect("a file"), text);
+
+    assert_eq!(refusal(open()), Errno::ENFILE, "there are more than its share");
+    // A close is known to the server a moment later.
+    all.truncate(LEAST);
+    assert_eq!(refusal(open()), Errno::ENFILE, "there still is one too many");
+    all.truncate(LEAST - 2);
+    eventually("what is closed can be opened again", || open().is_ok());
+    let log = running.log();
+    assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
+    assert_eq!(log.matches("its 256 descriptors are all in use").count(), 1, "{log}");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_successor_that_may_not_have_all_that_was_open_says_so_and_goes_on_when_it_may() {
+    const FILES: usize = 300;
+    let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}]");
+    let mut running = fixture.run();
+    let file = running.volume("limited").join("file");
+    let all: Vec<_> = (0..FILES).map(|_| File::create(&file).expect("a place")).collect();
+    let before = limit_files(running.pid(), FILES as u64);
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    // The numbers below 64 are for the server itself.
+    running.wait_log("may have no more than 300 (RLIMIT_NOFILE)");
+    limit_files(running.pid(), before);
+    running.wait_log("goes on");
+    all.iter().enumerate().for_each(|(n, file)| file.write_all_at(b"x", n as u64).expect("written"));
+    assert_eq!(fs::read(&file).expect("a file"), [b'x'; FILES]);
+    drop(all);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
 }
 
 #[track_caller]

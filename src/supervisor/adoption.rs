@@ -1,14 +1,11 @@
 //! Taking over from a supervisor that was killed: its server still serves, and nothing is unmounted.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, getsockopt, socket, sockopt};
+use nix::sys::socket::{getsockopt, sockopt};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
@@ -16,10 +13,12 @@ use podfs_fuse::server::{Adopted, AdoptedVolume};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+use super::claim::SERVER;
 use super::report::Audience;
 use super::scaffold::Scaffold;
 use super::server::{PodServer, kill_server};
 use super::site::Site;
+use super::socket;
 use crate::manifest::pod::PodIdentity;
 use crate::volume::{Volume, VolumeSource};
 
@@ -84,16 +83,18 @@ fn discard(about: &About, served: Adopted) {
     drop(served);
 }
 
-/// Looks for a server at `path`, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
+/// Looks for a server in the pod's run directory, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
 /// was told why: what it serves is mounted anew.
 pub(super) fn find(
-    path: &Path,
+    directory: &Path,
     pod: &PodIdentity,
     profile: Profile,
     audience: Audience,
     refused: impl FnOnce(&str),
 ) -> Option<(PodServer, Adoption)> {
-    let control = UnixStream::connect(path).ok()?;
+    let control = socket::stream().ok()?;
+    socket::connect_to(&control, directory, SERVER).ok()?;
+    let control = UnixStream::from(control);
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
     match adopt(control, pid, pod, profile, audience) {
         Ok((server, adoption)) => {
@@ -103,7 +104,7 @@ pub(super) fn find(
         Err(error) => {
             refused(&error.to_string());
             warn!("the server of the pod (pid {pid}) cannot be taken over: {error}; its volumes are mounted anew");
-            kill_server(pid, pod);
+            kill_server(pid, pod.uid.as_str());
             None
         }
     }
@@ -123,19 +124,4 @@ fn adopt(
         adoption.insert(about.volume.clone(), (about, served));
     }
     Ok((server, Adoption(adoption)))
-}
-
-/// A socket at `path`, which only root may connect to, in the place of one that nobody is at any more.
-///
-/// # Errors
-/// When it cannot be made.
-pub(super) fn make_socket(path: &Path) -> io::Result<OwnedFd> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(socket)
 }

@@ -44,6 +44,8 @@ pub(super) struct VolumeReport {
     since: Instant,
     last_error: Option<String>,
     restarts: u32,
+    /// Its source does not answer.
+    source_is_silent: bool,
     watch: Option<Watch>,
 }
 
@@ -110,7 +112,11 @@ impl Known {
             kind: volume.kind.word,
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
-            since: same.map_or_else(Instant::now, |before| before.since),
+            since: match &before {
+                Some(_) => same.map_or_else(Instant::now, |before| before.since),
+                None => since(state.generation()),
+            },
+            source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
             last_error: mounted.last_error().map(str::to_owned),
             restarts: before.as_ref().map_or(0, |before| before.restarts),
             watch: mounted.watch(),
@@ -122,7 +128,10 @@ impl Known {
     /// What has become of the servers, and the version of the one that serves.
     pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
         let restarts = self.health.note(record, version, Instant::now());
-        self.volumes.values_mut().filter(|volume| volume.watch.is_some()).for_each(|it| it.restarts += restarts);
+        for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
+            volume.restarts += restarts;
+            volume.source_is_silent = record.silent_sources.contains(&volume.name);
+        }
     }
 
     /// That there is no server at this moment.
@@ -136,6 +145,13 @@ impl Known {
     }
 }
 
+/// Since when a generation is shown that this supervisor may not have made. Clocks can be set; then it is as if it were.
+fn since(generation: Option<&GenerationName>) -> Instant {
+    let age = generation.and_then(GenerationName::made_at).and_then(|made_at| made_at.elapsed().ok());
+    let now = Instant::now();
+    age.and_then(|age| now.checked_sub(age)).unwrap_or(now)
+}
+
 impl VolumeReport {
     fn generation(&self) -> Option<&GenerationName> {
         self.state.generation()
@@ -144,6 +160,7 @@ impl VolumeReport {
     fn status(&self) -> VolumeStatus {
         let (state, shown) = match &self.state {
             State::Waiting(_) => (VolumeState::Waiting, None),
+            State::Live(shown) if self.source_is_silent => (VolumeState::Silent, Some(shown)),
             State::Live(shown) => (VolumeState::Live, Some(shown)),
             State::Behind(shown, _) => (VolumeState::Behind, Some(shown)),
         };
@@ -152,7 +169,10 @@ impl VolumeReport {
             kind: self.kind.to_owned(),
             path: self.path.clone(),
             state,
-            reason: self.state.reason().map(str::to_owned),
+            reason: match state {
+                VolumeState::Silent => Some("its source does not answer".to_owned()),
+                _ => self.state.reason().map(str::to_owned),
+            },
             mode: shown.map(|shown| shown.mode().to_owned()),
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),

@@ -198,8 +198,8 @@ fn has_processes(cgroup: &Path) -> bool {
     listed(cgroup).is_ok_and(|all| !all.is_empty())
 }
 
-/// Removes a cgroup that nobody is in.
-fn remove(cgroup: &Path) {
+/// Removes a cgroup, if nobody is in it.
+pub(crate) fn remove(cgroup: &Path) {
     const TRIES: u32 = 100;
     for _ in 0..TRIES {
         match fs::remove_dir(cgroup) {

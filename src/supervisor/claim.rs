@@ -231,11 +231,6 @@ impl Claim {
         self.path.parent().expect("the lock file is in it")
     }
 
-    /// Where the pod's server is to be found when its supervisor is gone.
-    pub fn server_socket(&self) -> PathBuf {
-        self.path.with_file_name(SERVER)
-    }
-
     /// The cgroup of the pod's server, or of the last one that a podfs started.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
@@ -257,7 +252,7 @@ impl Drop for Claim {
         if self.leaves_record {
             return;
         }
-        let _ = std::fs::remove_file(self.server_socket());
+        let _ = std::fs::remove_file(self.directory().join(SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
         // Removed while it is still locked, so that nobody can lock the file that goes.
         let _ = std::fs::remove_file(&self.path);

@@ -10,11 +10,9 @@
 //! 4. Only who wishes for an upgrade is handed over to the supervisor's task, one at a time.
 //! 5. What the server has to be asked is asked by `Questions`. It may not answer.
 
-use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,10 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout, SendTimeout};
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, setsockopt, shutdown,
-    socket,
-};
+use nix::sys::socket::{Backlog, getsockopt, listen, setsockopt, shutdown};
 use nix::sys::time::TimeVal;
 use podfs_fuse::server::protocol::{receive_at_most, send};
 use serde::{Deserialize, Serialize};
@@ -36,6 +31,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::board::{Board, VERSION};
 use super::claim::CONTROL;
 use super::questions::Questions;
+use super::socket;
 use super::status::PodStatus;
 
 /// The version of this protocol. Another one is not understood, and says so.
@@ -230,13 +226,12 @@ impl Asked {
 /// # Errors
 /// When nobody listens, or the socket cannot be used.
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
-    let directory = File::open(directory)?;
-    let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let stream = socket::stream()?;
     // Connecting waits for room in the queue of one that does not accept.
     let patience = TimeVal::new(PATIENCE.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &patience)?;
     setsockopt(&stream, ReceiveTimeout, &patience)?;
-    connect(stream.as_raw_fd(), &address(&directory, name)?)?;
+    socket::connect_to(&stream, directory, name)?;
     Ok(UnixStream::from(stream))
 }
 
@@ -295,7 +290,9 @@ impl Control {
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
     pub(super) fn open(directory: &Path, board: Board, upgrades: Sender<Upgrading>) -> io::Result<Control> {
-        let listener = bind_anew(directory)?;
+        let listener = socket::make(directory, CONTROL)?;
+        listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
+        let listener = UnixListener::from(listener);
         let accepting = listener.try_clone()?;
         let reception = Reception {
             desk: Arc::new(Desk { board, questions: Questions::default(), upgrades }),
@@ -311,25 +308,6 @@ impl Drop for Control {
         // Whoever waits in accept(2) wakes and ends.
         let _ = shutdown(self.listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     }
-}
-
-/// A socket that nobody else can connect to at any moment: its mode is set before it listens.
-fn bind_anew(directory: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(directory.join(CONTROL)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let opened = File::open(directory)?;
-    let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    bind(listener.as_raw_fd(), &address(&opened, CONTROL)?)?;
-    std::fs::set_permissions(directory.join(CONTROL), Permissions::from_mode(0o600))?;
-    listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
-    Ok(UnixListener::from(listener))
-}
-
-/// An address has room for 107 bytes; the way through an open directory is always short enough.
-fn address(directory: &File, name: &str) -> io::Result<UnixAddr> {
-    Ok(UnixAddr::new(&PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())))?)
 }
 
 /// Who accepts.

@@ -86,7 +86,7 @@ mod tests {
 
     fn record(pid: Option<i32>, restarts: u32, in_vain: u32) -> Record {
         let last_end = (restarts > 0 || pid.is_none()).then(|| "killed by SIGKILL".to_owned());
-        Record { pid, restarts, last_end, in_vain }
+        Record { pid, restarts, last_end, in_vain, silent_sources: Vec::new() }
     }
 
     #[test]

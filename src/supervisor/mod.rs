@@ -18,6 +18,7 @@
 //! | [`status`] | what is told of a pod and its volumes |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
+//! | `socket` | sockets in the run directory, however long its path is |
 //! | `machine` | what this machine offers to pods |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
@@ -36,7 +37,7 @@
 
 mod adoption;
 mod board;
-mod cgroup;
+pub(crate) mod cgroup;
 pub mod claim;
 pub mod control;
 mod health;
@@ -45,9 +46,10 @@ mod oom;
 mod questions;
 pub mod report;
 pub mod scaffold;
-mod server;
+pub(crate) mod server;
 mod sharing;
 pub mod site;
+mod socket;
 pub mod status;
 mod upgrade;
 pub mod volume;
@@ -162,13 +164,13 @@ pub async fn run(
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
-    let socket = claim.as_ref().map(Claim::server_socket);
+    let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
     let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
     let profile = if projected { Profile::Projection } else { Profile::Passthrough };
     let continuing = Continuing::find();
-    let found = socket.as_deref().and_then(|socket| {
+    let found = directory.as_deref().and_then(|directory| {
         let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
-        adoption::find(socket, &identity, profile, report.audience(), refused)
+        adoption::find(directory, &identity, profile, report.audience(), refused)
     });
     let (server, adoption) = found.unzip();
     let mut scaffold = Scaffold::new(claim, inheritance);
@@ -179,9 +181,9 @@ pub async fn run(
         Some(server) => server.with_cgroup(cgroup),
         None => PodServer::start(&identity, profile, report.audience(), cgroup).map_err(SupervisorError::Start)?,
     };
-    if let Some(path) = &socket {
-        let listening = adoption::make_socket(path).and_then(|socket| server.listen(socket));
-        listening.map_err(|cause| SupervisorError::Socket { path: path.clone(), cause })?;
+    if let Some(directory) = &directory {
+        let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
+        listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
     }
     let scaffold = Arc::new(Mutex::new(scaffold));
     let setting = Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace };

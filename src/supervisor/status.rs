@@ -115,6 +115,8 @@ pub enum VolumeState {
     Live,
     /// Mounted; the last refresh failed.
     Behind,
+    /// Mounted; what it shows of the host does not answer.
+    Silent,
 }
 
 impl PodStatus {
@@ -161,6 +163,7 @@ impl PodState {
                 VolumeState::Live => None,
                 VolumeState::Waiting => Some(format!("volume {:?} waits: {reason}", volume.name)),
                 VolumeState::Behind => Some(format!("volume {:?} is not refreshed: {reason}", volume.name)),
+                VolumeState::Silent => Some(format!("volume {:?} waits for the host: {reason}", volume.name)),
             }
         });
         let reasons: Vec<_> = trouble.map(str::to_owned).into_iter().chain(each).collect();

@@ -3,7 +3,8 @@
 //! Nothing of a pod that is served is touched, and nothing of it can change meanwhile:
 //! 1. The pod's lock is taken before anything of it is looked at, and held until it is done. Its supervisor has it while
 //!    there is one; a `podfs run` that starts at this moment waits for it.
-//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays.
+//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays, unless nothing of the pod is
+//!    mounted on the node any more: nobody can start a container with its volumes, and the server is ended.
 //! 3. A mount is taken away lazily, when nobody answers behind it and nothing else is mounted inside it.
 //! 4. Files and directories go as `leftovers` says: those that podfs has written down, empty ones only.
 //! 5. The run files go last. They stay when something has to be found by the next podfs of the pod.
@@ -18,8 +19,10 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
+use crate::supervisor::cgroup;
 use crate::supervisor::claim::{CONTROL, Claim, ClaimError, LOCK, Record, SERVER};
-use crate::supervisor::control::call;
+use crate::supervisor::control::{call, peer};
+use crate::supervisor::server::kill_server;
 
 /// One thing that was done, or not.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub enum Deed {
     Unmounted(PathBuf),
     /// A file or directory was removed.
     Removed(PathBuf),
+    /// The server of a pod was ended, which served nothing that is mounted on the node.
+    Ended(u32),
     /// Something stays, for this reason.
     Left(PathBuf, String),
 }
@@ -42,6 +47,12 @@ impl fmt::Display for Line<'_> {
             Line(Deed::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
             Line(Deed::Removed(path), false) => write!(f, "removed {}", path.display()),
             Line(Deed::Removed(path), true) => write!(f, "would remove {}", path.display()),
+            Line(Deed::Ended(pid), false) => {
+                write!(f, "ended the server of a pod whose volumes are all unmounted (pid {pid})")
+            }
+            Line(Deed::Ended(pid), true) => {
+                write!(f, "would end the server of a pod whose volumes are all unmounted (pid {pid})")
+            }
             Line(Deed::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
             Line(Deed::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
         }
@@ -99,12 +110,28 @@ impl<'a> Cleanup<'a> {
                 return self.leave(directory, &reason);
             }
         };
-        if call(directory, SERVER).is_ok() {
-            self.kept.extend(record.mounts);
-            claim.leave_record();
-            return self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+        if let Ok(server) = call(directory, SERVER) {
+            if !is_unmounted(&record) {
+                self.kept.extend(record.mounts);
+                claim.leave_record();
+                return self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+            }
+            self.end(directory, peer(&server));
+        }
+        if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
+            // Empty: the server is gone. It holds nothing that anybody could miss.
+            cgroup::remove(cgroup);
         }
         if self.volumes(&record) { self.run_files(directory, claim, &record) } else { claim.leave_record() }
+    }
+
+    /// Ends the server that listens in this directory.
+    fn end(&mut self, directory: &Path, pid: Option<u32>) {
+        let (Some(pid), Some(uid)) = (pid, directory.file_name().and_then(|name| name.to_str())) else { return };
+        if !self.dry_run {
+            kill_server(pid.cast_signed(), uid);
+        }
+        (self.tell)(&Deed::Ended(pid));
     }
 
     /// Gives whether the run files are needed no more.
@@ -233,6 +260,11 @@ impl<'a> Cleanup<'a> {
     fn leave(&mut self, path: &Path, reason: &str) {
         (self.tell)(&Deed::Left(path.to_owned(), reason.to_owned()));
     }
+}
+
+/// Whether nothing is mounted any more where the pod's volumes were.
+fn is_unmounted(record: &Record) -> bool {
+    mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
 /// What would be lost with the mount: something else that is mounted inside it. What came into a bind mount with its source

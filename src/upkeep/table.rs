@@ -14,7 +14,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::supervisor::status::{PodStatus, ProcessStatus, VolumeStatus};
+use crate::supervisor::status::{PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
 /// The columns of numbers, which end at the same place.
@@ -79,12 +79,12 @@ fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
     for (volume, row) in volumes.iter().zip(&rows) {
         text.push_str(&line(row, &widths));
         if let Some(reason) = &volume.reason {
-            let _ = writeln!(
-                text,
-                "    {}: {}",
-                if volume.mode.is_some() { "not refreshed" } else { "waiting" },
-                one_line(reason)
-            );
+            let what = match volume.state {
+                VolumeState::Waiting => "waiting",
+                VolumeState::Behind => "not refreshed",
+                VolumeState::Live | VolumeState::Silent => "trouble",
+            };
+            let _ = writeln!(text, "    {what}: {}", one_line(reason));
         } else if let Some(error) = &volume.last_error {
             let _ = writeln!(text, "    last error: {}", one_line(error));
         }
@@ -131,7 +131,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::status::{PodState, ServerStatus, VolumeState};
+    use crate::supervisor::status::{PodState, ServerStatus};
 
     #[test]
     fn a_pod_is_shown_with_its_processes_and_volumes() {

@@ -4,6 +4,7 @@
 
 pub mod caller;
 pub mod idmap;
+pub mod limit;
 pub mod locker;
 pub mod namespace;
 pub mod operator;

@@ -98,7 +98,7 @@ impl MountPoint {
     pub fn attach(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
         move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|errno| MountError::at("mount on", &self.path, errno))?;
-        Ok(VisibleMount { path: self.path.clone(), mounted: true })
+        Ok(VisibleMount { path: self.path.clone(), mounted: true, covers: 0 })
     }
 
     /// The mount that is here, if it is alive.
@@ -108,7 +108,7 @@ impl MountPoint {
     pub fn find(&self) -> Result<Option<VisibleMount>, MountError> {
         let mounts = mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))?;
         let alive = !mounts.is_empty() && !is_dead(&self.path);
-        Ok(alive.then(|| VisibleMount { path: self.path.clone(), mounted: true }))
+        Ok(alive.then(|| VisibleMount { path: self.path.clone(), mounted: true, covers: 0 }))
     }
 
     fn clear(&self, leftovers: Leftovers) -> Result<Below, MountError> {
@@ -174,6 +174,8 @@ pub fn take_away(path: &Path) -> Result<(), MountError> {
 pub struct VisibleMount {
     path: PathBuf,
     mounted: bool,
+    /// How many mounts of podfs are below it that are not unmounted before it.
+    covers: u32,
 }
 
 impl VisibleMount {
@@ -190,7 +192,14 @@ impl VisibleMount {
     pub fn unmount(mut self) -> Result<(), MountError> {
         self.mounted = false;
         take_off(&self.path)?;
+        (0..self.covers).try_for_each(|_| take_off(&self.path))?;
         uncover(&self.path)
+    }
+
+    /// `below`, on which it is mounted, stays until both are unmounted (see [`Leftovers::Cover`]).
+    pub fn cover(&mut self, mut below: VisibleMount) {
+        below.mounted = false;
+        self.covers += 1 + below.covers;
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
+use time::{Date, Month, OffsetDateTime};
 
 /// `..YYYY_MM_DD_hh_mm_ss.N`: when the generation was made (UTC), and a random decimal number, in the
 /// form of the kubelet's `AtomicWriter`.
@@ -26,6 +26,18 @@ impl GenerationName {
             at.second(),
             random()
         ))
+    }
+
+    /// When it was made, to the second.
+    pub fn made_at(&self) -> Option<SystemTime> {
+        let (time, _random) = self.0.strip_prefix("..")?.split_once('.')?;
+        let mut parts = time.split('_').map(|part| part.parse::<u16>().ok());
+        let mut next = || parts.next().flatten();
+        let (year, month, day) = (next()?, u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?);
+        let date = Date::from_calendar_date(year.into(), Month::try_from(month).ok()?, day).ok()?;
+        let (hour, minute, second) =
+            (u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?);
+        Some(date.with_hms(hour, minute, second).ok()?.assume_utc().into())
     }
 
     /// The name as the directory entry shows it.
@@ -71,6 +83,7 @@ mod tests {
             .map_or(("", ""), |_| name.as_str().rsplit_once('.').expect("a name has a dot before its number"));
         assert_eq!(time, "..2026_11_20_17_46_18");
         assert!(number.parse::<u32>().is_ok());
+        assert_eq!(name.made_at(), Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_196_778)));
         assert!(is_generation(name.as_str()));
         assert!(!is_generation("..data") && !is_generation("..data_tmp") && !is_generation("a"));
     }

@@ -11,6 +11,7 @@ use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockop
 use nix::sys::time::{TimeVal, TimeValLike};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
+use rustix::process::{Resource, getrlimit};
 
 use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::protocol::{Greeting, Reply, Request, receive, send};
@@ -241,10 +242,22 @@ fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> i
     numbers.retain(|number| *number >= FIRST_FREE);
     numbers.sort_unstable();
     numbers.dedup();
+    numbers.last().map_or(Ok(()), |highest| check_limit(*highest))?;
     Ok(Missing(match estate {
         Some(estate) => estate.inherit(&numbers)?,
         None => numbers,
     }))
+}
+
+/// Whether this process may have a descriptor of that number. The limit of its predecessor may have been higher.
+fn check_limit(number: RawFd) -> io::Result<()> {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit <= u64::from(number.cast_unsigned()) => Err(io::Error::other(format!(
+            "the server before had a file open as descriptor {number}, and this one may have no more than {limit} \
+             (RLIMIT_NOFILE); raise the limit of the podfs that starts it, with prlimit(1)"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn control() -> BorrowedFd<'static> {

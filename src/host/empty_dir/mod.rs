@@ -30,6 +30,7 @@ const READY: &str = "ready";
 pub struct Content {
     home: PathBuf,
     source: Source,
+    is_new: bool,
 }
 
 impl Content {
@@ -41,7 +42,7 @@ impl Content {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
-                Some(source) => return Ok(Content { home: home.to_owned(), source }),
+                Some(source) => return Ok(Content { home: home.to_owned(), source, is_new: false }),
                 None => warn!("the content of {} is gone; it is made anew", home.display()),
             },
             Ok(backing) => warn!("{} was kept on {backing}; it is made anew", home.display()),
@@ -56,7 +57,7 @@ impl Content {
         let source = make(home, &directory, plan)?;
         let written = fs::write(home.join(READY), plan.backing.to_string());
         written.map_err(|cause| HostError::system("write", &home.join(READY), cause))?;
-        Ok(Content { home: home.to_owned(), source })
+        Ok(Content { home: home.to_owned(), source, is_new: true })
     }
 
     /// Where the files are.
@@ -64,12 +65,17 @@ impl Content {
         &self.source
     }
 
+    /// Whether it was not there before.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Deletes the content; the home stays, and is empty if nothing is left.
     ///
     /// # Errors
     /// When the home cannot be read.
     pub fn delete(self) -> Result<Left, HostError> {
-        let Content { home, source } = self;
+        let Content { home, source, .. } = self;
         // A tmpfs can only be unmounted when nobody holds it.
         drop(source);
         let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;

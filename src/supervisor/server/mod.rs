@@ -25,7 +25,8 @@ use super::oom;
 use super::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use process::Process;
-pub(super) use process::{Program, kill_server};
+pub(super) use process::Program;
+pub(crate) use process::kill_server;
 use watchdog::Watchdog;
 
 /// The first pause before another server is started, and the longest.
@@ -61,6 +62,8 @@ pub struct Record {
     pub last_end: Option<String>,
     /// How many in a row have answered nothing.
     pub in_vain: u32,
+    /// The volumes whose sources do not answer, by name.
+    pub silent_sources: Vec<String>,
 }
 
 /// Why a server was not followed by one of another program.
@@ -227,13 +230,13 @@ impl PodServer {
         let (pid, client) = (process.pid(), Arc::clone(&self.client));
         let mut watchdog = std::mem::take(&mut self.watchdog);
         let (found, watchdog) = blocking(move || (watchdog.look(pid, &client), watchdog)).await;
+        self.record.silent_sources = watchdog.silent_sources();
         self.watchdog = watchdog;
         if let Some(reason) = found {
             error!("the server (pid {pid}) hangs: {reason}; another one takes its place");
             process.kill();
             let how = process.ended().await;
             self.bury(format!("{reason}; {how}"));
-            self.watchdog = Watchdog::default();
         }
     }
 
@@ -241,6 +244,8 @@ impl PodServer {
         let Life::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
         self.record.in_vain = if answered { 0 } else { self.record.in_vain + 1 };
+        self.record.silent_sources.clear();
+        self.watchdog = Watchdog::default();
         self.record.pid = None;
         self.record.last_end = Some(how);
         let keeper = self.client.bury();
@@ -289,7 +294,7 @@ impl PodServer {
 
     fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
         self.record.in_vain += 1;
-        self.record.last_end = Some(error.to_string());
+        self.record.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
         error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
         self.life = Life::Dead { until: Instant::now() + pause, keeper };

@@ -42,6 +42,10 @@ pub(in crate::supervisor) struct Process {
 impl Process {
     /// Starts a server that logs for this audience, in this cgroup. Gives the way to talk to it.
     ///
+    /// The new process has copies of what is open here, and closes them when it executes its program. Closing a file that
+    /// was opened for writing through a volume asks the volume's server (FLUSH), and waits while that is dead. So the
+    /// supervisor has none: it opens directories of volumes, and paths only.
+    ///
     /// # Errors
     /// When it cannot be started.
     pub(super) fn start(
@@ -137,14 +141,14 @@ impl Process {
     }
 }
 
-/// Kills the server of a pod, if that is what the process is, and waits until it is dead.
-pub(in crate::supervisor) fn kill_server(pid: i32, pod: &PodIdentity) {
+/// Kills the server of the pod with this uid, if that is what the process is, and waits until it is dead.
+pub(crate) fn kill_server(pid: i32, uid: &str) {
     let Some(pid) = Pid::from_raw(pid) else { return };
     // The number is that of one process for as long as this descriptor is open.
     let Ok(watch) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     let words: Vec<_> = command.split(|byte| *byte == 0).collect();
-    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&pod.uid.as_str().as_bytes()) {
+    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&uid.as_bytes()) {
         return;
     }
     let _ = pidfd_send_signal(&watch, Signal::KILL);

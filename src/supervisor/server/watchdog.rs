@@ -34,7 +34,8 @@ pub(super) struct Watchdog {
 struct Stuck {
     doing: Doing,
     since: Instant,
-    told: bool,
+    /// Whoever uses the volume waits for its source.
+    in_source: bool,
 }
 
 impl Watchdog {
@@ -56,13 +57,13 @@ impl Watchdog {
                 continue;
             }
             let before = self.stuck.remove(&volume).filter(|before| before.doing == doing);
-            let mut stuck = before.unwrap_or(Stuck { doing, since: now, told: false });
+            let mut stuck = before.unwrap_or(Stuck { doing, since: now, in_source: false });
             if now - stuck.since >= PATIENCE {
                 match place(pid, &stuck.doing) {
                     Place::Server => return Some(format!("it does not get on with a request of volume {volume:?}")),
-                    Place::Source if !stuck.told => {
+                    Place::Source if !stuck.in_source => {
                         warn!("volume {volume:?}: its source does not answer; the other volumes go on");
-                        stuck.told = true;
+                        stuck.in_source = true;
                     }
                     Place::Source => {}
                     Place::Nowhere => ask = true,
@@ -77,6 +78,11 @@ impl Watchdog {
         }
         self.asked = Some(now);
         (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
+    }
+
+    /// The volumes whose sources do not answer.
+    pub(super) fn silent_sources(&self) -> Vec<String> {
+        self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume.clone()).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions};
-use podfs_fuse::mount::visible::VisibleMount;
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
 use podfs_fuse::server::Watch;
 use tracing::warn;
@@ -28,6 +28,8 @@ pub(super) struct PassthroughVolume {
     path: Option<PathBuf>,
     group: Option<u32>,
     mounted: Option<Mounted>,
+    /// A mount whose source or server is gone, until a new one covers it.
+    outdated: Option<Mounted>,
     content: Option<Content>,
     warned: Vec<String>,
 }
@@ -67,7 +69,7 @@ impl From<HostError> for Trouble {
 
 impl PassthroughVolume {
     pub(super) fn new(setting: Setting) -> Self {
-        Self { setting, path: None, group: None, mounted: None, content: None, warned: Vec::new() }
+        Self { setting, path: None, group: None, mounted: None, outdated: None, content: None, warned: Vec::new() }
     }
 
     pub(super) fn adopted(setting: Setting, about: About, visible: VisibleMount, passthrough: Passthrough) -> Self {
@@ -97,18 +99,21 @@ impl PassthroughVolume {
 
     /// Mounts the volume, unless it is mounted.
     pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
-        if self.mounted.as_ref().and_then(|mounted| mounted.passthrough.as_ref()).is_some_and(Passthrough::is_given_up)
-        {
-            // The new mount covers it.
-            self.mounted = None;
+        let given_up = |mounted: &mut Mounted| mounted.passthrough.as_ref().is_some_and(Passthrough::is_given_up);
+        if let Some(mounted) = self.mounted.take_if(given_up) {
+            self.outdated = Some(mounted);
+        }
+        if let (Some(_), None, VolumeSource::EmptyDir(source)) = (&self.mounted, &self.content, &spec.source) {
+            // Another supervisor has made it; it is this one's to delete.
+            let content = self.set_up_content(spec, &empty_dir_plan(source, refresh)?)?;
+            if content.is_new() {
+                // What is served was deleted.
+                self.outdated = self.mounted.take();
+            }
+            self.content = Some(content);
         }
         if let Some(mounted) = &self.mounted {
-            let shown = mounted.shown();
-            if let (VolumeSource::EmptyDir(source), None) = (&spec.source, &self.content) {
-                // Another supervisor has made it; it is this one's to delete.
-                self.content = Some(self.set_up_content(spec, &empty_dir_plan(source, refresh)?)?);
-            }
-            return Ok(shown);
+            return Ok(mounted.shown());
         }
         let mount_plan = match &spec.source {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
@@ -116,16 +121,19 @@ impl PassthroughVolume {
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
             VolumeSource::Projection(_) => unreachable!("a projection is no passthrough"),
         };
-        let mounted = self.mount(spec, &mount_plan)?;
+        let mut mounted = self.mount(spec, &mount_plan)?;
         let shown = mounted.shown();
+        if let Some(outdated) = self.outdated.take() {
+            mounted.visible.cover(outdated.visible);
+        }
         self.mounted = Some(mounted);
         Ok(shown)
     }
 
     /// Unmounts the volume, and deletes what goes with the pod.
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
-        let Self { setting, mounted, content, .. } = self;
-        let unmounted = mounted.map_or(Ok(()), |mounted| mounted.visible.unmount());
+        let Self { setting, mounted, outdated, content, .. } = self;
+        let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| mounted.visible.unmount());
         // Without a pod, nobody would find the content again.
         let goes = end == End::Clean || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
@@ -216,12 +224,16 @@ impl PassthroughVolume {
             // It was mounted by a supervisor before this one, and needs nobody.
             return Ok(Mounted { visible, passthrough: None });
         }
-        let point = {
-            let mut scaffold = self.setting.scaffold();
-            let point = scaffold.prepare(path, source.shape()).map_err(|error| passing(&error))?;
-            scaffold.record().map_err(|error| passing(&error))?;
-            point
+        let point = match &self.outdated {
+            Some(outdated) => MountPoint::of_mount(outdated.visible.path()),
+            None => {
+                let mut scaffold = self.setting.scaffold();
+                let point = scaffold.prepare(path, source.shape());
+                scaffold.record().map_err(|error| passing(&error))?;
+                point
+            }
         };
+        let point = point.map_err(|error| passing(&error))?;
         match served_by {
             ServedBy::Bind => {
                 let attached = bind(source.as_fd(), *access).and_then(|clone| point.attach(&clone));

@@ -67,7 +67,8 @@ impl ProjectedVolume {
 
     /// The generation that is shown.
     pub(super) fn generation(&self) -> Option<GenerationName> {
-        self.shown.as_ref().and_then(|shown| shown.projection.generation().cloned())
+        let shown = self.shown.as_ref().filter(|shown| !shown.projection.is_given_up())?;
+        shown.projection.generation().cloned()
     }
 
     /// A way to look at it, once it is mounted.
@@ -106,17 +107,17 @@ impl ProjectedVolume {
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;
-        if self.shown.as_ref().is_some_and(|shown| shown.projection.is_given_up()) {
-            self.shown = None;
-        }
         let generation = match &mut self.shown {
-            Some(shown) => {
+            Some(shown) if !shown.projection.is_given_up() => {
                 shown.projection.commit(&layout, directories)?;
                 current(&shown.projection)
             }
-            None => {
+            _ => {
                 let mode = Ownership::of(&refresh.facts).root_mode(source.medium);
-                let shown = self.bring_up(spec, &layout, directories, refresh, mode)?;
+                let mut shown = self.bring_up(spec, &layout, directories, refresh, mode)?;
+                if let Some(given_up) = self.shown.take() {
+                    shown.visible.cover(given_up.visible);
+                }
                 current(&self.shown.insert(shown).projection)
             }
         };

@@ -41,7 +41,6 @@ fn all_missing() -> Vec<RawFd> {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn what_cannot_be_had_is_lost_alone() {
     let (rig, region) = left_behind();
     let source = File::open(&rig.source).expect("a directory");
@@ -53,7 +52,6 @@ fn what_cannot_be_had_is_lost_alone() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn a_volume_without_its_source_is_refused_and_left_as_it_was() {
     let (rig, region) = left_behind();
     let before = descriptors(&region).expect("read");
@@ -70,7 +68,6 @@ fn a_volume_without_its_source_is_refused_and_left_as_it_was() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn cells_of_any_content_are_harmless() {
     let (rig, region) = left_behind();
     let length = fstat(region.as_fd()).expect("attributes").st_size as usize;

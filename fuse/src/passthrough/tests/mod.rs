@@ -3,29 +3,27 @@
 
 mod garbage;
 mod outcomes;
+mod spawner;
 mod storm;
 mod survivors;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::Kind;
+use spawner::{FIRST, Order, Process};
 
-/// Tells this program that it is a server: the keeper of its predecessor's descriptors, or `new`.
-const ROLE: &str = "PODFS_TEST_SERVER";
-/// How the volume is served, as JSON.
-const OPTIONS: &str = "PODFS_TEST_OPTIONS";
-/// Where the server finds its descriptors: device, region, source.
-const FIRST: RawFd = 3;
+/// How long a server may take to get ready, which takes milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A mounted directory whose server can be killed.
 struct Rig {
@@ -41,12 +39,11 @@ struct Rig {
     _base: TempDir,
 }
 
-/// A server and its keeper. Both end when their standard input does.
+/// A server and its keeper. Both end when the channel does.
 struct Server {
-    process: Child,
-    output: Lines<BufReader<ChildStdout>>,
-    input: ChildStdin,
-    keeper: String,
+    process: Process,
+    channel: UnixStream,
+    keeper: i32,
 }
 
 impl Rig {
@@ -58,7 +55,7 @@ impl Rig {
         let opened = File::open(&source).expect("a directory");
         let mount = PrivateMount::of_source(device.as_fd(), opened.as_fd(), &MountOptions::default());
         let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
-        let server = Server::spawn(&options, "new", &[device.as_fd(), region.as_fd(), opened.as_fd()]).begin();
+        let server = Server::start(&options, None, [device.as_fd(), region.as_fd(), opened.as_fd()]).begin();
         let (mount, device) = (mount.expect("a mount"), Mutex::new(Some(Arc::new(device))));
         assert!(server.is_some(), "the server gets ready");
         Self {
@@ -88,16 +85,15 @@ impl Rig {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_fd().as_raw_fd()))
     }
 
-    /// A program that is started closes what it is not to have, which the kernel tells the server; so the successor is
-    /// started before.
+    /// Kills the server. Its successor is there already, and waits.
     fn kill(&self) {
         let (source, device) = (File::open(&self.source).expect("a directory"), self.device());
-        let mut server = self.server.lock().expect("no panic");
-        let server = server.as_mut().expect("a server");
+        let server = self.server.lock().expect("no panic");
+        let server = server.as_ref().expect("a server");
         let descriptors = [device.as_fd(), self.region.as_fd(), source.as_fd()];
-        *self.successor.lock().expect("no panic") = Some(Server::spawn(&self.options, &server.keeper, &descriptors));
-        server.process.kill().expect("it is a child");
-        server.process.wait().expect("it is a child");
+        let successor = Server::start(&self.options, Some(server.keeper), descriptors);
+        *self.successor.lock().expect("no panic") = Some(successor);
+        server.process.kill();
     }
 
     fn device(&self) -> Arc<OwnedFd> {
@@ -124,52 +120,25 @@ impl Rig {
 
 impl Server {
     /// Starts one, which waits.
-    fn spawn(options: &Options, role: &str, descriptors: &[BorrowedFd<'_>; 3]) -> Self {
-        let numbers = descriptors.map(|descriptor| descriptor.as_raw_fd());
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["--exact", "passthrough::tests::serving", "--nocapture"]);
-        command.env(ROLE, role).env(OPTIONS, serde_json::to_string(options).expect("JSON"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // SAFETY: only descriptors are copied, to numbers that are the child's own.
-        unsafe {
-            command.pre_exec(move || {
-                // Away from where they are to be, so that none is overwritten before it is copied.
-                let away = numbers.map(|number| libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 100));
-                for (place, number) in (FIRST..).zip(away) {
-                    if libc::dup2(number, place) == -1 {
-                        return Err(io::Error::last_os_error());
-                    }
-                }
-                Ok(())
-            });
-        }
-        let mut process = command.spawn().expect("this program can be started again");
-        let input = process.stdin.take().expect("a pipe");
-        let output = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-        Self { process, output, input, keeper: String::new() }
+    fn start(options: &Options, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
+        let (process, channel) = Process::start(&Order { keeper, options: options.clone() }, descriptors);
+        channel.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        Self { process, channel, keeper: 0 }
     }
 
-    /// Lets it serve. None if it ends before it is ready.
+    /// Lets it serve. None if it does not get ready.
     fn begin(mut self) -> Option<Self> {
-        self.input.write_all(b"go\n").ok()?;
-        let ready = |line: io::Result<String>| Some(line.ok()?.split_once("ready ")?.1.to_owned());
-        self.keeper = self.output.find_map(ready)?;
+        self.channel.write_all(b"go\n").ok()?;
+        let mut lines = BufReader::new(&self.channel).lines().map_while(Result::ok);
+        self.keeper = lines.find_map(|line| line.split_once("ready ")?.1.parse().ok())?;
         Some(self)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
 /// No test: what a started server does.
 #[test]
 fn serving() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let options: Options = serde_json::from_str(&std::env::var(OPTIONS).expect("options")).expect("JSON");
+    let Some(Order { keeper: last, options }) = Order::of_this_process() else { return };
     // SAFETY: whoever starts this program puts them there.
     let [device, region, source] = [0, 1, 2].map(|place| unsafe { OwnedFd::from_raw_fd(FIRST + place) });
     let mut go = [0; 3];
@@ -178,17 +147,17 @@ fn serving() {
     }
     let region = Arc::new(Region::adopt(region).expect("a region"));
     let keeper;
-    if role == "new" {
-        region.take_over();
-        region.cells().keep_only(&[]);
-        keeper = keep();
-        serve(device, source, options, Arc::clone(&region), Arc::default()).expect("serving");
-    } else {
-        let missing = fetch(&role, &descriptors(&region).expect("a region"));
+    if let Some(last) = last {
+        let missing = fetch(last, &descriptors(&region).expect("a region"));
         keeper = keep();
         let loaded = load(Arc::clone(&region), Some(source), options, &missing, Arc::default()).expect("loaded");
         assert_eq!(loaded.losses(), tables::Losses::default(), "nothing is lost");
         loaded.start(device).expect("serving");
+    } else {
+        region.take_over();
+        region.cells().keep_only(&[]);
+        keeper = keep();
+        serve(device, source, options, Arc::clone(&region), Arc::default()).expect("serving");
     }
     println!("ready {keeper}");
     let _ = io::stdin().read_to_end(&mut Vec::new());
@@ -211,10 +180,9 @@ fn keep() -> i32 {
 }
 
 /// Gets descriptors from a keeper, under the same numbers; those that cannot be had are told.
-fn fetch(keeper: &str, numbers: &[RawFd]) -> Vec<RawFd> {
-    let pid: libc::pid_t = keeper.parse().expect("a process");
+fn fetch(keeper: i32, numbers: &[RawFd]) -> Vec<RawFd> {
     // SAFETY: numbers only.
-    let keeper = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as RawFd;
+    let keeper = unsafe { libc::syscall(libc::SYS_pidfd_open, keeper, 0) } as RawFd;
     assert!(keeper >= 0, "the keeper lives");
     // SAFETY: it was just made.
     let keeper = unsafe { OwnedFd::from_raw_fd(keeper) };

@@ -40,7 +40,6 @@ fn storm(rig: &Rig, work: impl Fn(usize, u64) -> io::Result<()> + Sync) -> Vec<u
 }
 
 #[test]
-#[ignore = "half a minute each; tests/takeover_operations.rs shows the same of a whole pod"]
 fn names_come_and_go() {
     for rig in [Rig::unlimited(), Rig::limited(1 << 30)] {
         (0..CALLERS).for_each(|caller| fs::create_dir(rig.at(&format!("{caller}"))).expect("a directory"));
@@ -65,7 +64,6 @@ fn names_come_and_go() {
 }
 
 #[test]
-#[ignore = "half a minute each; tests/takeover_operations.rs shows the same of a whole pod"]
 fn what_is_appended_is_there_once_and_in_order() {
     for rig in [Rig::unlimited(), Rig::limited(1 << 30)] {
         let open = |caller| OpenOptions::new().append(true).create(true).open(rig.at(&format!("log-{caller}")));
@@ -83,7 +81,6 @@ fn what_is_appended_is_there_once_and_in_order() {
 }
 
 #[test]
-#[ignore = "half a minute each; tests/takeover_operations.rs shows the same of a whole pod"]
 fn what_is_read_is_never_torn() {
     for rig in [Rig::unlimited(), Rig::limited(1 << 30)] {
         fs::write(rig.source.join("file"), vec![7; 1 << 20]).expect("written");
@@ -100,7 +97,6 @@ fn what_is_read_is_never_torn() {
 }
 
 #[test]
-#[ignore = "half a minute each; tests/takeover_operations.rs shows the same of a whole pod"]
 fn locks_exclude_each_other() {
     use nix::fcntl::{Flock, FlockArg};
     let rig = Rig::unlimited();

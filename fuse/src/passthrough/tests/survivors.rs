@@ -11,7 +11,6 @@ fn both() -> [Rig; 2] {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn open_files_go_on() {
     for rig in both() {
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.at("file")).expect("a file");
@@ -43,7 +42,6 @@ fn open_files_go_on() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn a_directory_that_is_being_read_goes_on_where_it_was() {
     let rig = Rig::unlimited();
     let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
@@ -63,7 +61,6 @@ fn a_directory_that_is_being_read_goes_on_where_it_was() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn locks_are_held_by_who_held_them() {
     use nix::fcntl::{Flock, FlockArg};
     for rig in both() {
@@ -81,7 +78,6 @@ fn locks_are_held_by_who_held_them() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
     use nix::fcntl::{Flock, FlockArg};
     let rig = Rig::unlimited();
@@ -101,7 +97,6 @@ fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn a_removed_directory_is_there_for_who_stands_in_it() {
     let rig = Rig::unlimited();
     fs::create_dir(rig.at("directory")).expect("a directory");
@@ -114,7 +109,6 @@ fn a_removed_directory_is_there_for_who_stands_in_it() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn what_a_limited_volume_takes_is_known_without_a_walk() {
     let rig = Rig::limited(1 << 20);
     fs::write(rig.at("file"), vec![0; 600 << 10]).expect("there is room");
@@ -128,7 +122,6 @@ fn what_a_limited_volume_takes_is_known_without_a_walk() {
 }
 
 #[test]
-#[ignore = "kills servers while others are started beside it: run it alone (--test-threads 1)"]
 fn backing_files_are_given_back_once() {
     let rig = Rig::unlimited();
     fs::write(rig.source.join("file"), "text").expect("written");

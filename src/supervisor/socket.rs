@@ -1,0 +1,48 @@
+//! Sockets in the run directory, however long its path is: an address has room for 107 bytes, and the way through an open
+//! directory is always short enough.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
+
+/// A socket which only root may connect to, in the place of one that nobody is at any more. It does not listen yet, so
+/// nobody can connect before its mode is set.
+///
+/// # Errors
+/// When it cannot be made.
+pub(super) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
+    match fs::remove_file(directory.join(name)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let opened = File::open(directory)?;
+    let socket = stream()?;
+    bind(socket.as_raw_fd(), &address(&opened, name)?)?;
+    fs::set_permissions(directory.join(name), Permissions::from_mode(0o600))?;
+    Ok(socket)
+}
+
+/// Connects `socket` to whoever listens there.
+///
+/// # Errors
+/// When nobody does.
+pub(super) fn connect_to(socket: &OwnedFd, directory: &Path, name: &str) -> io::Result<()> {
+    let opened = File::open(directory)?;
+    Ok(connect(socket.as_raw_fd(), &address(&opened, name)?)?)
+}
+
+/// A socket that is connected to nobody yet.
+///
+/// # Errors
+/// When there are no descriptors left.
+pub(super) fn stream() -> io::Result<OwnedFd> {
+    Ok(socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
+}
+
+fn address(directory: &File, name: &str) -> io::Result<UnixAddr> {
+    Ok(UnixAddr::new(&PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())))?)
+}

@@ -1,0 +1,141 @@
+//! Servers that hang or do not stay up, and sources that do not answer: what callers, other volumes and `podfs status` see.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use common::passthrough::within_patience;
+use common::*;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// A pod whose volumes show `app` and the directory `source`.
+fn fixture() -> Fixture {
+    let fixture = Fixture::new("");
+    fs::create_dir(fixture.path("source")).expect("a directory");
+    let volumes = format!(
+        "[{{name: config, configMap: {{name: app}}}}, {{name: scratch, emptyDir: {{}}}}, {{name: host, hostPath: {{path: {}}}}}]",
+        fixture.path("source").display()
+    );
+    fixture.write("pod.yaml", &pod(&volumes));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+fn the_pod(fixture: &Fixture) -> Value {
+    fixture.pods().swap_remove(0)
+}
+
+#[test]
+fn a_server_that_is_stopped_is_replaced_and_nobody_gets_an_error() {
+    // RC-06
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let (config, host, server) = (running.volume("config"), running.volume("host"), running.server());
+    kill(server, Signal::SIGSTOP).expect("it is there");
+    within_patience("the write ends", move || fs::write(host.join("file"), "1")).expect("another server answers");
+    assert_ne!(running.server(), server);
+    running.wait_log("hangs: it is stopped");
+    assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
+    assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "1");
+    let pod = the_pod(&fixture);
+    assert_eq!((pod["state"].as_str(), pod["server"]["restarts"].as_u64()), (Some("running"), Some(1)), "{pod}");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn servers_that_die_again_and_again_are_followed_after_pauses_and_no_mount_is_given_up() {
+    const KILLS: usize = 6;
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let config = running.volume("config");
+    let mut last = None;
+    for _ in 0..KILLS {
+        eventually("another server serves", || {
+            the_pod(&fixture)["server"]["pid"].as_i64().is_some_and(|it| Some(it) != last)
+        });
+        last = the_pod(&fixture)["server"]["pid"].as_i64();
+        kill(Pid::from_raw(last.expect("it serves") as i32), Signal::SIGKILL).expect("it is there");
+    }
+    eventually("the pod is said to be degraded", || the_pod(&fixture)["state"] == "degraded");
+    let pod = the_pod(&fixture);
+    let reason = pod["reason"].as_str().expect("a reason");
+    assert!(reason.contains("SIGKILL") && reason.contains("had answered nothing"), "{reason}");
+    eventually("all of them are counted", || the_pod(&fixture)["server"]["restarts"] == KILLS);
+    assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&config.join("a"), "2");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+/// A file system whose process can be stopped, mounted over a directory.
+struct Stoppable {
+    process: Child,
+}
+
+impl Stoppable {
+    fn over(directory: &Path) -> Self {
+        let mut command = Command::new("bindfs");
+        command.arg("-f").arg(directory).arg(directory).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().expect("bindfs, which tests/run installs");
+        let mounted =
+            || fs::read_to_string("/proc/self/mountinfo").expect("a table").contains(directory.to_str().expect("text"));
+        eventually("bindfs has mounted", mounted);
+        Self { process }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id() as i32), signal).expect("it is there");
+    }
+}
+
+impl Drop for Stoppable {
+    fn drop(&mut self) {
+        // What waits for it ends with it, also when a test fails.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_source_that_does_not_answer_holds_up_its_own_volume_only() {
+    let fixture = fixture();
+    fs::write(fixture.path("source/file"), "1").expect("written");
+    let source = Stoppable::over(&fixture.path("source"));
+    let mut running = fixture.run();
+    let (config, scratch, host) = (running.volume("config"), running.volume("scratch"), running.volume("host"));
+    let server = running.server();
+    assert_eq!(fs::read_to_string(host.join("file")).expect("read"), "1");
+
+    source.signal(Signal::SIGSTOP);
+    let (result, came) = channel();
+    for name in ["file", "none"] {
+        let (file, result) = (host.join(name), result.clone());
+        thread::spawn(move || result.send(fs::read_to_string(file).ok()));
+    }
+    eventually("status names the volume", || the_pod(&fixture)["volumes"][2]["state"] == "silent");
+    let pod = the_pod(&fixture);
+    assert_eq!(pod["state"], "degraded");
+    assert_eq!(pod["reason"], r#"volume "host" waits for the host: its source does not answer"#);
+    fs::write(scratch.join("file"), "2").expect("another volume answers");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&config.join("a"), "2");
+    assert_eq!(running.server(), server, "another server would wait there as well");
+    assert!(came.try_recv().is_err(), "whoever uses the volume waits");
+
+    source.signal(Signal::SIGCONT);
+    let both = within_patience("the calls end", move || [came.recv(), came.recv()].map(|it| it.expect("a result")));
+    assert!(both.contains(&Some("1".to_owned())) && both.contains(&None), "{both:?}");
+    eventually("status says so", || the_pod(&fixture)["state"] == "running");
+    assert!(running.stop().success());
+    unmount_below(&fixture.path("source"));
+    drop(source);
+    fixture.assert_nothing_left();
+}
