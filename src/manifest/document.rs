@@ -167,7 +167,8 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
 /// The kind of a list's items: empty for a plain `List`, whose items say it themselves.
 fn list_of(document: &Document) -> Option<String> {
     let item_kind = document.kind.strip_suffix("List")?;
-    (document.api_version == "v1").then(|| item_kind.to_owned())
+    let is_list = document.api_version == "v1" || document.api_version.starts_with("certificates.k8s.io/");
+    is_list.then(|| item_kind.to_owned())
 }
 
 fn mapping(origin: &Origin, value: Value) -> Result<Map<String, Value>, ManifestError> {

@@ -4,6 +4,7 @@
 //! module knows where a snapshot comes from. The embedded source is [`FileSource`]: manifest files, no cluster needed.
 
 mod files;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
 pub use files::{FileSource, PodInput, SourceError};
+pub use tokens::Tokens;
 
 /// What a source knows at one moment.
 #[derive(Clone)]
@@ -19,4 +21,6 @@ pub struct Snapshot {
     pub pod: Option<Arc<Pod>>,
     /// All objects podfs can use.
     pub objects: Objects,
+    /// The tokens its volumes ask for.
+    pub tokens: Tokens,
 }

@@ -157,7 +157,8 @@ pub async fn run(
     });
     let allocatable = machine::allocatable(site.path());
     let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-    let refresh = Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable };
+    let Snapshot { objects, tokens, .. } = snapshot;
+    let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
@@ -406,6 +407,7 @@ impl Supervisor {
             allocatable: *allocatable,
             facts,
             objects: snapshot.objects,
+            tokens: snapshot.tokens,
         });
         self.version += 1;
     }
