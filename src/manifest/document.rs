@@ -72,6 +72,15 @@ impl Document {
         typed(&self.origin, Value::Object(self.body))
     }
 
+    /// An object as an API server gives it. `origin` is what it goes by in errors.
+    ///
+    /// # Errors
+    ///
+    /// What is no Kubernetes object.
+    pub fn of_server(origin: Origin, object: Value) -> Result<Self, ManifestError> {
+        Self::from_value(origin, object)
+    }
+
     fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {

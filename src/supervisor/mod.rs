@@ -69,7 +69,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::{FileSource, Snapshot};
+use crate::source::{Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
 use cgroup::Cgroup;
@@ -142,7 +142,7 @@ pub enum SupervisorError {
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.
 pub async fn run(
     assignment: Assignment,
-    source: FileSource,
+    source: Source,
     snapshot: Snapshot,
     report: Report,
 ) -> Result<(), SupervisorError> {
@@ -256,7 +256,7 @@ fn mount_points(
 
 struct Supervisor {
     identity: PodIdentity,
-    source: FileSource,
+    source: Source,
     report: Report,
     server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.
@@ -400,7 +400,7 @@ impl Supervisor {
             }
             None => self.refresh.facts.clone(),
         };
-        debug!("the manifests changed");
+        debug!("the pod or its objects changed");
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
             identity: identity.clone(),

@@ -66,6 +66,20 @@ impl Objects {
         (self, origins)
     }
 
+    /// The same objects, and those of `others` that are not among them.
+    pub fn with(mut self, others: impl IntoIterator<Item = Arc<NamedObject>>) -> Objects {
+        let by_key = Arc::make_mut(&mut self.by_key);
+        for other in others {
+            by_key.entry(other.key.clone()).or_insert(other);
+        }
+        self
+    }
+
+    /// Whether this object is among them.
+    pub fn contains(&self, key: &ObjectKey) -> bool {
+        self.by_key.contains_key(key)
+    }
+
     /// The ConfigMap of that namespace and name.
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<&ConfigMap> {
         match self.content(ObjectKind::ConfigMap, namespace, name)? {
@@ -157,6 +171,13 @@ pub struct NamedObject {
     pub origin: Origin,
     immutable: bool,
     content: Content,
+}
+
+impl NamedObject {
+    /// Whether its content stays as it is until it is gone.
+    pub fn is_immutable(&self) -> bool {
+        self.immutable
+    }
 }
 
 /// Shows key and place.

@@ -1,11 +1,12 @@
 //! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
 //! will do: the Node authorizer lets a node `list` and `watch` an object of its pods when a field selector names it.
+//! ClusterTrustBundles, which every node may read, are the exception.
 
 use reqwest::Url;
 
 use crate::manifest::objects::{ObjectKey, ObjectKind};
 
-/// The longest part of a path that every server takes is that of names.
+/// The field that a selector names one object by.
 const NAME: &str = "metadata.name";
 
 /// A kind of object, as the server's paths spell it.
@@ -35,14 +36,22 @@ impl Resource {
     pub(super) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
     pub(super) const SERVICE_ACCOUNT: Resource = core("ServiceAccount", "serviceaccounts");
 
-    /// The resource that objects of this kind are; none if podfs does not ask for it by name.
-    pub(super) fn of(kind: ObjectKind) -> Option<Resource> {
+    pub(super) const CLUSTER_TRUST_BUNDLE: Resource = Resource {
+        group: "apis/certificates.k8s.io/v1beta1",
+        api_version: "certificates.k8s.io/v1beta1",
+        kind: "ClusterTrustBundle",
+        plural: "clustertrustbundles",
+    };
+
+    /// The resource that objects of this kind are.
+    pub(super) fn of(kind: ObjectKind) -> Resource {
         match kind {
-            ObjectKind::ConfigMap => Some(Self::CONFIG_MAP),
-            ObjectKind::Secret => Some(Self::SECRET),
-            ObjectKind::Node => Some(Self::NODE),
-            ObjectKind::PersistentVolume => Some(Self::PERSISTENT_VOLUME),
-            ObjectKind::PersistentVolumeClaim => Some(Self::PERSISTENT_VOLUME_CLAIM),
+            ObjectKind::ConfigMap => Self::CONFIG_MAP,
+            ObjectKind::Secret => Self::SECRET,
+            ObjectKind::Node => Self::NODE,
+            ObjectKind::PersistentVolume => Self::PERSISTENT_VOLUME,
+            ObjectKind::PersistentVolumeClaim => Self::PERSISTENT_VOLUME_CLAIM,
+            ObjectKind::ClusterTrustBundle => Self::CLUSTER_TRUST_BUNDLE,
         }
     }
 }
@@ -65,10 +74,10 @@ impl Collection {
         Collection { resource, namespace: namespace.map(str::to_owned), field, labels: None }
     }
 
-    /// The one object of this key; none if podfs does not ask for its kind by name.
-    pub(super) fn of(key: &ObjectKey) -> Option<Collection> {
+    /// The one object of this key.
+    pub(super) fn of(key: &ObjectKey) -> Collection {
         let namespace = (!key.namespace.is_empty()).then_some(key.namespace.as_str());
-        Resource::of(key.kind).map(|resource| Self::only(resource, namespace, &key.name))
+        Self::only(Resource::of(key.kind), namespace, &key.name)
     }
 
     /// Whether it is at most one object.
@@ -152,7 +161,7 @@ mod tests {
     #[test]
     fn objects_of_the_cluster_have_no_namespace_in_their_path() {
         let key = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: "n1".to_owned() };
-        let url = Collection::of(&key).expect("named").watch(&server("https://h/prefix/"), "7", 300);
+        let url = Collection::of(&key).watch(&server("https://h/prefix/"), "7", 300);
         assert_eq!(
             url.as_str(),
             "https://h/prefix/api/v1/nodes?fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true\

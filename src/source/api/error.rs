@@ -1,6 +1,5 @@
 //! What can go wrong between podfs and an API server: one sentence, and whether waiting helps.
 
-use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
@@ -27,8 +26,10 @@ pub(super) enum Class {
     Busy,
     /// The server is asked for changes that it no longer knows: they have to be found by another list.
     Gone,
-    /// The server does not know who podfs is (401), or does not let it (403). Somebody can change that.
-    Denied,
+    /// The server does not know who podfs is (401).
+    Unauthorized,
+    /// The server does not let podfs (403). Somebody can change that.
+    Forbidden,
     /// There is no such thing, or the server refuses the request for another reason.
     Refused,
     /// The server says something that an API server does not say.
@@ -41,11 +42,6 @@ impl Class {
     /// Whether the same request may succeed later without anybody doing anything about it.
     pub(super) fn passes(self) -> bool {
         matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
-    }
-
-    /// Whether other credentials may help.
-    pub(super) fn is_about_credentials(self) -> bool {
-        matches!(self, Class::Denied | Class::Untrusted | Class::Unreachable)
     }
 }
 
@@ -77,7 +73,8 @@ impl ApiError {
         let mut error = match &status.message {
             Some(message) if status.kind.as_deref() == Some("Status") => Self::said(asked, code.as_u16(), message),
             _ if code.is_redirection() => {
-                let sentence = format!("cannot {asked}: the server sends podfs elsewhere ({code}), where it does not go");
+                let sentence =
+                    format!("cannot {asked}: the server sends podfs elsewhere ({code}), where it does not go");
                 Self::new(Class::Nonsense, sentence)
             }
             _ => Self::bare(asked, code),
@@ -121,7 +118,8 @@ impl ApiError {
 
 fn class(code: u16) -> Class {
     match code {
-        401 | 403 => Class::Denied,
+        401 => Class::Unauthorized,
+        403 => Class::Forbidden,
         410 => Class::Gone,
         408 | 429 | 500..=599 => Class::Busy,
         400..=499 => Class::Refused,
@@ -191,7 +189,7 @@ mod tests {
         let body = br#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden",
             "message":"configmaps \"app\" is forbidden: User \"u\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""}"#;
         let error = ApiError::answered(LIST, StatusCode::FORBIDDEN, None, body);
-        assert_eq!(error.class, Class::Denied);
+        assert_eq!(error.class, Class::Forbidden);
         let expected = r#"configmaps "app" is forbidden: User "u" cannot list resource "configmaps" in API group "" in the namespace "default""#;
         assert_eq!(error.sentence, expected);
     }

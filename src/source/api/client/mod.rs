@@ -55,10 +55,20 @@ struct Shared {
 struct Current {
     connection: Arc<Connection>,
     read: Instant,
-    /// The server has not answered, or has said that it does not know podfs.
-    doubtful: bool,
+    doubt: Doubt,
     /// What is wrong with the settings since they were read.
     complaint: Option<String>,
+}
+
+/// Why credentials should be read again before their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// There is no reason.
+    No,
+    /// The server takes no connection: perhaps because of a certificate.
+    Connection,
+    /// The server does not know who podfs is.
+    Identity,
 }
 
 /// What a list says.
@@ -75,7 +85,7 @@ impl Client {
     /// Settings that cannot be used.
     pub(super) async fn open(access: Access) -> Result<Client, SettingsError> {
         let connection = Arc::new(Connection::open(&access, None).await?);
-        let current = Current { connection, read: Instant::now(), doubtful: false, complaint: None };
+        let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
         let connection = Mutex::new(current);
         Ok(Client(Arc::new(Shared { access, connection, first: Mutex::new(()), recovered: Notify::new() })))
     }
@@ -149,7 +159,7 @@ impl Client {
     }
 
     async fn late(&self, asked: &str) -> ApiError {
-        self.doubt().await;
+        self.doubt(Doubt::Connection).await;
         ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
     }
 
@@ -162,8 +172,8 @@ impl Client {
     ) -> Result<Response, ApiError> {
         let connection = self.connection().await;
         match self.answer_on(&connection, asked, request).await {
-            Err(error) if error.class == Class::Denied => {
-                self.doubt().await;
+            Err(error) if error.class == Class::Unauthorized => {
+                self.doubt(Doubt::Identity).await;
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
@@ -171,8 +181,8 @@ impl Client {
                 self.answer_on(&fresh, asked, request).await
             }
             Err(error) => {
-                if error.class.is_about_credentials() {
-                    self.doubt().await;
+                if matches!(error.class, Class::Unreachable | Class::Untrusted) {
+                    self.doubt(Doubt::Connection).await;
                 }
                 Err(error)
             }
@@ -220,11 +230,11 @@ impl Client {
     async fn connection(&self) -> Arc<Connection> {
         let mut current = self.0.connection.lock().await;
         let expired = current.connection.expires.is_some_and(|at| at <= SystemTime::now());
-        if !current.doubtful && !expired && current.read.elapsed() < FRESH {
+        if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
             return Arc::clone(&current.connection);
         }
-        // A program is not run once a minute, and not because the server is away.
-        let keeps_issued = !expired && current.connection.is_made();
+        // A program is not run every minute, and not because the server is away.
+        let keeps_issued = !expired && current.doubt != Doubt::Identity;
         let before = Arc::clone(&current.connection);
         match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
             Ok(connection) => {
@@ -240,12 +250,13 @@ impl Client {
             }
         }
         current.read = Instant::now();
-        current.doubtful = false;
+        current.doubt = Doubt::No;
         Arc::clone(&current.connection)
     }
 
-    async fn doubt(&self) {
-        self.0.connection.lock().await.doubtful = true;
+    async fn doubt(&self, doubt: Doubt) {
+        let mut current = self.0.connection.lock().await;
+        current.doubt = current.doubt.max(doubt);
     }
 }
 

@@ -112,7 +112,8 @@ mod tests {
 
     #[test]
     fn an_error_in_the_middle_says_what_to_do() {
-        let line = br#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version: 1 (5)"}}"#;
+        let line =
+            br#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version: 1 (5)"}}"#;
         assert_eq!(change(ASKED, line).expect_err("an error").class, Class::Gone);
     }
 

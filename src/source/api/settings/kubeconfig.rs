@@ -23,7 +23,8 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
         .ok_or_else(|| invalid("has no current-context; set one with `kubectl config use-context`".to_owned()))?;
     let context = file.contexts.iter().find(|context| context.name == current);
     let context = context.and_then(|context| context.context.as_ref());
-    let context = context.ok_or_else(|| invalid(format!("the current-context {current:?} is not among its contexts")))?;
+    let context =
+        context.ok_or_else(|| invalid(format!("the current-context {current:?} is not among its contexts")))?;
     let cluster = file.clusters.iter().find(|cluster| cluster.name == context.cluster);
     let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
     let cluster = cluster.ok_or_else(|| {
@@ -46,9 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
 /// The texts of kubeconfig errors may quote what they could not parse, which may be a credential.
 fn unreadable(path: &Path, error: KubeconfigError) -> SettingsError {
     match error {
-        KubeconfigError::ReadConfig(reason, path) => {
-            SettingsError::Unreadable { path, what: "the kubeconfig", reason }
-        }
+        KubeconfigError::ReadConfig(reason, path) => SettingsError::Unreadable { path, what: "the kubeconfig", reason },
         KubeconfigError::Parse(error) => {
             let place = error.location().map_or(String::new(), |place| format!(" (line {})", place.line()));
             SettingsError::invalid(path, format!("is no kubeconfig: it is not YAML of that form{place}"))
@@ -87,9 +86,9 @@ impl Reader<'_> {
             (None, false) => Authority::System,
             (Some(pem), false) => Authority::Pem(pem),
             (Some(_), true) => {
-                return Err(self.invalid(
-                    "has a certificate authority and insecure-skip-tls-verify; remove one of them",
-                ));
+                return Err(
+                    self.invalid("has a certificate authority and insecure-skip-tls-verify; remove one of them")
+                );
             }
         };
         Ok(Settings { server, server_name, authority, proxy, user })
@@ -105,7 +104,9 @@ impl Reader<'_> {
 
     fn user(&self, user: &AuthInfo) -> Result<User, SettingsError> {
         if user.auth_provider.is_some() {
-            return Err(self.invalid("has an auth-provider, which is no longer in use; give exec, a token or a certificate"));
+            return Err(
+                self.invalid("has an auth-provider, which is no longer in use; give exec, a token or a certificate")
+            );
         }
         if user.impersonate.is_some() || user.impersonate_groups.is_some() || user.impersonate_uid.is_some() {
             return Err(self.invalid("acts as somebody else (`as`), which podfs does not"));
@@ -174,7 +175,7 @@ impl Reader<'_> {
     }
 
     fn invalid(&self, problem: impl AsRef<str>) -> SettingsError {
-        SettingsError::invalid(self.path, format!("{} {}", self.of, problem.as_ref()))
+        SettingsError::invalid(self.path, format!("{}: {}", self.of, problem.as_ref()))
     }
 }
 
