@@ -14,7 +14,7 @@ use super::log::LogFormat;
 use super::run::{check_machine, pod_input};
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::FileSource;
+use crate::source::{FileSource, Source};
 use crate::supervisor::claim::Inheritance;
 use crate::supervisor::report::{Audience, Report, Subject};
 use crate::supervisor::site::Site;
@@ -95,7 +95,7 @@ impl Mount {
             trace: self.trace,
             server_memory: None,
         };
-        block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+        block_on(&volumes, async { Ok(supervisor::run(assignment, Source::Files(source), snapshot, report).await?) })
     }
 
     /// Says what the volume needs rather than waiting for what nobody will give.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -18,7 +19,7 @@ use super::block_on;
 use super::exit::Failure;
 use super::log::LogFormat;
 use crate::quantity::Quantity;
-use crate::source::{FileSource, PodInput};
+use crate::source::{FileSource, PodInput, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
@@ -40,6 +41,9 @@ pub(super) struct Run {
     /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes; may be given several times.
     #[arg(long, value_name = "PATH")]
     objects: Vec<PathBuf>,
+    /// Take objects from an agent of the node, too, which gives them to `podfs push`. Those in files win.
+    #[arg(long)]
+    push: bool,
     /// Volumes appear below `pods/<uid>/volumes` of this directory.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
     root_dir: PathBuf,
@@ -65,6 +69,13 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = FileSource::open(Some(pod_input(&self.pod)?), &self.objects)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        let (source, snapshot) = match self.push {
+            true => {
+                let (source, snapshot) = PushSource::new(source, snapshot, Arc::clone(&pod));
+                (Source::Push(source), snapshot)
+            }
+            false => (Source::Files(source), snapshot),
+        };
         let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),

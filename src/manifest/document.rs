@@ -29,7 +29,8 @@ impl Origin {
         Self { document: NonZero::new(number), ..self.clone() }
     }
 
-    fn item(&self, number: u32) -> Self {
+    /// The entry of this number, counted from 1, of a list that stands there.
+    pub fn item(&self, number: u32) -> Self {
         Self { item: NonZero::new(number), ..self.clone() }
     }
 }
@@ -72,7 +73,17 @@ impl Document {
         typed(&self.origin, Value::Object(self.body))
     }
 
-    fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
+    /// The document as it was written.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.body)
+    }
+
+    /// A document whose text was read already.
+    ///
+    /// # Errors
+    ///
+    /// A value that is no Kubernetes object.
+    pub fn parse(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {
             api_version: required_string(&origin, &body, "apiVersion")?,
@@ -105,7 +116,7 @@ impl Debug for Document {
 pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     let mut documents = Vec::new();
     for (origin, value) in placed(file, bytes)? {
-        flatten(Document::from_value(origin, value)?, &mut documents)?;
+        flatten(Document::parse(origin, value)?, &mut documents)?;
     }
     Ok(documents)
 }
@@ -159,7 +170,7 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
             item.entry("kind").or_insert_with(|| item_kind.clone().into());
             item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
         }
-        documents.push(Document::from_value(origin, Value::Object(item))?);
+        documents.push(Document::parse(origin, Value::Object(item))?);
     }
     Ok(())
 }

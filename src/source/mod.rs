@@ -1,9 +1,15 @@
 //! Where the pod and its objects come from, and how their changes are heard.
 //!
 //! A source gives one [`Snapshot`] when it is opened and another one whenever something differs. Nothing above this
-//! module knows where a snapshot comes from. The embedded source is [`FileSource`]: manifest files, no cluster needed.
+//! module knows where a snapshot comes from:
+//!
+//! | source | what it is |
+//! |---|---|
+//! | [`FileSource`] | manifest files, no cluster needed |
+//! | [`PushSource`] | an agent of the node that pushes objects over the control socket |
 
 mod files;
+mod push;
 mod tokens;
 
 use std::sync::Arc;
@@ -12,6 +18,7 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
 pub use files::{FileSource, PodInput, SourceError};
+pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 pub use tokens::Tokens;
 
 /// What a source knows at one moment.
@@ -23,4 +30,30 @@ pub struct Snapshot {
     pub objects: Objects,
     /// The tokens its volumes ask for.
     pub tokens: Tokens,
+}
+
+/// Where snapshots come from.
+pub enum Source {
+    /// Manifest files.
+    Files(FileSource),
+    /// Manifest files, and what is pushed beside them.
+    Push(PushSource),
+}
+
+impl Source {
+    /// The next snapshot that differs from the last one. Cancel-safe.
+    pub async fn changed(&mut self) -> Snapshot {
+        match self {
+            Source::Files(files) => files.changed().await,
+            Source::Push(push) => push.changed().await,
+        }
+    }
+
+    /// Where objects can be pushed to, if they can.
+    pub fn inbox(&self) -> Option<Inbox> {
+        match self {
+            Source::Push(push) => Some(push.inbox()),
+            Source::Files(_) => None,
+        }
+    }
 }

@@ -69,7 +69,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::{FileSource, Snapshot};
+use crate::source::{Inbox, Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
 use cgroup::Cgroup;
@@ -142,7 +142,7 @@ pub enum SupervisorError {
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.
 pub async fn run(
     assignment: Assignment,
-    source: FileSource,
+    source: Source,
     snapshot: Snapshot,
     report: Report,
 ) -> Result<(), SupervisorError> {
@@ -161,7 +161,7 @@ pub async fn run(
     let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
     let (wishes, upgrades) = mpsc::channel(1);
-    let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
+    let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
     let socket = claim.as_ref().map(Claim::server_socket);
     let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
@@ -227,8 +227,8 @@ pub async fn run(
 }
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.
-fn listen(claim: &Claim, report: &Report, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
-    let control = Control::open(claim.directory(), report.board(), upgrades);
+fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.board(), inbox, upgrades);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 
@@ -256,7 +256,7 @@ fn mount_points(
 
 struct Supervisor {
     identity: PodIdentity,
-    source: FileSource,
+    source: Source,
     report: Report,
     server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.

@@ -46,6 +46,15 @@ impl Objects {
         Ok(Objects { by_key: Arc::new(by_key), absent: Arc::default() })
     }
 
+    /// The same objects, and of `others` those that are not among them.
+    pub fn or(mut self, others: impl IntoIterator<Item = Arc<NamedObject>>) -> Objects {
+        let by_key = Arc::make_mut(&mut self.by_key);
+        for object in others {
+            by_key.entry(object.key.clone()).or_insert(object);
+        }
+        self
+    }
+
     /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
     /// object keeps its content until it has been gone; each one refused is told with the second result.
     pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
@@ -214,8 +223,15 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
+    /// The kind of this name, if volumes show it.
+    pub fn parse(name: &str) -> Option<ObjectKind> {
+        use ObjectKind::{ClusterTrustBundle, ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret};
+        let all = [ConfigMap, Secret, Node, PersistentVolume, PersistentVolumeClaim, ClusterTrustBundle];
+        all.into_iter().find(|kind| kind.to_string() == name)
+    }
+
     /// Whether objects of this kind are in no namespace.
-    fn is_of_cluster(self) -> bool {
+    pub fn is_of_cluster(self) -> bool {
         matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume | ObjectKind::ClusterTrustBundle)
     }
 }
