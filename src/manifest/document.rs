@@ -78,12 +78,16 @@ impl Document {
         Value::Object(self.body)
     }
 
-    /// A document whose text was read already.
+    /// An object as an API server gives it. `origin` is what it goes by in errors.
     ///
     /// # Errors
     ///
-    /// A value that is no Kubernetes object.
-    pub fn parse(origin: Origin, value: Value) -> Result<Self, ManifestError> {
+    /// What is no Kubernetes object.
+    pub fn of_server(origin: Origin, object: Value) -> Result<Self, ManifestError> {
+        Self::from_value(origin, object)
+    }
+
+    fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {
             api_version: required_string(&origin, &body, "apiVersion")?,
@@ -116,7 +120,7 @@ impl Debug for Document {
 pub fn parse_documents(file: &Path, bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     let mut documents = Vec::new();
     for (origin, value) in placed(file, bytes)? {
-        flatten(Document::parse(origin, value)?, &mut documents)?;
+        flatten(Document::from_value(origin, value)?, &mut documents)?;
     }
     Ok(documents)
 }
@@ -170,7 +174,7 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
             item.entry("kind").or_insert_with(|| item_kind.clone().into());
             item.entry("apiVersion").or_insert_with(|| list.api_version.clone().into());
         }
-        documents.push(Document::parse(origin, Value::Object(item))?);
+        documents.push(Document::from_value(origin, Value::Object(item))?);
     }
     Ok(())
 }

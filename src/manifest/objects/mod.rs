@@ -46,15 +46,6 @@ impl Objects {
         Ok(Objects { by_key: Arc::new(by_key), absent: Arc::default() })
     }
 
-    /// The same objects, and of `others` those that are not among them.
-    pub fn or(mut self, others: impl IntoIterator<Item = Arc<NamedObject>>) -> Objects {
-        let by_key = Arc::make_mut(&mut self.by_key);
-        for object in others {
-            by_key.entry(object.key.clone()).or_insert(object);
-        }
-        self
-    }
-
     /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
     /// object keeps its content until it has been gone; each one refused is told with the second result.
     pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
@@ -73,6 +64,20 @@ impl Objects {
         });
         let origins = origins.collect();
         (self, origins)
+    }
+
+    /// The same objects, and those of `others` that are not among them.
+    pub fn with(mut self, others: impl IntoIterator<Item = Arc<NamedObject>>) -> Objects {
+        let by_key = Arc::make_mut(&mut self.by_key);
+        for other in others {
+            by_key.entry(other.key.clone()).or_insert(other);
+        }
+        self
+    }
+
+    /// Whether this object is among them.
+    pub fn contains(&self, key: &ObjectKey) -> bool {
+        self.by_key.contains_key(key)
     }
 
     /// The ConfigMap of that namespace and name.

@@ -127,7 +127,7 @@ impl Parsed {
         let mut parsed = Parsed { replace, ..Parsed::default() };
         let whole = Origin::file(Path::new("the push"));
         for (number, value) in (1..).zip(objects) {
-            parsed.add(Document::parse(whole.item(number), value)?, pod)?;
+            parsed.add(Document::of_server(whole.item(number), value)?, pod)?;
         }
         for Deletion { kind, name } in delete {
             let kind = ObjectKind::parse(&kind).ok_or(PushError::DeletedKind(kind))?;

@@ -70,7 +70,7 @@ impl PushSource {
         let known = self.pushed.borrow();
         let pod = known.pod.clone().or_else(|| self.read.pod.clone()).unwrap_or_else(|| Arc::clone(&self.pod));
         let references = references(&self.pod.volumes, &self.pod.identity, &pod.facts);
-        let objects = self.read.objects.clone().or(known.objects.values().cloned());
+        let objects = self.read.objects.clone().with(known.objects.values().cloned());
         let objects = match known.began {
             true => objects,
             false => objects.with_absences(unknown(&references, &pod.identity, pod.facts.node_name.as_deref())),
