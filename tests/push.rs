@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 
 use common::outcome::{Outcome, finish};
 use common::*;
@@ -18,17 +19,17 @@ const VOLUMES: &str = "[{name: config, configMap: {name: app, optional: true}}, 
         {clusterTrustBundle: {path: ca.crt, name: ca}}, \
         {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}]";
 
-/// A pod whose objects are pushed.
+/// A pod whose objects are pushed. Fields are dropped in this order.
 struct Pushed {
-    fixture: Fixture,
     running: Running,
+    fixture: Fixture,
 }
 
 impl Pushed {
     fn start() -> Pushed {
         let fixture = Fixture::new(&manifest());
-        let running = serve(&fixture);
-        Pushed { fixture, running }
+        let running = serve_pushed(&fixture);
+        Pushed { running, fixture }
     }
 
     /// One that has everything it needs.
@@ -60,10 +61,15 @@ impl Pushed {
     }
 }
 
-/// Starts podfs and waits until it can be asked.
-fn serve(fixture: &Fixture) -> Running {
+/// Starts a podfs that takes pushes.
+fn serve_pushed(fixture: &Fixture) -> Running {
     let mut command = fixture.command();
     command.arg("--push");
+    serve(fixture, command)
+}
+
+/// Starts podfs and waits until it can be asked.
+fn serve(fixture: &Fixture, command: Command) -> Running {
     let running = fixture.start_command(command);
     let socket = fixture.path(&format!("run/{UID}/control.sock"));
     eventually("podfs listens", || UnixStream::connect(&socket).is_ok());
@@ -198,12 +204,11 @@ fn what_cannot_be_pushed_is_told_in_one_sentence() {
 
 #[test]
 fn a_pod_that_takes_no_objects_says_so() {
-    let fixture = Fixture::new(&config_pod());
-    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
-    let running = fixture.run();
+    let fixture = Fixture::new(&manifest());
+    let _running = serve(&fixture, fixture.command());
     fixture.write("pushed.json", &config_map("app", &[("a", "2")]));
     let mut push = fixture.operator("push");
-    push.args(["--pod", &running.uid(), "-f"]).arg(fixture.path("pushed.json"));
+    push.args(["--pod", UID, "-f"]).arg(fixture.path("pushed.json"));
     finish(&mut push).says(1, &["the pod takes no objects; start its podfs run with --push"]);
 }
 
@@ -212,7 +217,7 @@ fn a_supervisor_that_follows_keeps_what_is_shown_and_waits_for_a_push() {
     let mut pushed = Pushed::complete();
     let shown = generation(&pushed.file("projected", "access", ""));
     pushed.fixture.kill_supervisor(&mut pushed.running);
-    pushed.running = serve(&pushed.fixture);
+    pushed.running = serve_pushed(&pushed.fixture);
     eventually("volumes are behind", || {
         let pods = pushed.fixture.pods();
         let volumes = pods[0]["volumes"].as_array().cloned().unwrap_or_default();
