@@ -7,6 +7,7 @@ mod mount;
 mod push;
 mod run;
 mod server;
+mod source;
 mod status;
 mod trace;
 mod upgrade;

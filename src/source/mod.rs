@@ -6,8 +6,10 @@
 //! | source | what it is |
 //! |---|---|
 //! | [`FileSource`] | manifest files, no cluster needed |
+//! | [`ApiSource`] | an API server, and manifest files for what they describe |
 //! | [`PushSource`] | an agent of the node that pushes objects over the control socket |
 
+mod api;
 mod files;
 mod push;
 mod tokens;
@@ -17,9 +19,47 @@ use std::sync::Arc;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
+pub use api::{Access, ApiSource, Contact, Contacts, Plan, PodName, StartError};
 pub use files::{FileSource, PodInput, SourceError};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 pub use tokens::Tokens;
+
+/// Where the pod and its objects come from.
+pub enum Source {
+    /// Manifest files.
+    Files(FileSource),
+    /// An API server, and manifest files for what they describe.
+    Api(ApiSource),
+    /// Manifest files, and what is pushed beside them.
+    Push(PushSource),
+}
+
+impl Source {
+    /// The next snapshot that differs in what is known. Cancel-safe; trouble never ends the wait.
+    pub async fn changed(&mut self) -> Snapshot {
+        match self {
+            Source::Files(files) => files.changed().await,
+            Source::Api(api) => api.changed().await,
+            Source::Push(push) => push.changed().await,
+        }
+    }
+
+    /// What is known of the talk with a server, for each object that is asked for.
+    pub fn contacts(&self) -> Contacts {
+        match self {
+            Source::Files(_) | Source::Push(_) => Contacts::default(),
+            Source::Api(api) => api.contacts(),
+        }
+    }
+
+    /// Where objects can be pushed to, if they can.
+    pub fn inbox(&self) -> Option<Inbox> {
+        match self {
+            Source::Push(push) => Some(push.inbox()),
+            Source::Files(_) | Source::Api(_) => None,
+        }
+    }
+}
 
 /// What a source knows at one moment.
 #[derive(Clone)]
@@ -30,30 +70,4 @@ pub struct Snapshot {
     pub objects: Objects,
     /// The tokens its volumes ask for.
     pub tokens: Tokens,
-}
-
-/// Where snapshots come from.
-pub enum Source {
-    /// Manifest files.
-    Files(FileSource),
-    /// Manifest files, and what is pushed beside them.
-    Push(PushSource),
-}
-
-impl Source {
-    /// The next snapshot that differs from the last one. Cancel-safe.
-    pub async fn changed(&mut self) -> Snapshot {
-        match self {
-            Source::Files(files) => files.changed().await,
-            Source::Push(push) => push.changed().await,
-        }
-    }
-
-    /// Where objects can be pushed to, if they can.
-    pub fn inbox(&self) -> Option<Inbox> {
-        match self {
-            Source::Push(push) => Some(push.inbox()),
-            Source::Files(_) => None,
-        }
-    }
 }

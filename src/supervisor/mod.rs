@@ -400,7 +400,7 @@ impl Supervisor {
             }
             None => self.refresh.facts.clone(),
         };
-        debug!("the manifests changed");
+        debug!("the pod or its objects changed");
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
             identity: identity.clone(),

@@ -173,6 +173,13 @@ pub struct NamedObject {
     content: Content,
 }
 
+impl NamedObject {
+    /// Whether its content stays as it is until it is gone.
+    pub fn is_immutable(&self) -> bool {
+        self.immutable
+    }
+}
+
 /// Shows key and place.
 impl fmt::Debug for NamedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
