@@ -47,7 +47,7 @@ impl Source {
     /// Says what is wrong with a volume at this moment, if anything is, for who cares. Never waits.
     pub fn tell(&self, volume: &str, reason: Option<&str>) {
         match self {
-            Source::Files(_) => {}
+            Source::Files(_) | Source::Push(_) => {}
             Source::Api(api) => api.tell(volume, reason),
         }
     }
