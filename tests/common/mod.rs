@@ -2,7 +2,9 @@
 //! that leave no mount and no process behind, also when a test fails.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod builds;
 pub mod caller;
+pub mod identity;
 pub mod idmap;
 pub mod limit;
 pub mod locker;
@@ -98,7 +100,12 @@ impl Fixture {
 
     /// `podfs run` on this directory's manifests.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(PODFS);
+        self.command_of(Path::new(PODFS))
+    }
+
+    /// [`Self::command`] of another podfs.
+    pub fn command_of(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.arg("run").arg("--pod").arg(self.pod()).arg("--objects").arg(self.objects());
         command.arg("--root-dir").arg(self.path("root")).arg("--run-dir").arg(self.path("run"));
         command
