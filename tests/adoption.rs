@@ -248,7 +248,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     limit_files(running.pid(), all);
     within_patience("the write ends", move || waiting.join().expect("no panic")).expect("written");
     assert_eq!(identity(&config), before.0);
-    assert_eq!(identity(&host).0, before.1.0, "nothing was mounted anew");
+    assert_eq!(identity(&host).mount, before.1.mount, "nothing was mounted anew");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }

@@ -22,10 +22,10 @@ impl Builds {
         let version = env!("CARGO_PKG_VERSION");
         let builds = Self { directory, versions: [version.to_owned(), another(version)], current: 0 };
         let mut program = fs::read(PODFS).expect("a program");
-        builds.write(&builds.versions[0], &program);
+        builds.write(&builds.name(0), &program);
         replace(&mut program, version.as_bytes(), builds.versions[1].as_bytes());
-        builds.write(&builds.versions[1], &program);
-        builds.put(&builds.path(&builds.versions[0]));
+        builds.write(&builds.name(1), &program);
+        builds.put(&builds.last());
         builds
     }
 
@@ -56,7 +56,7 @@ impl Builds {
 
     /// The build that was on disk last, whatever is there now.
     pub fn last(&self) -> PathBuf {
-        self.path(&self.versions[self.current])
+        self.path(&self.name(self.current))
     }
 
     /// Puts the other build on disk, and lets the pods of the fixture go on as that.
@@ -67,6 +67,11 @@ impl Builds {
         let outcome = upgrade(fixture);
         let told = format!("done, podfs {} serves it", self.versions[self.current]);
         assert!(outcome.code == Some(0) && outcome.stdout.contains(&told), "{}{}", outcome.stdout, outcome.stderr);
+    }
+
+    /// It begins as the names of all podfs' processes do.
+    fn name(&self, build: usize) -> String {
+        format!("podfs-{}", self.versions[build])
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -8,13 +8,22 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::tree;
 
-/// The mount, the generation, numbers of files.
-pub fn identity(volume: &Path) -> (u64, Option<String>, Vec<(String, u64)>) {
-    let mount = statx(CWD, volume, AtFlags::empty(), StatxFlags::MNT_ID).expect("attributes").stx_mnt_id;
-    let generation = fs::read_link(volume.join("..data")).ok().map(|link| link.display().to_string());
-    let files = tree::names(volume).into_iter().map(|name| {
-        let inode = fs::metadata(volume.join(&name)).expect("a file").ino();
+/// What a directory of a volume is to those who use it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub mount: u64,
+    /// Where `..data` leads to, if there is one.
+    pub generation: Option<String>,
+    /// Names and inode numbers.
+    pub files: Vec<(String, u64)>,
+}
+
+pub fn identity(directory: &Path) -> Identity {
+    let mount = statx(CWD, directory, AtFlags::empty(), StatxFlags::MNT_ID).expect("attributes").stx_mnt_id;
+    let generation = fs::read_link(directory.join("..data")).ok().map(|link| link.display().to_string());
+    let files = tree::names(directory).into_iter().map(|name| {
+        let inode = fs::metadata(directory.join(&name)).expect("a file").ino();
         (name, inode)
     });
-    (mount, generation, files.collect())
+    Identity { mount, generation, files: files.collect() }
 }

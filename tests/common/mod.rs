@@ -212,7 +212,7 @@ fn started(pid: Pid) -> u64 {
 }
 
 /// Kills every process of the fixture at `directory`: a server outlives its supervisor.
-fn kill_all_of(directory: &Path) {
+pub fn kill_all_of(directory: &Path) {
     for pid in processes_of(directory) {
         let _ = kill(pid, Signal::SIGKILL);
     }

@@ -54,6 +54,7 @@ impl Pod {
         let places = ["host", "limited"].map(|name| Place::new(name, &running.volume(name)));
         let (load, watcher) = (Load::default(), Watcher::on("root", &config));
         let objects = self.fixture.path("objects/app.json");
+        let directory = self.fixture.pod().parent().expect("its directory").to_owned();
         thread::scope(|scope| {
             let changes = scope.spawn(|| load.repeat("changes", |round| change(&objects, &config, round + 1)));
             scope.spawn(|| load.repeat("reads of a projection", |_| read_projection(&config)));
@@ -64,7 +65,7 @@ impl Pod {
                     callers.push(scope.spawn(move || caller(place, &mut |round| load.repeat(&who, round))));
                 }
             }
-            let end = End(&load);
+            let end = End { load: &load, directory };
             while !load.is_over() && act(self, &mut running) {}
             drop(end);
             running.freed(|| {
@@ -129,12 +130,18 @@ impl Load {
     }
 }
 
-/// Ends the load, also when the one who disturbs gives up.
-struct End<'a>(&'a Load);
+/// Ends the load. When the one who disturbs gives up, nobody may be there to answer the calls, so they are made to fail.
+struct End<'a> {
+    load: &'a Load,
+    directory: PathBuf,
+}
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.over.store(true, Ordering::Relaxed);
+        self.load.over.store(true, Ordering::Relaxed);
+        if thread::panicking() {
+            kill_all_of(&self.directory);
+        }
     }
 }
 
