@@ -20,6 +20,7 @@ pub mod twins;
 pub mod undisturbed;
 pub mod watch;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -226,10 +227,11 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        let cgroups: Vec<_> = self.processes().into_iter().filter_map(own_cgroup).collect();
+        let processes = self.processes();
+        let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
         kill_all_of(self.directory.path());
         unmount_below(self.directory.path());
-        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup));
+        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup, &processes));
     }
 }
 
@@ -245,10 +247,14 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
     Some(top.at.join(path))
 }
 
-/// Removes a cgroup when the processes in it have ended.
-fn remove_cgroup(cgroup: &Path) {
+/// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
+/// pod has the same name.
+fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
     let deadline = Instant::now() + PATIENCE;
+    let is_ours = |line: &str| ours.iter().any(|pid| line == pid.to_string());
+    let only_ours = || fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|all| all.lines().all(is_ours));
     while fs::remove_dir(cgroup).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+        && only_ours()
         && Instant::now() < deadline
     {
         std::thread::sleep(Duration::from_millis(2));
