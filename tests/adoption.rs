@@ -4,12 +4,13 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
+use common::identity::identity;
 use common::limit::limit_files;
 use common::locker::Locker;
 use common::namespace::{Container, Propagation, change_mount, mount_tmpfs};
@@ -21,7 +22,6 @@ use common::*;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sys::signal::{Signal, kill};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use tempfile::TempDir;
 
 /// A pod with a projection and a directory of the host, whose supervisor is killed.
@@ -66,17 +66,6 @@ fn kill_both(fixture: &Fixture, running: &mut Running) {
     eventually("nobody keeps what the server had", || fixture.processes().is_empty());
 }
 
-/// What must not change when a supervisor adopts: the mount, the generation, numbers of files.
-fn identity(volume: &Path) -> (u64, Option<String>, Vec<(String, u64)>) {
-    let mount = statx(CWD, volume, AtFlags::empty(), StatxFlags::MNT_ID).expect("attributes").stx_mnt_id;
-    let generation = fs::read_link(volume.join("..data")).ok().map(|link| link.display().to_string());
-    let files = tree::names(volume).into_iter().map(|name| {
-        let inode = fs::metadata(volume.join(&name)).expect("a file").ino();
-        (name, inode)
-    });
-    (mount, generation, files.collect())
-}
-
 #[test]
 fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
     let pod = Orphaned::new();
@@ -112,6 +101,26 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
     }
     drop((owner, asker));
     assert_eq!(fs::read_to_string(pod.source.path().join("f")).expect("a file"), "kept!!!?");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let host = running.volume("host");
+    let mut open = File::create(host.join("f")).expect("a file");
+    kill_supervisor(&mut running);
+    let mut running = pod.fixture.run();
+    let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
+    kill(keeper, Signal::SIGKILL).expect("it is there");
+    running.wait_log("the keeper of the server's open files ended; there is another one");
+    // What the server had open is kept by the new one.
+    fs::remove_file(host.join("f")).expect("removed");
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    open.write_all(b"!").expect("there is a server that has it open");
+    drop(open);
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }
@@ -211,10 +220,7 @@ fn a_server_is_followed_by_another_when_the_program_is_gone_from_the_disk() {
     let pod = Orphaned::new();
     let program = pod.fixture.path("podfs");
     fs::copy(PODFS, &program).expect("copied");
-    let like = pod.fixture.command();
-    let mut command = Command::new(&program);
-    command.args(like.get_args());
-    let mut running = pod.fixture.start_command(command);
+    let mut running = pod.fixture.start_command(pod.fixture.command_of(&program));
     running.wait_ready();
     fs::remove_file(&program).expect("removed");
     let config = running.volume("config");
@@ -242,7 +248,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     limit_files(running.pid(), all);
     within_patience("the write ends", move || waiting.join().expect("no panic")).expect("written");
     assert_eq!(identity(&config), before.0);
-    assert_eq!(identity(&host).0, before.1.0, "nothing was mounted anew");
+    assert_eq!(identity(&host).mount, before.1.mount, "nothing was mounted anew");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }

@@ -5,6 +5,7 @@ mod common;
 use std::fs::{self, File};
 use std::io::{Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use common::caller::in_thread;
@@ -198,4 +199,33 @@ fn a_watch_hears_what_happens_after_the_kill() {
         let words = ["CREATE", "OPEN", "MODIFY", "CLOSE_WRITE", "DELETE"];
         assert_eq!(heard, words.map(|word| format!("root {word} new")));
     }
+}
+
+#[test]
+fn what_somebody_has_left_open_in_podfs_is_not_in_the_way_of_what_containers_have_open() {
+    let source = disk_directory();
+    let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+    let fixture = Fixture::new(&pod(&format!("[{host}]")));
+    // The number of a descriptor is taken in a server only when that is started, so these are in the way of any successor.
+    let mut running = fixture.run();
+    let files: Vec<_> =
+        (0..50).map(|n| File::create(running.volume("host").join(n.to_string())).expect("made")).collect();
+    fixture.kill_supervisor(&mut running);
+    let mut command = fixture.command();
+    let leave_open = || match (64..128).all(|number| {
+        // SAFETY: nothing but standard input is read, and nobody has anything at these numbers after `fork(2)`.
+        unsafe { libc::dup2(0, number) == number }
+    }) {
+        true => Ok(()),
+        false => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: the call is async-signal-safe.
+    unsafe { command.pre_exec(leave_open) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    running.freed(|| files.iter().for_each(|mut file| file.write_all(b"!").expect("it is open as before")));
+    drop(files);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
 }

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use podfs_fuse::confinement::{self, confine};
+use podfs_fuse::server::keeper::close_strangers;
 use podfs_fuse::server::{process, secrecy};
 
 use super::exit::Failure;
@@ -46,6 +47,8 @@ impl From<Profile> for confinement::Profile {
 impl Server {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let Self { pod, uid, profile, log_format } = self;
+        // SAFETY: a process that has only read its arguments has nothing open.
+        unsafe { close_strangers() };
         log_format.start();
         // The supervisor has locked its own memory and warned when it could not.
         let _unlocked = secrecy::protect_memory();

@@ -12,7 +12,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -262,11 +262,8 @@ impl Upgrading {
     /// # Safety
     /// Nothing else in this process may own the descriptor.
     pub unsafe fn inherited(number: RawFd) -> io::Result<Upgrading> {
-        // SAFETY: the number is only looked at.
-        let flags = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
-        nix::errno::Errno::result(flags)?;
-        // SAFETY: it is open, and nobody else's, says the caller.
-        let connection = UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) });
+        // SAFETY: it is nobody else's, says the caller.
+        let connection = UnixStream::from(unsafe { super::upgrade::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
         Ok(Upgrading { connection })
     }

@@ -11,7 +11,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,9 @@ pub(super) const LEGACY: &str = "PODFS_UPGRADE";
 /// What the program before this one has left, if it has become this one.
 pub(super) struct Continuing {
     upgrading: Upgrading,
-    legacy: Legacy,
+    /// The program before, until it is not needed any more.
+    before: Option<OwnedFd>,
+    rolled_back: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,28 +50,31 @@ impl Continuing {
     /// Finds what the program before has left, when this process begins.
     pub(super) fn find() -> Option<Continuing> {
         let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
-        // SAFETY: whoever started this process as it is now has left the descriptor for it, and this is called once.
-        let upgrading = unsafe { Upgrading::inherited(legacy.connection) };
+        let Legacy { connection, before, rolled_back } = legacy;
+        // SAFETY: whoever started this process as it is now has left the descriptors for it, and this is called once.
+        let (upgrading, before) =
+            unsafe { (Upgrading::inherited(connection), before.and_then(|before| inherited(before).ok())) };
         upgrading
             .inspect_err(|error| warn!("whoever asked for an upgrade is gone: {error}"))
             .ok()
-            .map(|upgrading| Continuing { upgrading, legacy })
+            .map(|upgrading| Continuing { upgrading, before, rolled_back })
     }
 
     /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
     /// when that is not possible.
     pub(super) fn give_back(&self, reason: &str) {
-        let Some(before) = self.legacy.before else { return };
+        let Some(before) = &self.before else { return };
         error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
-        let path = PathBuf::from(format!("/proc/self/fd/{before}"));
-        let legacy = Legacy { connection: self.legacy.connection, before: None, rolled_back: Some(reason.to_owned()) };
+        let path = PathBuf::from(format!("/proc/self/fd/{}", before.as_raw_fd()));
+        let connection = self.upgrading.as_fd().as_raw_fd();
+        let legacy = Legacy { connection, before: None, rolled_back: Some(reason.to_owned()) };
         let cause = become_program(&path, &legacy, &[self.upgrading.as_fd()]);
         error!("the podfs before cannot go on either: {cause}");
     }
 
     /// The volumes are served as before; whoever asked is told by which program.
     pub(super) fn complete(self) {
-        match self.legacy.rolled_back {
+        match self.rolled_back {
             None => {
                 info!("podfs {VERSION} serves the pod now");
                 self.upgrading.answer(&Upgrade::Done { version: VERSION.to_owned() });
@@ -77,6 +82,21 @@ impl Continuing {
             Some(reason) => self.upgrading.answer(&Upgrade::RolledBack { reason }),
         }
     }
+}
+
+/// Takes a descriptor that the program before has left open. No process that is started from here on gets it, too.
+///
+/// # Errors
+/// When nothing is open there.
+///
+/// # Safety
+/// The descriptor belongs to nobody else in this process.
+pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the flags of a number that is no descriptor cannot be set, and that harms nobody.
+    let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    nix::errno::Errno::result(set)?;
+    // SAFETY: it is open, and nobody else's, says the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Where the program that runs here was started from, whatever is there now.

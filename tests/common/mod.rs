@@ -2,7 +2,9 @@
 //! that leave no mount and no process behind, also when a test fails.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod builds;
 pub mod caller;
+pub mod identity;
 pub mod idmap;
 pub mod limit;
 pub mod locker;
@@ -18,6 +20,7 @@ pub mod twins;
 pub mod undisturbed;
 pub mod watch;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -98,7 +101,12 @@ impl Fixture {
 
     /// `podfs run` on this directory's manifests.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(PODFS);
+        self.command_of(Path::new(PODFS))
+    }
+
+    /// [`Self::command`] of another podfs.
+    pub fn command_of(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.arg("run").arg("--pod").arg(self.pod()).arg("--objects").arg(self.objects());
         command.arg("--root-dir").arg(self.path("root")).arg("--run-dir").arg(self.path("run"));
         command
@@ -205,7 +213,7 @@ fn started(pid: Pid) -> u64 {
 }
 
 /// Kills every process of the fixture at `directory`: a server outlives its supervisor.
-fn kill_all_of(directory: &Path) {
+pub fn kill_all_of(directory: &Path) {
     for pid in processes_of(directory) {
         let _ = kill(pid, Signal::SIGKILL);
     }
@@ -219,10 +227,11 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        let cgroups: Vec<_> = self.processes().into_iter().filter_map(own_cgroup).collect();
+        let processes = self.processes();
+        let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
         kill_all_of(self.directory.path());
         unmount_below(self.directory.path());
-        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup));
+        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup, &processes));
     }
 }
 
@@ -238,10 +247,14 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
     Some(top.at.join(path))
 }
 
-/// Removes a cgroup when the processes in it have ended.
-fn remove_cgroup(cgroup: &Path) {
+/// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
+/// pod has the same name.
+fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
     let deadline = Instant::now() + PATIENCE;
+    let is_ours = |line: &str| ours.iter().any(|pid| line == pid.to_string());
+    let only_ours = || fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|all| all.lines().all(is_ours));
     while fs::remove_dir(cgroup).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+        && only_ours()
         && Instant::now() < deadline
     {
         std::thread::sleep(Duration::from_millis(2));

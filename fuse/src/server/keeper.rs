@@ -40,6 +40,16 @@ const BATCH: usize = 250;
 /// How long a keeper may take for an answer: it has nothing else to do.
 const PATIENCE: i64 = 5;
 
+/// Closes all that whoever started this process has left open by mistake: everything but standard input, output and error. A
+/// server puts what it inherits at the numbers that its predecessor had, and they must be free.
+///
+/// # Safety
+/// Nothing of this process is open yet.
+pub unsafe fn close_strangers() {
+    // SAFETY: nobody relies on what is closed, says the caller.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+}
+
 /// Takes all numbers below [`FIRST_FREE`] that are free, so that nothing opened later gets one of them.
 ///
 /// # Errors
