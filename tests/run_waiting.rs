@@ -63,14 +63,16 @@ fn a_missing_object_or_key_makes_only_its_volume_wait_until_it_is_there() {
 }
 
 #[test]
-fn a_source_that_needs_an_api_server_says_so_and_the_other_volumes_run() {
-    for (source, shown) in [
-        ("serviceAccountToken: {path: token}", r#"serviceAccountToken "token""#),
-        ("clusterTrustBundle: {name: ca, path: ca.pem}", r#"clusterTrustBundle "ca.pem""#),
+fn a_source_that_manifest_files_do_not_give_says_so_and_the_other_volumes_run() {
+    for (source, reason) in [
+        (
+            "serviceAccountToken: {path: token}",
+            r#"serviceAccountToken "token" needs an API server that issues the token; give podfs --kubeconfig"#,
+        ),
+        ("clusterTrustBundle: {name: ca, path: ca.pem}", r#"clustertrustbundle "ca" not found"#),
     ] {
-        let reason = format!("{shown} needs an API server, and podfs reads manifest files only");
         let second = format!("{{name: v, projected: {{sources: [{{{source}}}]}}}}");
-        let (fixture, mut running) = start_with_one_waiting(&second, &[], &reason);
+        let (fixture, mut running) = start_with_one_waiting(&second, &[], reason);
         fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
         wait_content(&path_of(&fixture, "kubernetes.io~configmap", "config").join("a"), "2");
         assert!(!running.is_ready());

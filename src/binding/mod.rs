@@ -9,7 +9,9 @@ mod affinity;
 
 use std::path::{Component, Path};
 
-use crate::manifest::objects::{ClaimKey, Controller, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode};
+use crate::manifest::objects::{
+    ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode,
+};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::{Claim, ClaimReference, HostPath, Usage};
 
@@ -93,6 +95,9 @@ pub enum BindingError {
         /// Why not.
         problem: String,
     },
+    /// Whether the PersistentVolume can be used on this node is not known.
+    #[error("error obtaining node labels: {0}")]
+    NodeUnknown(String),
     /// The PersistentVolume cannot be used on this node (LP-04).
     #[error("MountVolume.NodeAffinity check failed for volume {0:?} : no matching NodeSelectorTerms")]
     NodeAffinity(String),
@@ -113,14 +118,22 @@ pub fn resolve(
     let failed =
         |problem: String| BindingError::Claim { namespace: key.namespace.clone(), name: key.name.clone(), problem };
     let found = objects.claim(&key.namespace, &key.name).ok_or_else(|| {
-        failed(format!("failed to fetch PVC from API server: persistentvolumeclaims {:?} not found", key.name))
+        let reason = match objects.why_absent(ObjectKind::PersistentVolumeClaim, &key.namespace, &key.name) {
+            Some(reason) => reason.to_owned(),
+            None => format!("persistentvolumeclaims {:?} not found", key.name),
+        };
+        failed(format!("failed to fetch PVC from API server: {reason}"))
     })?;
     if claim.reference == ClaimReference::OfPod && !found.controller.as_ref().is_some_and(|owner| owns(owner, pod)) {
         return Err(BindingError::NotOwner { namespace: key.namespace, claim: key.name, pod: pod.name.clone() });
     }
     let name = volume_name(found).map_err(failed)?;
     let persistent = objects.persistent_volume(name).ok_or_else(|| {
-        failed(format!("failed to fetch PV {name} from API server: persistentvolumes {name:?} not found"))
+        let reason = match objects.why_absent(ObjectKind::PersistentVolume, "", name) {
+            Some(reason) => reason.to_owned(),
+            None => format!("persistentvolumes {name:?} not found"),
+        };
+        failed(format!("failed to fetch PV {name} from API server: {reason}"))
     })?;
     check_back_reference(name, persistent.claim.as_ref(), &key, found).map_err(failed)?;
     check_mode(volume, persistent.mode, claim.usage)?;
@@ -138,12 +151,14 @@ pub fn resolve(
     };
     let options = mount_options(&source, &persistent.mount_options).map_err(unsupported)?;
     let node = objects.node(facts.node_name.as_deref());
+    let unknown = facts.node_name.as_deref().and_then(|node| objects.why_absent(ObjectKind::Node, "", node));
     let mut warnings = options.ignored;
-    match (&persistent.nodes, node) {
-        (Some(required), Some(node)) if !affinity::matches(required, node) => {
+    match (&persistent.nodes, node, unknown) {
+        (Some(_), None, Some(reason)) => return Err(BindingError::NodeUnknown(reason.to_owned())),
+        (Some(required), Some(node), _) if !affinity::matches(required, node) => {
             return Err(BindingError::NodeAffinity(name.to_owned()));
         }
-        (Some(_), None) => warnings.push(format!(
+        (Some(_), None, None) => warnings.push(format!(
             "whether PersistentVolume {name:?} may be used on this node is not checked: there is no Node object"
         )),
         _ => {}

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::ManifestError;
-use crate::source::SourceError;
+use crate::source::{SourceError, StartError};
 use crate::supervisor::SupervisorError;
 use crate::supervisor::claim::ClaimError;
 
@@ -47,6 +47,15 @@ impl From<ManifestError> for Failure {
 impl From<SourceError> for Failure {
     fn from(error: SourceError) -> Self {
         Self::input(error)
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Thread(_) => Self::general(error),
+            _ => Self::input(error),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod log;
 mod mount;
 mod run;
 mod server;
+mod source;
 mod status;
 mod trace;
 mod upgrade;

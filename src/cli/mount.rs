@@ -11,10 +11,11 @@ use podfs_fuse::passthrough;
 use super::block_on;
 use super::exit::Failure;
 use super::log::LogFormat;
-use super::run::{check_machine, pod_input};
+use super::run::check_machine;
+use super::source::SourceOptions;
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::FileSource;
+use crate::source::PodName;
 use crate::supervisor::claim::Inheritance;
 use crate::supervisor::report::{Audience, Report, Subject};
 use crate::supervisor::site::Site;
@@ -30,9 +31,11 @@ pub(super) struct Mount {
     /// The pod it belongs to: for downwardAPI, fsGroup, and limits of memory.
     #[arg(long, value_name = "FILE")]
     pod: Option<PathBuf>,
-    /// A file or directory with the objects it refers to; may be given several times.
-    #[arg(long, value_name = "PATH")]
-    objects: Vec<PathBuf>,
+    /// Ask the API server for the pod it belongs to.
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    pod_name: Option<PodName>,
+    #[command(flatten)]
+    source: SourceOptions,
     /// How long the kernel may believe what it was told of names and attributes of a directory of the host.
     #[arg(long, value_enum)]
     cache: Option<Cache>,
@@ -70,8 +73,7 @@ impl Mount {
         LogFormat::Text.start();
         let mut volume = read_volume(&self.volume)?;
         check_machine()?;
-        let pod = self.pod.as_deref().map(pod_input).transpose()?;
-        let (source, snapshot) = FileSource::open(pod, &self.objects)?;
+        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), Some(&volume))?;
         let (identity, facts) = match &snapshot.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
             None => (PodIdentity::stand_in(), PodFacts::stand_in()),
@@ -156,7 +158,7 @@ impl Mount {
 
     /// The pod's file may hold objects, too.
     fn has_no_objects(&self) -> bool {
-        self.objects.is_empty() && self.pod.is_none()
+        self.source.is_empty() && self.pod.is_none()
     }
 }
 

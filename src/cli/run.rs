@@ -1,24 +1,21 @@
 //! `podfs run`: the volumes of one pod, until told to stop.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::mount::private::open_device;
 use podfs_fuse::server::secrecy;
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::stdio::dup2_stdin;
 use tracing::warn;
 
 use super::block_on;
 use super::exit::Failure;
 use super::log::LogFormat;
+use super::source::SourceOptions;
 use crate::quantity::Quantity;
-use crate::source::{FileSource, PodInput};
+use crate::source::PodName;
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
@@ -35,11 +32,13 @@ pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 #[derive(Args)]
 pub(super) struct Run {
     /// The pod's manifest, in YAML or JSON; `-` reads standard input.
-    #[arg(long, value_name = "FILE|-")]
-    pod: PathBuf,
-    /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes; may be given several times.
-    #[arg(long, value_name = "PATH")]
-    objects: Vec<PathBuf>,
+    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name")]
+    pod: Option<PathBuf>,
+    /// Ask the API server for this pod, and follow it.
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    pod_name: Option<PodName>,
+    #[command(flatten)]
+    source: SourceOptions,
     /// Volumes appear below `pods/<uid>/volumes` of this directory.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
     root_dir: PathBuf,
@@ -63,7 +62,7 @@ impl Run {
         self.log_format.start();
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         check_machine()?;
-        let (source, snapshot) = FileSource::open(Some(pod_input(&self.pod)?), &self.objects)?;
+        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
@@ -90,26 +89,6 @@ fn memory(text: &str) -> Result<u64, String> {
         Ok(_) => Err(format!("{text} is less than a server needs; give it at least {} Mi", LEAST_MEMORY >> 20)),
         Err(_) => Err(format!("{text} is more than there is anywhere")),
     }
-}
-
-/// `-` is standard input.
-pub(super) fn pod_input(path: &Path) -> Result<PodInput, Failure> {
-    if path != Path::new("-") {
-        return Ok(PodInput::File(path.to_owned()));
-    }
-    let mut bytes = Vec::new();
-    io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;
-    // Another version of podfs that this process may become reads it again.
-    keep_for_later(&bytes).context("cannot keep the pod from standard input").map_err(Failure::general)?;
-    Ok(PodInput::Stdin(bytes))
-}
-
-/// Standard input gives these bytes from now on.
-fn keep_for_later(bytes: &[u8]) -> io::Result<()> {
-    let mut kept = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
-    kept.write_all(bytes)?;
-    kept.rewind()?;
-    Ok(dup2_stdin(kept)?)
 }
 
 /// What every command that mounts needs, checked before anything is made.

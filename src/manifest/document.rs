@@ -72,6 +72,15 @@ impl Document {
         typed(&self.origin, Value::Object(self.body))
     }
 
+    /// An object as an API server gives it. `origin` is what it goes by in errors.
+    ///
+    /// # Errors
+    ///
+    /// What is no Kubernetes object.
+    pub fn of_server(origin: Origin, object: Value) -> Result<Self, ManifestError> {
+        Self::from_value(origin, object)
+    }
+
     fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {
@@ -167,7 +176,8 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
 /// The kind of a list's items: empty for a plain `List`, whose items say it themselves.
 fn list_of(document: &Document) -> Option<String> {
     let item_kind = document.kind.strip_suffix("List")?;
-    (document.api_version == "v1").then(|| item_kind.to_owned())
+    let is_list = document.api_version == "v1" || document.api_version.starts_with("certificates.k8s.io/");
+    is_list.then(|| item_kind.to_owned())
 }
 
 fn mapping(origin: &Origin, value: Value) -> Result<Map<String, Value>, ManifestError> {

@@ -38,9 +38,24 @@ pub enum Problem {
     /// A downwardAPI file names a container the pod does not have.
     #[error(transparent)]
     Container(#[from] ContainerNotFound),
-    /// A source only an API server can provide.
-    #[error("{0} needs an API server, and podfs reads manifest files only")]
+    /// Nobody knows whether something exists; the reason says what, and why.
+    #[error("{0}")]
+    Unknown(String),
+    /// A ClusterTrustBundle that is not optional is missing.
+    #[error("clustertrustbundle {0:?} not found")]
+    TrustBundleNotFound(String),
+    /// There is no ClusterTrustBundle with the labels, and it is not optional.
+    #[error("combination of signerName and labelSelector matched zero ClusterTrustBundles")]
+    NoTrustBundles,
+    /// A token, where the source of objects cannot issue any.
+    #[error("{0} needs an API server that issues the token; give podfs --kubeconfig")]
     NeedsApiServer(String),
+    /// The API server has not issued a token.
+    #[error("failed to fetch token: {0}")]
+    NoToken(String),
+    /// A source podfs does not know how to provide.
+    #[error("{0} is not supported yet; remove this source from the volume")]
+    Unsupported(String),
     /// A key that cannot be the name of a file.
     #[error(transparent)]
     Path(#[from] InvalidPath),

@@ -3,6 +3,7 @@
 //! A payload is complete or it does not exist: when one source fails, nothing is assembled, and the problems of all
 //! sources are reported together. Bytes are borrowed from the objects where possible.
 
+mod credential;
 mod downward;
 mod draft;
 mod error;
@@ -21,9 +22,10 @@ pub use ownership::{Entry, Ownership, fs_group_mode};
 pub use path::{InvalidPath, PayloadPath};
 pub use resource::{Allocatable, ContainerNotFound};
 
-use crate::manifest::objects::{ObjectKind, Objects};
+use crate::manifest::objects::{ObjectKind, Objects, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::volume::{DownwardFile, Projection, Source};
+use crate::source::Tokens;
+use crate::volume::{DownwardFile, DownwardValue, ObjectSource, Projection, Source};
 use draft::{Claim, Draft};
 
 /// The files of one generation of a volume.
@@ -66,6 +68,8 @@ pub struct Inputs<'a> {
     pub facts: &'a PodFacts,
     /// The objects known at this moment.
     pub objects: &'a Objects,
+    /// The tokens of the pod's service account at this moment.
+    pub tokens: &'a Tokens,
     /// What this machine offers to pods, where no Node object says it.
     pub machine: Allocatable,
 }
@@ -74,8 +78,8 @@ impl<'a> Payload<'a> {
     /// Assembles the files of a volume.
     ///
     /// # Errors
-    /// All problems of all sources: objects and keys that are missing, paths that cannot stand side by side, sources
-    /// that need an API server.
+    /// All problems of all sources: objects, keys and tokens that are missing, paths that cannot stand side by side,
+    /// sources that podfs does not know.
     pub fn assemble(projection: &'a Projection, inputs: Inputs<'a>) -> Result<Assembled<'a>, PayloadError> {
         let ownership = Ownership::of(inputs.facts);
         let mut assembly = Assembly { projection, inputs, ownership, draft: Draft::default() };
@@ -105,24 +109,41 @@ struct Assembly<'a> {
 
 impl<'a> Assembly<'a> {
     fn add(&mut self, source: &'a Source) {
-        let Inputs { identity, objects, .. } = self.inputs;
+        let Inputs { identity, objects, tokens, .. } = self.inputs;
         match source {
             Source::ConfigMap(object) => {
                 let values = objects.config_map(&identity.namespace, &object.name);
-                self.add_object(source, object::files(ObjectKind::ConfigMap, object, values));
+                self.add_object(source, ObjectKind::ConfigMap, object, values);
             }
             Source::Secret(object) => {
                 let values = objects.secret(&identity.namespace, &object.name);
-                self.add_object(source, object::files(ObjectKind::Secret, object, values));
+                self.add_object(source, ObjectKind::Secret, object, values);
             }
             Source::DownwardApi(files) => files.iter().for_each(|file| self.add_downward(source, file)),
-            Source::ServiceAccountToken { .. } | Source::ClusterTrustBundle { .. } | Source::PodCertificate { .. } => {
-                self.draft.fail([Problem::NeedsApiServer(source.to_string())]);
+            Source::ServiceAccountToken(file) => {
+                let content = credential::token(file, tokens).map(Cow::Borrowed);
+                self.add_credential(source, &file.path, file.user, content);
             }
+            Source::ClusterTrustBundle(file) => {
+                let content = credential::trust_bundle(file, objects).map(Cow::Owned);
+                self.add_credential(source, &file.path, file.user, content);
+            }
+            Source::PodCertificate { .. } => self.draft.fail([Problem::Unsupported(source.to_string())]),
         }
     }
 
-    fn add_object(&mut self, source: &'a Source, files: Result<Vec<object::ObjectFile<'a>>, Vec<Problem>>) {
+    fn add_object(
+        &mut self,
+        source: &'a Source,
+        kind: ObjectKind,
+        object: &'a ObjectSource,
+        values: Option<&'a impl Values>,
+    ) {
+        let Inputs { identity, objects, .. } = self.inputs;
+        let files = match objects.why_absent(kind, &identity.namespace, &object.name) {
+            Some(reason) => Err(vec![Problem::Unknown(reason.to_owned())]),
+            None => object::files(kind, object, values),
+        };
         match files {
             Ok(files) => {
                 for file in files {
@@ -136,7 +157,10 @@ impl<'a> Assembly<'a> {
     }
 
     fn add_downward(&mut self, source: &'a Source, file: &'a DownwardFile) {
-        let Inputs { identity, facts, objects, machine } = self.inputs;
+        let Inputs { identity, facts, objects, machine, .. } = self.inputs;
+        if let Some(reason) = self.why_no_node(file) {
+            return self.draft.fail([Problem::Unknown(reason.to_owned())]);
+        }
         let allocatable = objects.node(facts.node_name.as_deref()).map_or(machine, |node| node.allocatable(machine));
         match downward::content(&file.value, identity, facts, allocatable) {
             Ok(content) => {
@@ -144,6 +168,32 @@ impl<'a> Assembly<'a> {
                 self.draft.put(file.path.clone(), content, Claim { source, key: None });
             }
             Err(error) => self.draft.fail([Problem::Container(error)]),
+        }
+    }
+
+    /// Why what the file shows of the pod's node is not known. A node that does not exist is another matter: it offers
+    /// what this machine does.
+    fn why_no_node(&self, file: &DownwardFile) -> Option<&'a str> {
+        let Inputs { facts, objects, .. } = self.inputs;
+        let DownwardValue::Resource(field) = &file.value else { return None };
+        let node = facts.node_name.as_deref().filter(|_| field.falls_back_to_node(facts))?;
+        objects.why_absent(ObjectKind::Node, "", node)
+    }
+
+    fn add_credential(
+        &mut self,
+        source: &'a Source,
+        path: &PayloadPath,
+        user: Option<u32>,
+        content: Result<Cow<'a, [u8]>, Problem>,
+    ) {
+        match content {
+            Ok(content) => {
+                let user = user.or(self.projection.default_user);
+                let (mode, uid) = self.ownership.credential(self.projection.default_mode, user);
+                self.draft.put(path.clone(), PayloadFile { content, mode, uid }, Claim { source, key: None });
+            }
+            Err(problem) => self.draft.fail([problem]),
         }
     }
 

@@ -69,7 +69,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::{FileSource, Snapshot};
+use crate::source::{Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
 use cgroup::Cgroup;
@@ -142,9 +142,9 @@ pub enum SupervisorError {
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.
 pub async fn run(
     assignment: Assignment,
-    source: FileSource,
+    source: Source,
     snapshot: Snapshot,
-    report: Report,
+    mut report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
@@ -157,8 +157,10 @@ pub async fn run(
     });
     let allocatable = machine::allocatable(site.path());
     let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-    let refresh = Refresh { identity: identity.clone(), facts, objects: snapshot.objects, allocatable };
+    let Snapshot { objects, tokens, .. } = snapshot;
+    let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
+    report.contacts(source.contacts());
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
@@ -255,7 +257,7 @@ fn mount_points(
 
 struct Supervisor {
     identity: PodIdentity,
-    source: FileSource,
+    source: Source,
     report: Report,
     server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.
@@ -380,6 +382,7 @@ impl Supervisor {
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for place in self.sharing.places(leader) {
             self.report.volume(place, &self.volumes[place], volume);
+            self.source.tell(self.volumes[place].name.as_str(), volume.state().reason());
         }
     }
 
@@ -399,13 +402,14 @@ impl Supervisor {
             }
             None => self.refresh.facts.clone(),
         };
-        debug!("the manifests changed");
+        debug!("the pod or its objects changed");
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
             identity: identity.clone(),
             allocatable: *allocatable,
             facts,
             objects: snapshot.objects,
+            tokens: snapshot.tokens,
         });
         self.version += 1;
     }

@@ -5,6 +5,7 @@
 
 mod claim;
 mod config_map;
+mod credential;
 mod downward_api;
 mod empty_dir;
 mod field;
@@ -15,13 +16,16 @@ mod nested;
 mod preferences;
 mod projected;
 mod projection;
+mod references;
 mod secret;
+mod selector;
 
 use std::fmt;
 
 use k8s_openapi::api::core::v1 as core;
 
 pub use claim::{Claim, ClaimReference, Usage};
+pub use credential::{BundleFile, BundleKey, TokenFile, TokenKey};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
 pub(crate) use empty_dir::PageSize;
 pub use empty_dir::{EmptyDir, Storage};
@@ -31,6 +35,8 @@ pub use field_path::{InvalidFieldPath, PodField};
 pub use host_path::{HostPath, HostPathType};
 pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
+pub use references::{References, references};
+pub use selector::Selector;
 
 use crate::payload::PayloadPath;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PodCertificateProjection, ProjectedVolumeSource, Volume, VolumeProjection};
 
+use super::credential::{BundleFile, TokenFile};
 use super::field::{self, InvalidField};
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
 use super::{Kind, VolumeSource, downward_api};
@@ -50,14 +51,10 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
                 .map_err(|error| error.under("downwardAPI"))
         }),
         source.service_account_token.as_ref().map(|token| {
-            file_with_owner(&token.path, token.user)
-                .map(|path| Source::ServiceAccountToken { path })
-                .map_err(|error| error.under("serviceAccountToken"))
+            TokenFile::parse(token).map(Source::ServiceAccountToken).map_err(|error| error.under("serviceAccountToken"))
         }),
         source.cluster_trust_bundle.as_ref().map(|bundle| {
-            file_with_owner(&bundle.path, bundle.user)
-                .map(|path| Source::ClusterTrustBundle { path })
-                .map_err(|error| error.under("clusterTrustBundle"))
+            BundleFile::parse(bundle).map(Source::ClusterTrustBundle).map_err(|error| error.under("clusterTrustBundle"))
         }),
         source.pod_certificate.as_ref().map(|certificate| {
             pod_certificate(certificate)
@@ -70,11 +67,6 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
         (_, Some(_)) => Err(InvalidField::new("", "may not specify more than 1 volume type per source")),
         (source, None) => source.transpose(),
     }
-}
-
-fn file_with_owner(path: &str, user: Option<i64>) -> Result<PayloadPath, InvalidField> {
-    user.map(|user| field::numeric_id("user", user)).transpose()?;
-    projection::path("path", path)
 }
 
 fn pod_certificate(certificate: &PodCertificateProjection) -> Result<Vec<PayloadPath>, InvalidField> {
@@ -96,7 +88,7 @@ fn pod_certificate(certificate: &PodCertificateProjection) -> Result<Vec<Payload
 /// The API's rule for paths the manifest gives: each belongs to one file. Tokens are outside of it, as are keys shown
 /// under their own names; there the last source wins.
 fn claim_paths(source: &Source, taken: &mut BTreeSet<PayloadPath>) -> Result<(), InvalidField> {
-    if matches!(source, Source::ServiceAccountToken { .. }) {
+    if matches!(source, Source::ServiceAccountToken(_)) {
         return Ok(());
     }
     for path in source.explicit_paths() {

@@ -7,6 +7,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::KeyToPath;
 
+use super::credential::{BundleFile, TokenFile};
 use super::downward_api::DownwardFile;
 use super::field::{self, InvalidField};
 use crate::payload::PayloadPath;
@@ -63,15 +64,9 @@ pub enum Source {
     /// Fields of the pod.
     DownwardApi(Vec<DownwardFile>),
     /// A token of the pod's service account, issued by the API server.
-    ServiceAccountToken {
-        /// Where the token goes.
-        path: PayloadPath,
-    },
-    /// Trust anchors, published by the API server.
-    ClusterTrustBundle {
-        /// Where the PEM blocks go.
-        path: PayloadPath,
-    },
+    ServiceAccountToken(TokenFile),
+    /// Trust anchors of the cluster.
+    ClusterTrustBundle(BundleFile),
     /// A key and a certificate for the pod, issued through the API server.
     PodCertificate {
         /// Where the key, the chain or both go.
@@ -85,9 +80,8 @@ impl Source {
         match self {
             Source::ConfigMap(object) | Source::Secret(object) => object.items.iter().map(|item| &item.path).collect(),
             Source::DownwardApi(files) => files.iter().map(|file| &file.path).collect(),
-            Source::ServiceAccountToken { path } | Source::ClusterTrustBundle { path } => {
-                vec![path]
-            }
+            Source::ServiceAccountToken(file) => vec![&file.path],
+            Source::ClusterTrustBundle(file) => vec![&file.path],
             Source::PodCertificate { paths } => paths.iter().collect(),
         }
     }
@@ -100,12 +94,8 @@ impl fmt::Display for Source {
             Source::ConfigMap(object) => write!(f, "configMap {:?}", object.name),
             Source::Secret(object) => write!(f, "secret {:?}", object.name),
             Source::DownwardApi(_) => f.write_str("downwardAPI"),
-            Source::ServiceAccountToken { path } => {
-                write!(f, "serviceAccountToken {:?}", path.as_str())
-            }
-            Source::ClusterTrustBundle { path } => {
-                write!(f, "clusterTrustBundle {:?}", path.as_str())
-            }
+            Source::ServiceAccountToken(file) => write!(f, "serviceAccountToken {:?}", file.path.as_str()),
+            Source::ClusterTrustBundle(file) => write!(f, "clusterTrustBundle {:?}", file.path.as_str()),
             Source::PodCertificate { paths } => {
                 let paths: Vec<&str> = paths.iter().map(PayloadPath::as_str).collect();
                 write!(f, "podCertificate {:?}", paths.join(", "))

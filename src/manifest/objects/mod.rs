@@ -1,12 +1,14 @@
-//! Objects: what volumes are made of. ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to, and
-//! Nodes for what they offer to pods.
+//! Objects: what volumes are made of. ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to,
+//! ClusterTrustBundles, and Nodes for what they offer to pods.
 //!
 //! Objects are parsed once, when their document is read; after that every key is a valid file name and every value
 //! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
 
+mod absence;
 mod node;
 mod parse;
 mod storage;
+mod trust;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,14 +16,18 @@ use std::sync::Arc;
 
 use super::{ManifestError, Origin};
 
+pub use absence::Missing;
 pub use node::Node;
 pub use parse::parse_object;
 pub use storage::{ClaimKey, Controller, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode};
+pub use trust::ClusterTrustBundle;
 
 /// The objects known at one moment, by kind, namespace and name. Cheap to clone.
 #[derive(Clone, Default, PartialEq)]
 pub struct Objects {
     by_key: Arc<BTreeMap<ObjectKey, Arc<NamedObject>>>,
+    /// Why others are not there.
+    absent: Arc<BTreeMap<Missing, String>>,
 }
 
 impl Objects {
@@ -37,7 +43,7 @@ impl Objects {
             }
             by_key.insert(object.key.clone(), object);
         }
-        Ok(Objects { by_key: Arc::new(by_key) })
+        Ok(Objects { by_key: Arc::new(by_key), absent: Arc::default() })
     }
 
     /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
@@ -58,6 +64,20 @@ impl Objects {
         });
         let origins = origins.collect();
         (self, origins)
+    }
+
+    /// The same objects, and those of `others` that are not among them.
+    pub fn with(mut self, others: impl IntoIterator<Item = Arc<NamedObject>>) -> Objects {
+        let by_key = Arc::make_mut(&mut self.by_key);
+        for other in others {
+            by_key.entry(other.key.clone()).or_insert(other);
+        }
+        self
+    }
+
+    /// Whether this object is among them.
+    pub fn contains(&self, key: &ObjectKey) -> bool {
+        self.by_key.contains_key(key)
     }
 
     /// The ConfigMap of that namespace and name.
@@ -94,8 +114,7 @@ impl Objects {
 
     /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
     pub fn node(&self, name: Option<&str>) -> Option<&Node> {
-        let first = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: String::new() };
-        let mut nodes = self.by_key.range(first..).filter_map(|(_, object)| match &object.content {
+        let mut nodes = self.of_kind(ObjectKind::Node).filter_map(|object| match &object.content {
             Content::Node(node) => Some((object.key.name.as_str(), node)),
             _ => None,
         });
@@ -105,9 +124,30 @@ impl Objects {
         }
     }
 
+    /// The ClusterTrustBundle of that name.
+    pub fn trust_bundle(&self, name: &str) -> Option<&ClusterTrustBundle> {
+        match self.content(ObjectKind::ClusterTrustBundle, "", name)? {
+            Content::ClusterTrustBundle(bundle) => Some(bundle),
+            _ => None,
+        }
+    }
+
+    /// The ClusterTrustBundles of that signer.
+    pub fn trust_bundles_of(&self, signer: &str) -> impl Iterator<Item = &ClusterTrustBundle> {
+        self.of_kind(ObjectKind::ClusterTrustBundle).filter_map(move |object| match &object.content {
+            Content::ClusterTrustBundle(bundle) if bundle.signer.as_deref() == Some(signer) => Some(bundle),
+            _ => None,
+        })
+    }
+
     /// The keys of all objects, in order.
     pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_key.keys()
+    }
+
+    fn of_kind(&self, kind: ObjectKind) -> impl Iterator<Item = &Arc<NamedObject>> {
+        let first = ObjectKey { kind, namespace: String::new(), name: String::new() };
+        self.by_key.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
     }
 
     fn content(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<&Content> {
@@ -133,6 +173,13 @@ pub struct NamedObject {
     content: Content,
 }
 
+impl NamedObject {
+    /// Whether its content stays as it is until it is gone.
+    pub fn is_immutable(&self) -> bool {
+        self.immutable
+    }
+}
+
 /// Shows key and place.
 impl fmt::Debug for NamedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -147,6 +194,7 @@ enum Content {
     Node(Node),
     PersistentVolume(PersistentVolume),
     PersistentVolumeClaim(PersistentVolumeClaim),
+    ClusterTrustBundle(ClusterTrustBundle),
 }
 
 /// What an object goes by. Reads `ConfigMap default/app`, or `Node worker-1`.
@@ -182,12 +230,14 @@ pub enum ObjectKind {
     PersistentVolume,
     /// What a user asked for, and the PersistentVolume that was found.
     PersistentVolumeClaim,
+    /// Trust anchors of the cluster.
+    ClusterTrustBundle,
 }
 
 impl ObjectKind {
     /// Whether objects of this kind are in no namespace.
     fn is_of_cluster(self) -> bool {
-        matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume)
+        matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume | ObjectKind::ClusterTrustBundle)
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, node, storage};
+use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, node, storage, trust};
 use crate::manifest::{Document, ManifestError, Origin};
 
 /// Longest key the API accepts.
@@ -30,6 +30,10 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
         ("v1", "Node") => ObjectKind::Node,
         ("v1", "PersistentVolume") => ObjectKind::PersistentVolume,
         ("v1", "PersistentVolumeClaim") => ObjectKind::PersistentVolumeClaim,
+        (
+            "certificates.k8s.io/v1" | "certificates.k8s.io/v1beta1" | "certificates.k8s.io/v1alpha1",
+            "ClusterTrustBundle",
+        ) => ObjectKind::ClusterTrustBundle,
         _ => return Ok(None),
     };
     let origin = document.origin.clone();
@@ -39,6 +43,7 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
         ObjectKind::Node => node::node(document.into_typed()?, &origin)?,
         ObjectKind::PersistentVolume => storage::persistent_volume(document.into_typed()?, &origin)?,
         ObjectKind::PersistentVolumeClaim => storage::persistent_volume_claim(document.into_typed()?),
+        ObjectKind::ClusterTrustBundle => trust::cluster_trust_bundle(document.into_typed()?, &origin)?,
     };
     Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, immutable, content }))
 }

@@ -182,3 +182,33 @@ fn da_09_a_node_says_what_it_offers() {
          write a number with a suffix, such as 250m, 2 or 128Mi"
     );
 }
+
+#[test]
+fn cb_02_a_trust_bundle_holds_certificates_and_nothing_else() {
+    let yaml = |body: &str| {
+        format!(
+            "apiVersion: certificates.k8s.io/v1beta1\nkind: ClusterTrustBundle\n\
+             metadata: {{name: ca, labels: {{a: b}}}}\nspec:\n  signerName: x/y\n  trustBundle: |{body}\n"
+        )
+    };
+    let block = |kind: &str, headers: &str, body: &str| {
+        format!("\n    -----BEGIN {kind}-----{headers}\n    {body}\n    -----END {kind}-----")
+    };
+    let (one, two) = (block("CERTIFICATE", "", "AAAA"), block("CERTIFICATE", "", "BBBB"));
+    let good = objects(&yaml(&format!("\n    # a comment{one}{two}{one}")));
+    let bundle = good.trust_bundle("ca").expect("parsed");
+    assert_eq!((bundle.anchors.len(), bundle.signer.as_deref()), (2, Some("x/y")));
+    assert_eq!(good.trust_bundles_of("x/y").count(), 1);
+    assert_eq!(good.trust_bundles_of("x/z").count(), 0);
+    let at = "objects.yaml: spec.trustBundle";
+    let key = block("PRIVATE KEY", "", "AAAA");
+    let rows = [
+        (format!("{one}{key}"), "entry 1 is no certificate; a bundle may hold nothing else"),
+        (block("CERTIFICATE", "\n    a: b\n", "AAAA"), "entry 0 has PEM block headers; remove them"),
+        (String::new(), "at least one trust anchor must be provided"),
+        (block("CERTIFICATE", "", "%%%"), "is no PEM; write the certificates as PEM blocks"),
+    ];
+    for (body, expected) in rows {
+        assert_eq!(error(&yaml(&body)), format!("{at}: {expected}"));
+    }
+}

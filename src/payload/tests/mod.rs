@@ -1,5 +1,7 @@
 //! Payloads as a pod's manifest asks for them: from YAML to files.
 
+mod absence;
+mod credential;
 mod pod;
 mod projected;
 
@@ -10,6 +12,7 @@ use super::*;
 use crate::manifest::objects::{Values, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, parse_documents};
+use crate::source::Tokens;
 use crate::volume::VolumeSource;
 
 const MACHINE: Allocatable = Allocatable { cpu_milli: 2_000, memory_bytes: 4 << 30, ephemeral_storage_bytes: 10 << 30 };
@@ -32,17 +35,31 @@ fn pod(source: &str, spec: &str) -> Pod {
     Pod::parse(documents(&yaml).remove(0)).expect(&yaml)
 }
 
-/// Files as `path=content@mode` or `path=content@mode:uid`, warnings as text.
-fn assembled(pod: &Pod, objects: &Objects) -> Result<(Vec<String>, Vec<String>), String> {
+/// What the pod, the objects and the tokens of a test come to.
+fn inputs<'a>(pod: &'a Pod, objects: &'a Objects, tokens: &'a Tokens) -> Inputs<'a> {
+    Inputs { identity: &pod.identity, facts: &pod.facts, objects, tokens, machine: MACHINE }
+}
+
+/// Assembles the pod's one volume.
+fn payload<'a>(pod: &'a Pod, objects: &'a Objects, tokens: &'a Tokens) -> Result<Assembled<'a>, PayloadError> {
     let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
-    let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects, machine: MACHINE };
-    let assembled = Payload::assemble(projection, inputs).map_err(|error| error.to_string())?;
+    Payload::assemble(projection, inputs(pod, objects, tokens))
+}
+
+/// Each file as `path=content@mode` or `path=content@mode:uid`.
+fn shown(payload: &Payload<'_>) -> Vec<String> {
     let shown = |(path, file): (&PayloadPath, &PayloadFile<'_>)| {
         let owner = if file.uid == 0 { String::new() } else { format!(":{}", file.uid) };
         format!("{path}={}@{:04o}{owner}", String::from_utf8_lossy(&file.content), file.mode)
     };
-    let files = assembled.payload.files.iter().map(shown).collect();
-    Ok((files, assembled.warnings.iter().map(ToString::to_string).collect()))
+    payload.files.iter().map(shown).collect()
+}
+
+/// Files and warnings as text, or all problems.
+fn assembled(pod: &Pod, objects: &Objects) -> Result<(Vec<String>, Vec<String>), String> {
+    let tokens = Tokens::default();
+    let assembled = payload(pod, objects, &tokens).map_err(|error| error.to_string())?;
+    Ok((shown(&assembled.payload), assembled.warnings.iter().map(ToString::to_string).collect()))
 }
 
 fn files(source: &str, objects: &Objects) -> Result<Vec<String>, String> {
@@ -161,9 +178,8 @@ fn debug_output_shows_no_bytes() {
     let objects =
         objects("{apiVersion: v1, kind: Secret, metadata: {name: o, namespace: shop}, stringData: {k: hunter2}}");
     let pod = pod("secret: {secretName: o}", "containers: []");
-    let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
-    let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects: &objects, machine: MACHINE };
-    let assembled = Payload::assemble(projection, inputs).expect("assembled");
+    let tokens = Tokens::default();
+    let assembled = payload(&pod, &objects, &tokens).expect("assembled");
     let shown = format!("{assembled:?} {objects:?}");
     assert!(shown.contains("7 bytes, mode 0644, uid 0") && !shown.contains("hunter2"), "{shown}");
 }

@@ -19,10 +19,8 @@ fn fg_01_fg_06_se_04_the_group_gets_what_it_needs() {
     let source = format!("secret: {{secretName: o, defaultMode: 0600, {items}}}");
     let pod = pod(&source, "securityContext: {fsGroup: 1001}, containers: []");
     assert_eq!(assembled(&pod, &foo_bar()).expect("assembled").0, ["bar=bar@0640", "d/foo=foo@0440"]);
-    let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
-    let objects = foo_bar();
-    let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects: &objects, machine: MACHINE };
-    let payload = Payload::assemble(projection, inputs).expect("assembled").payload;
+    let (objects, tokens) = (foo_bar(), Tokens::default());
+    let payload = payload(&pod, &objects, &tokens).expect("assembled").payload;
     assert_eq!((payload.directory_mode, payload.gid), (0o2755, 1001));
 }
 
@@ -31,10 +29,8 @@ fn aw_05_aw_22_each_top_level_name_has_one_owner_that_of_its_first_file() {
     let items = "items: [{key: foo, path: d/z, user: 7}, {key: foo, path: d/a/b, user: 8}, {key: bar, path: d-e}, \
                  {key: bar, path: f, user: 9}]";
     let pod = pod(&format!("configMap: {{name: o, {items}}}"), "containers: []");
-    let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
-    let objects = foo_bar();
-    let inputs = Inputs { identity: &pod.identity, facts: &pod.facts, objects: &objects, machine: MACHINE };
-    let payload = Payload::assemble(projection, inputs).expect("assembled").payload;
+    let (objects, tokens) = (foo_bar(), Tokens::default());
+    let payload = payload(&pod, &objects, &tokens).expect("assembled").payload;
     assert_eq!(payload.top_level(), [("d-e", 0), ("d", 8), ("f", 9)]);
 }
 

@@ -46,7 +46,7 @@ fn pr_03_pr_04_all_problems_are_reported_and_nothing_is_assembled() {
         files(source, &foo_bar()),
         Err("configmap \"absent\" not found; references non-existent secret key: k1; \
              references non-existent secret key: k2; container none not found; \
-             serviceAccountToken \"token\" needs an API server, and podfs reads manifest files only"
+             serviceAccountToken \"token\" needs an API server that issues the token; give podfs --kubeconfig"
             .into())
     );
 }
@@ -55,12 +55,18 @@ fn pr_03_pr_04_all_problems_are_reported_and_nothing_is_assembled() {
 fn pr_06_files_need_no_api_client_and_what_needs_one_says_so() {
     assert!(files("projected: {sources: [{configMap: {name: o}}]}", &foo_bar()).is_ok());
     let rows = [
-        ("{clusterTrustBundle: {path: ca.pem, name: ca}}", r#"clusterTrustBundle "ca.pem""#),
-        ("{podCertificate: {keyType: ED25519, signerName: x/y, keyPath: key}}", r#"podCertificate "key""#),
+        (
+            "{serviceAccountToken: {path: token}}",
+            r#"serviceAccountToken "token" needs an API server that issues the token; give podfs --kubeconfig"#,
+        ),
+        ("{clusterTrustBundle: {path: ca.pem, name: ca}}", r#"clustertrustbundle "ca" not found"#),
+        (
+            "{podCertificate: {keyType: ED25519, signerName: x/y, keyPath: key}}",
+            r#"podCertificate "key" is not supported yet; remove this source from the volume"#,
+        ),
     ];
-    for (source, name) in rows {
-        let expected = format!("{name} needs an API server, and podfs reads manifest files only");
-        assert_eq!(files(&format!("projected: {{sources: [{source}]}}"), &foo_bar()), Err(expected));
+    for (source, expected) in rows {
+        assert_eq!(files(&format!("projected: {{sources: [{source}]}}"), &foo_bar()), Err(expected.to_owned()));
     }
 }
 

@@ -17,7 +17,7 @@ use super::{PodInput, SourceError};
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, only_pod};
 use crate::manifest::{ManifestError, Origin, parse_documents};
-use crate::source::Snapshot;
+use crate::source::{Snapshot, Tokens};
 
 /// How long the files may take to come to rest when podfs starts.
 const START_PATIENCE: Duration = Duration::from_secs(5);
@@ -217,7 +217,7 @@ impl Ledger {
         self.published = Some(fingerprints);
         self.refused = refused;
         self.objects = objects.clone();
-        Ok(Some(Snapshot { pod, objects }))
+        Ok(Some(Snapshot { pod, objects, tokens: Tokens::default() }))
     }
 
     fn fingerprint(&self, pod: bool, bytes: &[u8]) -> Fingerprint {

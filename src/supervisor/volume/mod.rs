@@ -25,6 +25,7 @@ use super::site::Site;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::payload::Allocatable;
+use crate::source::Tokens;
 use crate::volume::{Volume, VolumeSource};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
@@ -70,6 +71,8 @@ pub struct Refresh {
     pub facts: PodFacts,
     /// The objects at this moment.
     pub objects: Objects,
+    /// The tokens of its service account at this moment.
+    pub tokens: Tokens,
     /// What this machine offers to pods.
     pub allocatable: Allocatable,
 }

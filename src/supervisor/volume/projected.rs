@@ -99,6 +99,7 @@ impl ProjectedVolume {
             identity: &refresh.identity,
             facts: &refresh.facts,
             objects: &refresh.objects,
+            tokens: &refresh.tokens,
             machine: refresh.allocatable,
         };
         let assembled = Payload::assemble(source, inputs)?;

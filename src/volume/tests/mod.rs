@@ -3,6 +3,7 @@
 mod downward;
 mod passthrough;
 mod projected;
+mod references;
 
 use std::path::Path;
 

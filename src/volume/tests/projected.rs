@@ -65,3 +65,48 @@ fn pr_02_a_path_given_twice_is_refused_as_the_api_does() {
     // So are volumes with one source, where the API only warns.
     assert!(parse("{name: v, configMap: {name: a, items: [{key: k, path: x}, {key: l, path: x}]}}").is_ok());
 }
+
+#[test]
+fn tk_01_a_token_lives_an_hour_unless_the_source_says_otherwise() {
+    let token = |fields: &str| {
+        parse(&format!("{{name: v, projected: {{sources: [{{serviceAccountToken: {{path: t{fields}}}}}]}}}}"))
+    };
+    let key = |fields: &str| {
+        let VolumeSource::Projection(projection) = token(fields).expect(fields).source else { panic!("a projection") };
+        let Source::ServiceAccountToken(file) = &projection.sources[0] else { panic!("a token") };
+        (file.token.audience.clone(), file.token.expiration_seconds)
+    };
+    assert_eq!(key(""), (None, 3600));
+    assert_eq!(key(", audience: ''"), (None, 3600));
+    assert_eq!(key(", audience: vault, expirationSeconds: 600"), (Some("vault".to_owned()), 600));
+    let at = "projected.sources[0].serviceAccountToken.expirationSeconds: volume \"v\"";
+    for (seconds, expected) in [
+        ("599", "may not specify a duration less than 10 minutes"),
+        ("4294967297", "may not specify a duration larger than 2^32 seconds"),
+    ] {
+        let error = token(&format!(", expirationSeconds: {seconds}")).expect_err(seconds);
+        assert_eq!(error.to_string(), format!("{at}: {expected}"));
+    }
+}
+
+#[test]
+fn cb_01_a_trust_bundle_is_named_or_selected_and_not_both() {
+    let at = "projected.sources[0].clusterTrustBundle";
+    let rows = [
+        ("", ": volume \"v\": either name or signerName must be specified"),
+        ("name: ca, signerName: x/y", ": volume \"v\": only one of name and signerName may be used"),
+        ("name: ca, labelSelector: {}", ".labelSelector: volume \"v\": must be unset if name is specified"),
+        (
+            "signerName: xy",
+            ".signerName: volume \"v\": must be a fully qualified domain and path of the form 'example.com/signer-name'",
+        ),
+        (
+            "signerName: x/y, labelSelector: {matchExpressions: [{key: a, operator: Near}]}",
+            ".labelSelector.matchExpressions[0].operator: volume \"v\": must be In, NotIn, Exists or DoesNotExist",
+        ),
+    ];
+    for (fields, expected) in rows {
+        let yaml = format!("{{name: v, projected: {{sources: [{{clusterTrustBundle: {{path: p, {fields}}}}}]}}}}");
+        assert_eq!(error(&yaml), format!("{at}{expected}"));
+    }
+}

@@ -1,0 +1,95 @@
+//! The options that say where the pod and its objects come from, which all commands that mount have in common.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::stdio::dup2_stdin;
+
+use super::exit::Failure;
+use crate::source::{Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source};
+use crate::volume::Volume;
+
+/// Where objects come from: files, an API server, or both.
+#[derive(Args)]
+pub(super) struct SourceOptions {
+    /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes; may be given several times.
+    #[arg(long, value_name = "PATH")]
+    objects: Vec<PathBuf>,
+    /// Ask the API server of this kubeconfig's current context for the objects, and hear of changes at once. What --objects
+    /// describes is taken from there.
+    #[arg(long, value_name = "FILE", conflicts_with = "in_cluster")]
+    kubeconfig: Option<PathBuf>,
+    /// Ask the API server of the cluster that podfs itself runs in, as its service account.
+    #[arg(long)]
+    in_cluster: bool,
+    /// The node that podfs serves: a pod of the API server that is on another one is refused.
+    #[arg(long, value_name = "NAME", requires = "pod_name")]
+    node_name: Option<String>,
+}
+
+impl SourceOptions {
+    /// Opens what the options say. `volumes` are those to serve, if not all those of the pod.
+    pub(super) fn open(
+        &self,
+        pod: Option<&Path>,
+        pod_name: Option<&PodName>,
+        volumes: Option<&Volume>,
+    ) -> Result<(Source, Snapshot), Failure> {
+        let files = |pod: Option<&Path>| -> Result<_, Failure> {
+            let pod = pod.map(pod_input).transpose()?;
+            Ok(FileSource::open(pod, &self.objects)?)
+        };
+        let Some(access) = self.access() else {
+            if pod_name.is_some() {
+                let sentence = "--pod-name is a pod of the API server; give --kubeconfig or --in-cluster, too";
+                return Err(Failure::input(anyhow!(sentence)));
+            }
+            let (files, snapshot) = files(pod)?;
+            return Ok((Source::Files(files), snapshot));
+        };
+        let has_files = pod.is_some() || !self.objects.is_empty();
+        let plan = Plan {
+            access,
+            pod: pod_name.cloned(),
+            node: self.node_name.clone(),
+            volumes: volumes.map(|volume| vec![volume.clone()]),
+            files: has_files.then(|| files(pod)).transpose()?,
+        };
+        let (api, snapshot) = ApiSource::open(plan)?;
+        Ok((Source::Api(api), snapshot))
+    }
+
+    /// Nobody is there to give objects.
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.access().is_none()
+    }
+
+    fn access(&self) -> Option<Access> {
+        let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
+        kubeconfig.or(self.in_cluster.then_some(Access::InCluster))
+    }
+}
+
+/// `-` is standard input.
+fn pod_input(path: &Path) -> Result<PodInput, Failure> {
+    if path != Path::new("-") {
+        return Ok(PodInput::File(path.to_owned()));
+    }
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;
+    // Another version of podfs that this process may become reads it again.
+    keep_for_later(&bytes).context("cannot keep the pod from standard input").map_err(Failure::general)?;
+    Ok(PodInput::Stdin(bytes))
+}
+
+/// Standard input gives these bytes from now on.
+fn keep_for_later(bytes: &[u8]) -> io::Result<()> {
+    let mut kept = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
+    kept.write_all(bytes)?;
+    kept.rewind()?;
+    Ok(dup2_stdin(kept)?)
+}

@@ -1,0 +1,36 @@
+//! Why an object is absent, where that is not simply because nobody made it.
+
+use std::sync::Arc;
+
+use super::{ObjectKey, ObjectKind, Objects};
+
+/// What a source was asked for and cannot give.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Missing {
+    /// One object.
+    Object(ObjectKey),
+    /// The ClusterTrustBundles of the signer of this name, as a whole.
+    BundlesOf(String),
+}
+
+impl Objects {
+    /// The same objects, with the reasons why others are not among them. A reason says that nobody knows whether the
+    /// object exists: it has not been heard of yet, or reading it is forbidden. An object that does not exist has none.
+    pub fn with_absences(self, reasons: impl IntoIterator<Item = (Missing, String)>) -> Objects {
+        Objects { absent: Arc::new(reasons.into_iter().collect()), ..self }
+    }
+
+    /// Why it is not known whether there is such an object. The namespace is empty for kinds that have none.
+    pub fn why_absent(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<&str> {
+        let key = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        match self.by_key.contains_key(&key) {
+            true => None,
+            false => self.absent.get(&Missing::Object(key)).map(String::as_str),
+        }
+    }
+
+    /// Why it is not known which ClusterTrustBundles the signer has.
+    pub fn why_no_bundles_of(&self, signer: &str) -> Option<&str> {
+        self.absent.get(&Missing::BundlesOf(signer.to_owned())).map(String::as_str)
+    }
+}

@@ -1,0 +1,191 @@
+//! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
+//! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
+//! it. Claims and PersistentVolumes may only be got.
+//! ClusterTrustBundles, which every node may read, are the exception.
+
+use reqwest::Url;
+
+use crate::manifest::objects::{ObjectKey, ObjectKind};
+
+/// The field that a selector names one object by.
+const NAME: &str = "metadata.name";
+
+/// A kind of object, as the server's paths spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    /// The path of its group and version.
+    pub(super) group: &'static str,
+    /// Its `apiVersion`.
+    pub(super) api_version: &'static str,
+    /// Its `kind`.
+    pub(super) kind: &'static str,
+    /// What a list of them goes by.
+    pub(super) plural: &'static str,
+}
+
+const fn core(kind: &'static str, plural: &'static str) -> Resource {
+    Resource { group: "api/v1", api_version: "v1", kind, plural }
+}
+
+impl Resource {
+    pub(super) const POD: Resource = core("Pod", "pods");
+    pub(super) const EVENT: Resource = core("Event", "events");
+    pub(super) const CONFIG_MAP: Resource = core("ConfigMap", "configmaps");
+    pub(super) const SECRET: Resource = core("Secret", "secrets");
+    pub(super) const NODE: Resource = core("Node", "nodes");
+    pub(super) const PERSISTENT_VOLUME: Resource = core("PersistentVolume", "persistentvolumes");
+    pub(super) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
+    pub(super) const SERVICE_ACCOUNT: Resource = core("ServiceAccount", "serviceaccounts");
+
+    pub(super) const CLUSTER_TRUST_BUNDLE: Resource = Resource {
+        group: "apis/certificates.k8s.io/v1beta1",
+        api_version: "certificates.k8s.io/v1beta1",
+        kind: "ClusterTrustBundle",
+        plural: "clustertrustbundles",
+    };
+
+    /// Whether a node may watch them.
+    pub(super) fn can_be_watched(self) -> bool {
+        self != Self::PERSISTENT_VOLUME && self != Self::PERSISTENT_VOLUME_CLAIM
+    }
+
+    /// The resource that objects of this kind are.
+    pub(super) fn of(kind: ObjectKind) -> Resource {
+        match kind {
+            ObjectKind::ConfigMap => Self::CONFIG_MAP,
+            ObjectKind::Secret => Self::SECRET,
+            ObjectKind::Node => Self::NODE,
+            ObjectKind::PersistentVolume => Self::PERSISTENT_VOLUME,
+            ObjectKind::PersistentVolumeClaim => Self::PERSISTENT_VOLUME_CLAIM,
+            ObjectKind::ClusterTrustBundle => Self::CLUSTER_TRUST_BUNDLE,
+        }
+    }
+}
+
+/// What is listed and watched: the objects of a resource in a namespace, or those of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Collection {
+    pub(super) resource: Resource,
+    pub(super) namespace: Option<String>,
+    /// Only those with this value in this field.
+    pub(super) field: Option<(&'static str, String)>,
+    /// Only those whose labels this selects.
+    pub(super) labels: Option<String>,
+}
+
+impl Collection {
+    /// The one object of this name, whether it exists or not.
+    pub(super) fn only(resource: Resource, namespace: Option<&str>, name: &str) -> Collection {
+        let field = Some((NAME, name.to_owned()));
+        Collection { resource, namespace: namespace.map(str::to_owned), field, labels: None }
+    }
+
+    /// The one object of this key.
+    pub(super) fn of(key: &ObjectKey) -> Collection {
+        let namespace = (!key.namespace.is_empty()).then_some(key.namespace.as_str());
+        Self::only(Resource::of(key.kind), namespace, &key.name)
+    }
+
+    /// Whether it is at most one object.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self.field, Some((NAME, _)))
+    }
+
+    /// Where the one object is.
+    pub(super) fn object(&self, server: &Url) -> Url {
+        let name = self.field.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
+        path(server, self.resource, self.namespace.as_deref(), &[name])
+    }
+
+    /// Where it is listed.
+    pub(super) fn list(&self, server: &Url) -> Url {
+        let mut url = path(server, self.resource, self.namespace.as_deref(), &[]);
+        if let Some((field, value)) = &self.field {
+            url.query_pairs_mut().append_pair("fieldSelector", &format!("{field}={}", escape(value)));
+        }
+        if let Some(labels) = &self.labels {
+            url.query_pairs_mut().append_pair("labelSelector", labels);
+        }
+        url
+    }
+
+    /// Where its changes after `version` are told, for `seconds`.
+    pub(super) fn watch(&self, server: &Url, version: &str, seconds: u64) -> Url {
+        let mut url = self.list(server);
+        url.query_pairs_mut()
+            .append_pair("watch", "true")
+            .append_pair("allowWatchBookmarks", "true")
+            .append_pair("resourceVersion", version)
+            .append_pair("timeoutSeconds", &seconds.to_string());
+        url
+    }
+
+    /// How people call it: `configmap default/app`.
+    pub(super) fn title(&self) -> String {
+        let name = self.field.as_ref().map(|(_, value)| value.as_str()).unwrap_or_default();
+        let kind = self.resource.kind.to_ascii_lowercase();
+        match &self.namespace {
+            Some(namespace) => format!("{kind} {namespace}/{name}"),
+            None if name.is_empty() => self.resource.plural.to_owned(),
+            None => format!("{kind} {name}"),
+        }
+    }
+}
+
+/// Where an object is created, or what belongs to one: `…/serviceaccounts/NAME/token`.
+pub(super) fn path(server: &Url, resource: Resource, namespace: Option<&str>, below: &[&str]) -> Url {
+    let mut url = server.clone();
+    url.set_query(None);
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(resource.group.split('/'));
+        if let Some(namespace) = namespace {
+            segments.extend(["namespaces", namespace]);
+        }
+        segments.push(resource.plural).extend(below);
+    }
+    url
+}
+
+/// In a field selector, what separates fields is escaped.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(url: &str) -> Url {
+        Url::parse(url).expect("a URL")
+    }
+
+    #[test]
+    fn an_object_is_listed_by_a_field_selector_with_its_name() {
+        let collection = Collection::only(Resource::SECRET, Some("shop"), "keys");
+        let url = collection.list(&server("https://10.0.0.1:6443"));
+        assert_eq!(
+            url.as_str(),
+            "https://10.0.0.1:6443/api/v1/namespaces/shop/secrets?fieldSelector=metadata.name%3Dkeys"
+        );
+        assert_eq!(collection.title(), "secret shop/keys");
+    }
+
+    #[test]
+    fn objects_of_the_cluster_have_no_namespace_in_their_path() {
+        let key = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: "n1".to_owned() };
+        let url = Collection::of(&key).watch(&server("https://h/prefix/"), "7", 300);
+        assert_eq!(
+            url.as_str(),
+            "https://h/prefix/api/v1/nodes?fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true\
+             &resourceVersion=7&timeoutSeconds=300"
+        );
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_place_in_the_address() {
+        let url = path(&server("https://h"), Resource::SERVICE_ACCOUNT, Some("a/../b"), &["x?y", "token"]);
+        assert_eq!(url.path(), "/api/v1/namespaces/a%2F..%2Fb/serviceaccounts/x%3Fy/token");
+        let url = Collection::only(Resource::SECRET, None, "a,spec.x=b").list(&server("https://h"));
+        assert_eq!(url.query(), Some("fieldSelector=metadata.name%3Da%5C%2Cspec.x%5C%3Db"));
+    }
+}

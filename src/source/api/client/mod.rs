@@ -1,0 +1,327 @@
+//! The client: requests to the API server, over one HTTP/2 connection, with credentials that are up to date.
+//!
+//! - Settings are read anew when the server does not know podfs any more (401) or takes no connection, when a program said
+//!   that its credentials expire, and once a minute at most, before a request, because files change. The connection
+//!   stays unless what TLS needs is different.
+//! - Requests have deadlines and answers have limits; a watch is ended by who reads it. Pings find out that nobody
+//!   is at the other end, which nothing else does while a watch is quiet.
+//! - Redirects are not followed: an API server sends none, and credentials are for it alone.
+
+mod connection;
+mod watch;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, Request, Response, StatusCode, Url};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use super::address::{Collection, Resource, path};
+use super::error::{ApiError, Class};
+use super::settings::{Access, SettingsError};
+use connection::Connection;
+
+pub(super) use watch::{Change, Watch};
+
+/// How long a request may take; a watch, until it begins.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How old credentials may be before their files are looked at again.
+const FRESH: Duration = Duration::from_secs(60);
+/// Most bytes of an answer about one object. Its values are 1 MiB at most, and a third more in base64.
+const MAX_OBJECT: usize = 4 << 20;
+/// Most bytes of a list of many.
+const MAX_LIST: usize = 32 << 20;
+/// How long requests wait for the first one to have made a connection.
+const QUEUE: Duration = Duration::from_secs(1);
+
+/// An API server, as podfs talks to it. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Client(Arc<Shared>);
+
+struct Shared {
+    access: Access,
+    connection: Mutex<Current>,
+    /// Held by the request that makes the connection, so that others find it made.
+    first: Mutex<()>,
+    /// Told when the server answers after it did not.
+    recovered: Notify,
+}
+
+struct Current {
+    connection: Arc<Connection>,
+    read: Instant,
+    doubt: Doubt,
+    /// What is wrong with the settings since they were read.
+    complaint: Option<String>,
+}
+
+/// Why credentials should be read again before their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// There is no reason.
+    No,
+    /// The server takes no connection: perhaps because of a certificate.
+    Connection,
+    /// The server does not know who podfs is.
+    Identity,
+}
+
+/// What a list says.
+pub(super) struct List {
+    /// The version that changes are asked for from.
+    pub(super) version: String,
+    pub(super) items: Vec<Value>,
+}
+
+impl Client {
+    /// Reads the settings. Nothing is asked of the server yet.
+    ///
+    /// # Errors
+    /// Settings that cannot be used.
+    pub(super) async fn open(access: Access) -> Result<Client, SettingsError> {
+        let connection = Arc::new(Connection::open(&access, None).await?);
+        let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
+        let connection = Mutex::new(current);
+        Ok(Client(Arc::new(Shared { access, connection, first: Mutex::new(()), recovered: Notify::new() })))
+    }
+
+    /// The one object of a collection that is one; none if there is no such object.
+    pub(super) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
+        let asked = format!("get {}", collection.title());
+        match self.ask(&asked, MAX_OBJECT, |server| (Method::GET, collection.object(server), None)).await {
+            Ok(body) => parse(&asked, &body).map(Some),
+            Err(error) if error.class == Class::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a collection holds at this moment.
+    pub(super) async fn list(&self, collection: &Collection) -> Result<List, ApiError> {
+        let asked = format!("list {}", collection.title());
+        let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
+        let body = self.ask(&asked, limit, |server| (Method::GET, collection.list(server), None)).await?;
+        let list: ListBody = parse(&asked, &body)?;
+        let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
+            return Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is no list")));
+        };
+        // Items of a list do not say what they are.
+        let items = list.items.unwrap_or_default().into_iter().map(|mut item| {
+            if let Some(item) = item.as_object_mut() {
+                item.insert("kind".to_owned(), collection.resource.kind.into());
+                item.insert("apiVersion".to_owned(), collection.resource.api_version.into());
+            }
+            item
+        });
+        Ok(List { version, items: items.collect() })
+    }
+
+    /// The changes of a collection after `version`, for about `seconds`.
+    pub(super) async fn watch(&self, collection: &Collection, version: &str, seconds: u64) -> Result<Watch, ApiError> {
+        let asked = format!("watch {}", collection.title());
+        let request = |server: &Url| (Method::GET, collection.watch(server, version, seconds), None);
+        let answer = match timeout(DEADLINE, self.answer(&asked, &request)).await {
+            Ok(answer) => answer?,
+            Err(_) => return Err(self.late(&asked).await),
+        };
+        Ok(Watch::new(asked, answer, MAX_OBJECT))
+    }
+
+    /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
+    pub(super) async fn create(
+        &self,
+        resource: Resource,
+        namespace: &str,
+        below: &[&str],
+        object: &Value,
+    ) -> Result<Value, ApiError> {
+        let place = std::iter::once(resource.plural).chain(below.iter().copied()).collect::<Vec<_>>().join("/");
+        let asked = format!("create {place} in namespace {namespace}");
+        let request = |server: &Url| (Method::POST, path(server, resource, Some(namespace), below), Some(object));
+        let body = self.ask(&asked, MAX_OBJECT, request).await?;
+        parse(&asked, &body)
+    }
+
+    /// Waits until the server answers after it did not.
+    pub(super) async fn recovered(&self) {
+        self.0.recovered.notified().await;
+    }
+
+    /// A request with its answer's body.
+    async fn ask<'a>(
+        &self,
+        asked: &str,
+        limit: usize,
+        request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<Vec<u8>, ApiError> {
+        let whole = async {
+            let answer = self.answer(asked, &request).await?;
+            body(asked, answer, limit).await
+        };
+        match timeout(DEADLINE, whole).await {
+            Ok(body) => body,
+            Err(_) => Err(self.late(asked).await),
+        }
+    }
+
+    async fn late(&self, asked: &str) -> ApiError {
+        self.doubt(Doubt::Connection).await;
+        ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
+    }
+
+    /// A request with an answer that means success. One that is not known to the server is made again with credentials read
+    /// anew.
+    async fn answer<'a>(
+        &self,
+        asked: &str,
+        request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<Response, ApiError> {
+        let connection = self.connection().await;
+        match self.answer_on(&connection, asked, request).await {
+            Err(error) if error.class == Class::Unauthorized => {
+                self.doubt(Doubt::Identity).await;
+                let fresh = self.connection().await;
+                if fresh.same_credentials(&connection) {
+                    return Err(error);
+                }
+                self.answer_on(&fresh, asked, request).await
+            }
+            Err(error) => {
+                if matches!(error.class, Class::Unreachable | Class::Untrusted) {
+                    self.doubt(Doubt::Connection).await;
+                }
+                Err(error)
+            }
+            Ok(answer) => Ok(answer),
+        }
+    }
+
+    async fn answer_on<'a>(
+        &self,
+        connection: &Connection,
+        asked: &str,
+        request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<Response, ApiError> {
+        let (method, url, body) = request(&connection.server);
+        let mut request = Request::new(method, url);
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        if let Some(authorization) = &connection.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
+        if let Some(body) = body {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            *request.body_mut() = Some(body.to_string().into());
+        }
+        let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
+        let outcome = connection.http.execute(request).await;
+        let was_made = connection.note(outcome.is_ok());
+        drop(turn);
+        let answer = outcome.map_err(|error| ApiError::transport(asked, &error))?;
+        if !was_made {
+            self.0.recovered.notify_waiters();
+        }
+        let code = answer.status();
+        debug!("{asked}: {code}");
+        if code.is_success() {
+            return Ok(answer);
+        }
+        let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let body = body_of_error(answer, code).await;
+        Err(ApiError::answered(asked, code, retry_after.as_deref(), &body))
+    }
+
+    /// The connection, with credentials that are as new as their files. Those that were good remain where new ones cannot
+    /// be read.
+    async fn connection(&self) -> Arc<Connection> {
+        let mut current = self.0.connection.lock().await;
+        let expired = current.connection.expires.is_some_and(|at| at <= SystemTime::now());
+        if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
+            return Arc::clone(&current.connection);
+        }
+        // A program is not run every minute, and not because the server is away.
+        let keeps_issued = !expired && current.doubt != Doubt::Identity;
+        let before = Arc::clone(&current.connection);
+        match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
+            Ok(connection) => {
+                current.connection = Arc::new(connection);
+                current.complaint = None;
+            }
+            Err(error) => {
+                let complaint = format!("{error}; podfs goes on with the credentials it has");
+                if current.complaint.as_ref() != Some(&complaint) {
+                    warn!("{complaint}");
+                    current.complaint = Some(complaint);
+                }
+            }
+        }
+        current.read = Instant::now();
+        current.doubt = Doubt::No;
+        Arc::clone(&current.connection)
+    }
+
+    async fn doubt(&self, doubt: Doubt) {
+        let mut current = self.0.connection.lock().await;
+        current.doubt = current.doubt.max(doubt);
+    }
+}
+
+#[derive(Deserialize)]
+struct ListBody {
+    metadata: ListMetadata,
+    items: Option<Vec<Value>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: Option<String>,
+}
+
+/// The parser's own text may quote a value.
+fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        let what = match std::str::from_utf8(body) {
+            Err(_) => "is not UTF-8",
+            Ok(text) if text.trim_start().starts_with('<') => "is HTML and not JSON: that is no API server",
+            Ok(_) if error.is_eof() => "ends in the middle",
+            Ok(_) => "is not the JSON of an API server",
+        };
+        let class = if error.is_eof() { Class::Unreachable } else { Class::Nonsense };
+        ApiError::new(class, format!("cannot {asked}: the answer {what}"))
+    })
+}
+
+async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await.map_err(|error| ApiError::transport(asked, &error))? {
+        if body.len() + chunk.len() > limit {
+            return Err(too_large(asked, limit));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn too_large(asked: &str, limit: usize) -> ApiError {
+    let sentence = format!("cannot {asked}: the answer is larger than {} MiB, which no object is", limit >> 20);
+    ApiError::new(Class::Nonsense, sentence)
+}
+
+/// What an error says of itself is worth having, and not worth another error.
+async fn body_of_error(mut answer: Response, code: StatusCode) -> Vec<u8> {
+    const LIMIT: usize = 64 << 10;
+    let mut body = Vec::new();
+    while let Ok(Some(chunk)) = answer.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > LIMIT {
+            debug!("the answer to {code} is cut");
+            break;
+        }
+    }
+    body
+}

@@ -1,0 +1,132 @@
+//! A watch: an answer that goes on, one line of JSON for each change.
+
+use reqwest::Response;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{parse, too_large};
+use crate::source::api::error::{ApiError, Class, Status};
+
+/// Changes of a collection, as the server tells them.
+pub(in crate::source::api) struct Watch {
+    asked: String,
+    answer: Response,
+    /// What was read and is not a whole line yet.
+    rest: Vec<u8>,
+    /// How much of `rest` is known to have no end of line.
+    searched: usize,
+    limit: usize,
+}
+
+/// One change.
+#[derive(Debug, PartialEq)]
+pub(in crate::source::api) enum Change {
+    /// An object is new, or different.
+    Put(Value),
+    /// An object is gone.
+    Deleted(Value),
+    /// Nothing changed until this version.
+    Bookmark(Value),
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Value,
+}
+
+impl Watch {
+    pub(super) fn new(asked: String, answer: Response, limit: usize) -> Self {
+        Self { asked, answer, rest: Vec::new(), searched: 0, limit }
+    }
+
+    /// The next change; none when the server has ended the watch.
+    ///
+    /// # Errors
+    /// What the server says is wrong; a connection that breaks; an answer that is not one to a watch.
+    pub(in crate::source::api) async fn next(&mut self) -> Result<Option<Change>, ApiError> {
+        loop {
+            if let Some(line) = self.line() {
+                match line.trim_ascii() {
+                    [] => continue,
+                    line => return change(&self.asked, line).map(Some),
+                }
+            }
+            if self.rest.len() > self.limit {
+                return Err(too_large(&self.asked, self.limit));
+            }
+            match self.answer.chunk().await.map_err(|error| ApiError::transport(&self.asked, &error))? {
+                Some(chunk) => self.rest.extend_from_slice(&chunk),
+                None if self.rest.trim_ascii().is_empty() => return Ok(None),
+                // Not every server ends the last line; one that was cut does not parse.
+                None => {
+                    let line = std::mem::take(&mut self.rest);
+                    self.searched = 0;
+                    return change(&self.asked, line.trim_ascii()).map(Some);
+                }
+            }
+        }
+    }
+
+    fn line(&mut self) -> Option<Vec<u8>> {
+        let Some(end) = self.rest[self.searched..].iter().position(|byte| *byte == b'\n') else {
+            self.searched = self.rest.len();
+            return None;
+        };
+        let after = self.rest.split_off(self.searched + end + 1);
+        self.searched = 0;
+        Some(std::mem::replace(&mut self.rest, after))
+    }
+}
+
+fn change(asked: &str, line: &[u8]) -> Result<Change, ApiError> {
+    let Line { kind, object } = parse(asked, line)?;
+    match kind.as_str() {
+        "ADDED" | "MODIFIED" => Ok(Change::Put(object)),
+        "DELETED" => Ok(Change::Deleted(object)),
+        "BOOKMARK" => Ok(Change::Bookmark(object)),
+        "ERROR" => {
+            let status: Status = serde_json::from_value(object).unwrap_or_default();
+            Err(ApiError::of_status(asked, status))
+        }
+        _ => Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is not one to a watch"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const ASKED: &str = "watch configmap default/app";
+
+    #[test]
+    fn each_line_is_a_change() {
+        let line = br#"{"type":"MODIFIED","object":{"kind":"ConfigMap"}}"#;
+        assert_eq!(change(ASKED, line), Ok(Change::Put(json!({ "kind": "ConfigMap" }))));
+        let line = br#"{"type":"DELETED","object":{}}"#;
+        assert_eq!(change(ASKED, line), Ok(Change::Deleted(json!({}))));
+    }
+
+    #[test]
+    fn an_error_in_the_middle_says_what_to_do() {
+        let line =
+            br#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version: 1 (5)"}}"#;
+        assert_eq!(change(ASKED, line).expect_err("an error").class, Class::Gone);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_is_a_broken_connection() {
+        let error = change(ASKED, br#"{"type":"MODIFIED","object":{"da"#).expect_err("an error");
+        assert_eq!(error.class, Class::Unreachable);
+        assert!(error.sentence.ends_with("the answer ends in the middle"), "{error}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_told_without_quoting_them() {
+        let error = change(ASKED, b"{\"type\":\"ADDED\",\"object\":\"\xff\"}").expect_err("an error");
+        assert_eq!(error.sentence, "cannot watch configmap default/app: the answer is not UTF-8");
+    }
+}

@@ -1,0 +1,226 @@
+//! What can go wrong between podfs and an API server: one sentence, and whether waiting helps.
+
+use std::io;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use rustls::CertificateError;
+use serde::Deserialize;
+
+/// A request that did not succeed. Its text is one sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{sentence}")]
+pub(super) struct ApiError {
+    pub(super) sentence: String,
+    pub(super) class: Class,
+    /// When the server wants to be asked again.
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// What to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The server cannot be reached, or does not answer. It will.
+    Unreachable,
+    /// The server answers that it cannot now: it is busy, starting or in trouble.
+    Busy,
+    /// The server is asked for changes that it no longer knows: they have to be found by another list.
+    Gone,
+    /// The server does not know who podfs is (401).
+    Unauthorized,
+    /// The server does not let podfs (403). Somebody can change that.
+    Forbidden,
+    /// There is no such object.
+    NotFound,
+    /// The server refuses the request for another reason.
+    Refused,
+    /// The server says something that an API server does not say.
+    Nonsense,
+    /// The server is not the one the settings describe, or does not take podfs's certificate.
+    Untrusted,
+}
+
+impl Class {
+    /// Whether the same request may succeed later without anybody doing anything about it.
+    pub(super) fn passes(self) -> bool {
+        matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
+    }
+}
+
+/// The body of an answer that is an error.
+#[derive(Default, Deserialize)]
+pub(super) struct Status {
+    kind: Option<String>,
+    message: Option<String>,
+    code: Option<u16>,
+    details: Option<Details>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Details {
+    retry_after_seconds: Option<u64>,
+}
+
+impl ApiError {
+    pub(super) fn new(class: Class, sentence: impl Into<String>) -> Self {
+        Self { sentence: sentence.into(), class, retry_after: None }
+    }
+
+    /// An answer with a code that means failure. `asked` says what was wanted, such as `list configmap default/app`.
+    pub(super) fn answered(asked: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
+        let status: Status = serde_json::from_slice(body).unwrap_or_default();
+        let after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
+        let after = after.or(status.details.as_ref().and_then(|details| details.retry_after_seconds));
+        let mut error = match &status.message {
+            Some(message) if status.kind.as_deref() == Some("Status") => Self::said(asked, code.as_u16(), message),
+            _ if code.is_redirection() => {
+                let sentence =
+                    format!("cannot {asked}: the server sends podfs elsewhere ({code}), where it does not go");
+                Self::new(Class::Nonsense, sentence)
+            }
+            _ => Self::bare(asked, code),
+        };
+        error.retry_after = after.map(Duration::from_secs);
+        error
+    }
+
+    /// What a Status object says, as the answer to a request or in the middle of a watch.
+    pub(super) fn of_status(asked: &str, status: Status) -> Self {
+        let Status { message, code, details, .. } = status;
+        let mut error = Self::said(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
+        error.retry_after = details.and_then(|details| details.retry_after_seconds).map(Duration::from_secs);
+        error
+    }
+
+    /// The server's words are a sentence of their own where they name what was asked for, as those about permissions do.
+    fn said(asked: &str, code: u16, message: &str) -> Self {
+        let message = one_line(message);
+        let class = class(code);
+        match code {
+            403 if message.contains("forbidden") => Self::new(class, message),
+            _ => Self::new(class, format!("cannot {asked}: the server says {message:?} ({code})")),
+        }
+    }
+
+    fn bare(asked: &str, code: StatusCode) -> Self {
+        let class = match class(code.as_u16()) {
+            Class::NotFound | Class::Refused => Class::Nonsense,
+            class => class,
+        };
+        Self::new(class, format!("cannot {asked}: the server answers {code}, and not as an API server does"))
+    }
+
+    /// The request got no answer, or not all of it.
+    pub(super) fn transport(asked: &str, error: &reqwest::Error) -> Self {
+        let (class, cause) = cause(error);
+        Self::new(class, format!("cannot {asked}: {cause}"))
+    }
+}
+
+fn class(code: u16) -> Class {
+    match code {
+        401 => Class::Unauthorized,
+        403 => Class::Forbidden,
+        404 => Class::NotFound,
+        410 => Class::Gone,
+        408 | 429 | 500..=599 => Class::Busy,
+        400..=499 => Class::Refused,
+        _ => Class::Nonsense,
+    }
+}
+
+/// The innermost error says it best. Those of TLS are told in the words of the settings.
+fn cause(error: &reqwest::Error) -> (Class, String) {
+    if error.is_timeout() {
+        return (Class::Unreachable, "the server does not answer in time".to_owned());
+    }
+    let mut innermost: &(dyn std::error::Error + 'static) = error;
+    loop {
+        if let Some(tls) = innermost.downcast_ref::<rustls::Error>() {
+            return of_tls(tls);
+        }
+        let wrapped = innermost.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        innermost = match (wrapped, innermost.source()) {
+            (Some(wrapped), _) => wrapped,
+            (None, Some(source)) => source,
+            (None, None) => break,
+        };
+    }
+    (Class::Unreachable, format!("the server cannot be reached: {}", one_line(&innermost.to_string())))
+}
+
+fn of_tls(error: &rustls::Error) -> (Class, String) {
+    use rustls::Error as Tls;
+    let cause = match error {
+        Tls::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "its certificate is not signed by the certificate authority of the settings".to_owned()
+        }
+        Tls::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "its certificate has expired".to_owned()
+        }
+        Tls::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "its certificate is for another name; tls-server-name of the kubeconfig tells podfs which".to_owned(),
+        Tls::InvalidCertificate(error) => format!("its certificate cannot be used ({error})"),
+        Tls::AlertReceived(alert) => {
+            return (Class::Untrusted, format!("the server refuses the client certificate ({alert:?})"));
+        }
+        other => return (Class::Unreachable, format!("the server cannot be talked to by TLS: {other}")),
+    };
+    (Class::Untrusted, format!("the server is not the one expected: {cause}"))
+}
+
+/// What others write is put into one sentence, and not at any length.
+fn one_line(text: &str) -> String {
+    const MOST: usize = 400;
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "list configmap default/app";
+
+    #[test]
+    fn a_missing_permission_is_told_in_the_servers_words() {
+        let body = br#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden",
+            "message":"configmaps \"app\" is forbidden: User \"u\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""}"#;
+        let error = ApiError::answered(LIST, StatusCode::FORBIDDEN, None, body);
+        assert_eq!(error.class, Class::Forbidden);
+        let expected = r#"configmaps "app" is forbidden: User "u" cannot list resource "configmaps" in API group "" in the namespace "default""#;
+        assert_eq!(error.sentence, expected);
+    }
+
+    #[test]
+    fn a_busy_server_says_when_to_ask_again() {
+        let error = ApiError::answered(LIST, StatusCode::TOO_MANY_REQUESTS, Some("7"), b"");
+        assert_eq!((error.class, error.retry_after), (Class::Busy, Some(Duration::from_secs(7))));
+        let body = br#"{"kind":"Status","message":"wait","code":503,"details":{"retryAfterSeconds":3}}"#;
+        let error = ApiError::answered(LIST, StatusCode::SERVICE_UNAVAILABLE, None, body);
+        assert_eq!((error.class, error.retry_after), (Class::Busy, Some(Duration::from_secs(3))));
+    }
+
+    #[test]
+    fn what_is_no_api_server_is_told_apart() {
+        let error = ApiError::answered(LIST, StatusCode::NOT_FOUND, None, b"<html>nothing here</html>");
+        assert_eq!(error.class, Class::Nonsense);
+        assert!(error.sentence.ends_with("answers 404 Not Found, and not as an API server does"), "{error}");
+        let error = ApiError::answered(LIST, StatusCode::FOUND, None, b"");
+        assert!(error.sentence.contains("sends podfs elsewhere (302 Found)"), "{error}");
+        let error = ApiError::answered(LIST, StatusCode::BAD_GATEWAY, None, b"<html>no backend</html>");
+        assert_eq!(error.class, Class::Busy);
+    }
+
+    #[test]
+    fn changes_the_server_no_longer_knows_are_found_by_another_list() {
+        let status = serde_json::from_str(r#"{"kind":"Status","code":410,"message":"too old resource version"}"#);
+        let error = ApiError::of_status("watch configmap default/app", status.expect("a status"));
+        assert_eq!(error.class, Class::Gone);
+    }
+}

@@ -1,0 +1,99 @@
+//! Credentials from a program that the kubeconfig names (`users[].user.exec`): it is told what is wanted in an
+//! environment variable, and writes an ExecCredential on its standard output.
+
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube_client::config::ExecConfig;
+use secrecy::SecretString;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::settings::Certificate;
+
+/// How long the program may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most bytes it may write.
+const MAX_OUTPUT: u64 = 1 << 20;
+
+/// What the program said.
+#[derive(Clone)]
+pub(super) struct Issued {
+    pub(super) token: Option<SecretString>,
+    pub(super) certificate: Option<Certificate>,
+    /// When it has to be asked again; never, if it did not say.
+    pub(super) expires: Option<SystemTime>,
+}
+
+#[derive(Deserialize)]
+struct ExecCredential {
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    token: Option<SecretString>,
+    client_certificate_data: Option<String>,
+    client_key_data: Option<SecretString>,
+    expiration_timestamp: Option<Time>,
+}
+
+/// Runs the program and takes what it says.
+///
+/// # Errors
+/// One sentence that names the program.
+pub(super) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
+    let program = exec.command.as_deref().filter(|command| !command.is_empty());
+    let program = program.ok_or("the kubeconfig's exec has no command")?;
+    let failed = |problem: &str| format!("the kubeconfig's program {program} {problem}");
+    let output = timeout(PATIENCE, run(program, exec))
+        .await
+        .map_err(|_| failed("did not end within a minute"))?
+        .map_err(|problem| failed(&problem))?;
+    // What does not parse may be a credential all the same.
+    let credential: ExecCredential =
+        serde_json::from_slice(&output).map_err(|_| failed("did not write an ExecCredential in JSON"))?;
+    let status = credential.status.ok_or_else(|| failed("wrote an ExecCredential without a status"))?;
+    let certificate = match (status.client_certificate_data, status.client_key_data) {
+        (Some(chain), Some(key)) => Some(Certificate { chain: chain.into_bytes(), key }),
+        (None, None) => None,
+        _ => return Err(failed("gave only one of clientCertificateData and clientKeyData")),
+    };
+    if status.token.is_none() && certificate.is_none() {
+        return Err(failed("gave neither a token nor a certificate"));
+    }
+    let expires = status.expiration_timestamp.and_then(|time| SystemTime::try_from(time.0).ok());
+    Ok(Issued { token: status.token, certificate, expires })
+}
+
+async fn run(program: &str, exec: &ExecConfig) -> Result<Vec<u8>, String> {
+    let version = exec.api_version.as_deref().unwrap_or("client.authentication.k8s.io/v1");
+    let wanted = json!({ "apiVersion": version, "kind": "ExecCredential", "spec": { "interactive": false } });
+    let mut command = Command::new(program);
+    command
+        .args(exec.args.iter().flatten())
+        .env("KUBERNETES_EXEC_INFO", wanted.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true);
+    for variable in exec.env.iter().flatten() {
+        if let (Some(name), Some(value)) = (variable.get("name"), variable.get("value")) {
+            command.env(name, value);
+        }
+    }
+    let mut child = command.spawn().map_err(|error| match &exec.install_hint {
+        Some(hint) => format!("cannot be started: {error}; {}", hint.trim()),
+        None => format!("cannot be started: {error}"),
+    })?;
+    let mut output = Vec::new();
+    let stdout = child.stdout.take().expect("its output is piped");
+    stdout.take(MAX_OUTPUT).read_to_end(&mut output).await.map_err(|error| format!("cannot be read: {error}"))?;
+    let status = child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
+    if status.success() { Ok(output) } else { Err(format!("failed ({status}); what it says of that is above")) }
+}

@@ -1,0 +1,324 @@
+//! Everything that the server is asked for, put together: the pod, and the objects that its volumes refer to. Whatever
+//! comes in leads to another snapshot at once.
+//!
+//! Files win: what manifest files describe is taken from them, and the server is not asked for it. An object that is
+//! not known yet, or that podfs may not read, is absent for a reason; one that does not exist is just absent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tracing::{debug, info, warn};
+
+use super::client::Client;
+use super::contacts::Contacts;
+use super::error::{ApiError, Class};
+use super::single::{Task, Told, follow_object, follow_pod};
+use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
+use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
+use crate::source::files::FileSource;
+use crate::source::{Snapshot, Tokens};
+use crate::volume::{References, Volume, references};
+
+/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
+/// so in much less.
+const GRACE: Duration = Duration::from_millis(300);
+const QUEUE: usize = 64;
+
+/// All that is followed.
+pub(super) struct Follow {
+    client: Client,
+    files: Option<(FileSource, Snapshot)>,
+    pod: Option<Arc<Pod>>,
+    /// The volumes, if they are not all those of the pod.
+    volumes: Option<Vec<Volume>>,
+    objects: BTreeMap<ObjectKey, Followed>,
+    contacts: Contacts,
+    /// Where the tasks tell what they hear.
+    tell: Sender<(ObjectKey, Told<NamedObject>)>,
+    told: Receiver<(ObjectKey, Told<NamedObject>)>,
+    pods: Option<(Receiver<Told<Pod>>, Task)>,
+    /// Objects of which it was said that they come from files.
+    of_files: BTreeSet<ObjectKey>,
+    /// Whether it was said that the server is away.
+    away: bool,
+}
+
+struct Followed {
+    known: Known,
+    trouble: Option<String>,
+    _task: Task,
+}
+
+enum Known {
+    NotYet,
+    Absent,
+    Is(Arc<NamedObject>),
+}
+
+/// What came in.
+enum News {
+    Files(Snapshot),
+    Pod(Told<Pod>),
+    Object(ObjectKey, Told<NamedObject>),
+}
+
+impl Follow {
+    pub(super) fn new(
+        client: Client,
+        files: Option<(FileSource, Snapshot)>,
+        volumes: Option<Vec<Volume>>,
+        contacts: Contacts,
+    ) -> Follow {
+        let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
+        let (tell, told) = channel(QUEUE);
+        Follow {
+            client,
+            files,
+            pod,
+            volumes,
+            objects: BTreeMap::new(),
+            contacts,
+            tell,
+            told,
+            pods: None,
+            of_files: BTreeSet::new(),
+            away: false,
+        }
+    }
+
+    /// Goes by this pod of the server, whose changes the follower tells.
+    pub(super) fn with_pod(mut self, pod: Pod, follower: super::follower::Follower) -> Follow {
+        let (tell, told) = channel(QUEUE);
+        let uid = pod.identity.uid.as_str().to_owned();
+        let title = format!("Pod {}", pod.identity);
+        let task = Task::spawn(follow_pod(follower, uid, title, self.contacts.clone(), tell));
+        self.pod = Some(Arc::new(pod));
+        self.pods = Some((told, task));
+        self
+    }
+
+    /// The first snapshot, soon.
+    pub(super) async fn first(&mut self) -> Snapshot {
+        self.ask_for_what_is_missing();
+        let patience = Instant::now() + GRACE;
+        while self.objects.values().any(|object| matches!(object.known, Known::NotYet) && object.trouble.is_none()) {
+            let Ok(news) = timeout_at(patience, self.next()).await else { break };
+            self.take(news);
+        }
+        self.snapshot()
+    }
+
+    /// Publishes a snapshot whenever something differs, for as long as anybody listens.
+    pub(super) async fn publish(mut self, snapshots: watch::Sender<Snapshot>) {
+        loop {
+            let news = tokio::select! {
+                news = self.next() => news,
+                () = snapshots.closed() => return,
+            };
+            let mut differs = self.take(news);
+            // What is in the queue already need not be shown one by one.
+            while let Ok((key, told)) = self.told.try_recv() {
+                differs |= self.take(News::Object(key, told));
+            }
+            if differs {
+                snapshots.send_replace(self.snapshot());
+            }
+        }
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) -> News {
+        let files = async {
+            match &mut self.files {
+                Some((files, _)) => files.changed().await,
+                None => pending().await,
+            }
+        };
+        let pod = async {
+            match &mut self.pods {
+                Some((told, _)) => told.recv().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            snapshot = files => News::Files(snapshot),
+            Some(told) = pod => News::Pod(told),
+            Some((key, told)) = self.told.recv() => News::Object(key, told),
+        }
+    }
+
+    /// Takes in what was told. Whether the snapshot differs then.
+    fn take(&mut self, news: News) -> bool {
+        let differs = match news {
+            News::Files(snapshot) => self.take_files(snapshot),
+            News::Pod(told) => self.take_pod(told),
+            News::Object(key, told) => self.take_object(&key, told),
+        };
+        if differs {
+            self.ask_for_what_is_missing();
+        }
+        differs
+    }
+
+    fn take_files(&mut self, snapshot: Snapshot) -> bool {
+        if self.pods.is_none() {
+            self.pod = snapshot.pod.clone().or(self.pod.take());
+        }
+        if let Some((_, known)) = &mut self.files {
+            *known = snapshot;
+        }
+        true
+    }
+
+    fn take_pod(&mut self, told: Told<Pod>) -> bool {
+        self.note_outage(&told);
+        match told {
+            Told::Is(pod) if self.pod.as_ref() == Some(&pod) => false,
+            Told::Is(pod) => {
+                self.pod = Some(pod);
+                true
+            }
+            Told::Absent => {
+                info!("the pod is gone from the API server; its volumes stay as they are until podfs is told to stop");
+                false
+            }
+            Told::Alive | Told::Trouble(_) => false,
+        }
+    }
+
+    fn take_object(&mut self, key: &ObjectKey, told: Told<NamedObject>) -> bool {
+        self.note_outage(&told);
+        // A task that is not wanted any more may have told something before it ended.
+        let Some(followed) = self.objects.get_mut(key) else { return false };
+        let had_trouble = followed.trouble.take().is_some();
+        let unknown = matches!(followed.known, Known::NotYet);
+        match told {
+            Told::Is(object) => {
+                let same = matches!(&followed.known, Known::Is(known) if *known == object);
+                followed.known = Known::Is(object);
+                !same
+            }
+            Told::Absent => {
+                let same = matches!(followed.known, Known::Absent);
+                if matches!(followed.known, Known::Is(_)) {
+                    info!("{key} was deleted");
+                }
+                followed.known = Known::Absent;
+                !same
+            }
+            Told::Alive => unknown && had_trouble,
+            Told::Trouble(error) => {
+                if error.class != Class::Unreachable {
+                    warn!("{}{}", error.sentence, if unknown { "" } else { "; what is known of it stays in use" });
+                }
+                followed.trouble = Some(error.sentence);
+                unknown
+            }
+        }
+    }
+
+    /// An outage is said once, and not for each object.
+    fn note_outage<T>(&mut self, told: &Told<T>) {
+        match told {
+            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) => {
+                if !self.away {
+                    warn!("the API server is away, and volumes stay as they are: {sentence}");
+                    self.away = true;
+                }
+            }
+            Told::Is(_) | Told::Absent | Told::Alive if self.away => {
+                info!("the API server answers again");
+                self.away = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// Follows what is referred to and not in files, and nothing else.
+    fn ask_for_what_is_missing(&mut self) {
+        let wanted = self.wanted();
+        let contacts = self.contacts.clone();
+        self.objects.retain(|key, _| {
+            let keep = wanted.contains(key);
+            if !keep {
+                contacts.forget(&key.to_string());
+            }
+            keep
+        });
+        for key in wanted {
+            if self.objects.contains_key(&key) {
+                continue;
+            }
+            debug!("{key} is asked for");
+            let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
+            let followed = Followed { known: Known::NotYet, trouble: None, _task: Task::spawn(follow) };
+            self.objects.insert(key, followed);
+        }
+    }
+
+    /// What volumes refer to and files do not have.
+    fn wanted(&mut self) -> BTreeSet<ObjectKey> {
+        let (identity, facts) = match &self.pod {
+            Some(pod) => (pod.identity.clone(), pod.facts.clone()),
+            None => (PodIdentity::stand_in(), PodFacts::stand_in()),
+        };
+        let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);
+        let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
+        let references = references(volumes, &identity, &facts);
+        let known = self.known();
+        let mut wanted = keys(&references, &identity.namespace);
+        wanted.extend(references.claims.iter().filter_map(|claim| {
+            let volume = known.claim(&identity.namespace, claim)?.volume.as_deref()?;
+            Some(key(ObjectKind::PersistentVolume, "", volume))
+        }));
+        if references.node {
+            wanted.extend(facts.node_name.as_deref().map(|node| key(ObjectKind::Node, "", node)));
+        }
+        wanted.retain(|key| {
+            let in_files = self.files.as_ref().is_some_and(|(_, files)| files.objects.contains(key));
+            if in_files && self.of_files.insert(key.clone()) {
+                info!("{key} is taken from the manifest files; the API server is not asked for it");
+            }
+            !in_files
+        });
+        wanted
+    }
+
+    fn known(&self) -> Objects {
+        let of_files = self.files.as_ref().map(|(_, files)| files.objects.clone()).unwrap_or_default();
+        of_files.with(self.objects.values().filter_map(|object| match &object.known {
+            Known::Is(object) => Some(Arc::clone(object)),
+            Known::NotYet | Known::Absent => None,
+        }))
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let absences = self.objects.iter().filter_map(|(key, object)| match (&object.known, &object.trouble) {
+            (Known::NotYet, Some(trouble)) => Some((Missing::Object(key.clone()), trouble.clone())),
+            (Known::NotYet, None) => Some((Missing::Object(key.clone()), "not heard of yet".to_owned())),
+            (Known::Absent | Known::Is(_), _) => None,
+        });
+        Snapshot { pod: self.pod.clone(), objects: self.known().with_absences(absences), tokens: Tokens::default() }
+    }
+}
+
+/// The objects of the pod's namespace that are referred to by name.
+fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
+    let of = |kind: ObjectKind, names: &BTreeSet<String>| {
+        names.iter().map(|name| key(kind, namespace, name)).collect::<Vec<_>>()
+    };
+    let mut keys = BTreeSet::new();
+    keys.extend(of(ObjectKind::ConfigMap, &references.config_maps));
+    keys.extend(of(ObjectKind::Secret, &references.secrets));
+    keys.extend(of(ObjectKind::PersistentVolumeClaim, &references.claims));
+    keys
+}
+
+fn key(kind: ObjectKind, namespace: &str, name: &str) -> ObjectKey {
+    ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+}

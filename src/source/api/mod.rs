@@ -1,0 +1,158 @@
+//! A Kubernetes API server as a source: the pod's objects, and the pod itself if it is known by name only.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`settings`] | where the server is and who podfs is to it, from a kubeconfig or from inside of a cluster |
+//! | `exec` | credentials from a program that the kubeconfig names |
+//! | `tls` | certificates, as rustls wants them |
+//! | `client` | requests, answers and their limits; credentials that are up to date |
+//! | `address` | where objects are on the server |
+//! | `error` | what goes wrong, and whether waiting helps |
+//! | `follower` | what a collection holds and every change of it, whatever happens to the server |
+//! | `poller` | one object that may be got and not watched |
+//! | `single` | one object, followed and parsed |
+//! | `start` | the pod, before anything is served |
+//! | `follow` | everything that is followed, put together as snapshots |
+//! | `events` | what is wrong with volumes, told to the pod |
+//! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
+//!
+//! One thread owns the connection and all that is followed. It publishes snapshots; [`ApiSource::changed`] only waits for
+//! the next publication, so it may be cancelled at any point, and a slow caller skips what is out of date already.
+
+mod address;
+mod backoff;
+mod client;
+mod contacts;
+mod error;
+mod events;
+mod exec;
+mod follow;
+mod follower;
+mod poller;
+mod settings;
+mod single;
+mod start;
+mod tls;
+mod version;
+
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+
+use tokio::sync::watch::{self, Receiver};
+
+use super::Snapshot;
+use super::files::FileSource;
+use crate::volume::Volume;
+use client::Client;
+use events::Troubles;
+use follow::Follow;
+
+pub use contacts::{Contact, Contacts};
+pub use settings::Access;
+pub use start::{PodName, StartError};
+
+/// What to ask a server for.
+pub struct Plan {
+    /// How to reach it.
+    pub access: Access,
+    /// The pod, if it is the server that knows it.
+    pub pod: Option<PodName>,
+    /// The node that the pod has to be on.
+    pub node: Option<String>,
+    /// The volumes, if they are not all those of the pod.
+    pub volumes: Option<Vec<Volume>>,
+    /// Manifest files and what they say; they win.
+    pub files: Option<(FileSource, Snapshot)>,
+}
+
+/// An API server that is asked for objects, and tells of their changes.
+pub struct ApiSource {
+    updates: Receiver<Snapshot>,
+    contacts: Contacts,
+    troubles: Option<Troubles>,
+}
+
+/// What the thread has begun.
+struct Begun {
+    follow: Follow,
+    snapshot: Snapshot,
+    /// Where to tell what is wrong with the pod's volumes.
+    troubles: Option<Troubles>,
+}
+
+impl ApiSource {
+    /// Begins to follow what is planned. A pod that is asked for by name is waited for while the server is away;
+    /// objects are waited for only for a moment.
+    ///
+    /// # Errors
+    /// Settings that cannot be used, and a pod that waiting will not bring.
+    pub fn open(plan: Plan) -> Result<(ApiSource, Snapshot), StartError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .map_err(StartError::Thread)?;
+        let contacts = Contacts::default();
+        let (begun, beginning) = mpsc::channel();
+        let of_thread = contacts.clone();
+        let serve = move || {
+            runtime.block_on(async {
+                // Whoever opens the source waits for what is sent.
+                let Begun { follow, snapshot, troubles } = match begin(plan, of_thread).await {
+                    Ok(it) => it,
+                    Err(error) => return drop(begun.send(Err(error))),
+                };
+                let (publish, updates) = watch::channel(snapshot.clone());
+                drop(begun.send(Ok((updates, snapshot, troubles))));
+                follow.publish(publish).await;
+            });
+        };
+        thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
+        let gone = || StartError::Thread(io::Error::other("it has ended"));
+        let (updates, snapshot, troubles) = beginning.recv().map_err(|_| gone())??;
+        Ok((ApiSource { updates, contacts, troubles }, snapshot))
+    }
+
+    /// The next snapshot that differs in what is known. Cancel-safe.
+    ///
+    /// Trouble with the server is logged and leaves what is known in use; it never ends the wait.
+    pub async fn changed(&mut self) -> Snapshot {
+        // The publishing thread outlives `self`, unless it panics; then nothing ever changes again.
+        if self.updates.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.updates.borrow_and_update().clone()
+    }
+
+    /// Says what is wrong with a volume at this moment, if anything is, for the server to show with the pod.
+    pub fn tell(&self, volume: &str, reason: Option<&str>) {
+        if let Some(troubles) = &self.troubles {
+            troubles.tell(volume, reason);
+        }
+    }
+
+    /// What is known of the talk with the server.
+    pub fn contacts(&self) -> Contacts {
+        self.contacts.clone()
+    }
+}
+
+async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
+    let client = Client::open(plan.access).await?;
+    let mut follow = match &plan.pod {
+        Some(name) => {
+            let (pod, follower) = start::pod(&client, name, plan.node.as_deref()).await?;
+            Follow::new(client.clone(), plan.files, plan.volumes, contacts).with_pod(pod, follower)
+        }
+        None => Follow::new(client.clone(), plan.files, plan.volumes, contacts),
+    };
+    let snapshot = follow.first().await;
+    let troubles = snapshot.pod.as_ref().map(|pod| {
+        let (troubles, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());
+        tokio::spawn(post);
+        troubles
+    });
+    Ok(Begun { follow, snapshot, troubles })
+}

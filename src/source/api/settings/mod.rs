@@ -1,0 +1,141 @@
+//! Settings: where the API server is, what proves that it is the right one, and who podfs is to it.
+//!
+//! They come from a kubeconfig file ([`kubeconfig`]) or from what every pod of a cluster is given ([`in_cluster`]). What
+//! files say is read here, each time anew: credentials in files change while podfs runs. What is wrong with settings is
+//! one sentence that names the file and the field.
+
+mod in_cluster;
+mod kubeconfig;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kube_client::config::ExecConfig;
+use reqwest::Url;
+use secrecy::SecretString;
+
+/// Where settings come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The current context of this kubeconfig file.
+    Kubeconfig(PathBuf),
+    /// The service account of the pod that podfs runs in.
+    InCluster,
+}
+
+/// Everything needed to talk to an API server. Nothing in it shows a secret.
+pub(super) struct Settings {
+    /// Its address.
+    pub(super) server: Url,
+    /// The name in its certificate, if it is not that of the address.
+    pub(super) server_name: Option<String>,
+    /// What its certificate has to be signed by.
+    pub(super) authority: Authority,
+    /// A proxy on the way to it.
+    pub(super) proxy: Option<Url>,
+    /// Who podfs is.
+    pub(super) user: User,
+}
+
+/// What the server's certificate has to be signed by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Authority {
+    /// One of these certificates, in PEM.
+    Pem(Vec<u8>),
+    /// One that this machine trusts.
+    System,
+    /// It need not be signed at all.
+    Nobody,
+}
+
+/// Who podfs is to the server.
+#[derive(Default)]
+pub(super) struct User {
+    /// The owner of a certificate.
+    pub(super) certificate: Option<Certificate>,
+    /// The bearer of something.
+    pub(super) bearer: Option<Bearer>,
+}
+
+/// A client certificate and its key, in PEM.
+#[derive(Clone)]
+pub(super) struct Certificate {
+    pub(super) chain: Vec<u8>,
+    pub(super) key: SecretString,
+}
+
+/// What goes with every request.
+pub(super) enum Bearer {
+    /// A token.
+    Token(SecretString),
+    /// A name and its password.
+    Password(String, SecretString),
+    /// Whatever this program says.
+    Program(Box<ExecConfig>),
+}
+
+impl Settings {
+    /// Reads the settings, and the files they name.
+    ///
+    /// # Errors
+    /// What is missing or wrong, with the file and the field.
+    pub(super) fn read(access: &Access) -> Result<Settings, SettingsError> {
+        match access {
+            Access::Kubeconfig(path) => kubeconfig::read(path),
+            Access::InCluster => in_cluster::read(),
+        }
+    }
+}
+
+/// Settings that podfs cannot use. Its text is one sentence for the user; it never quotes a credential.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// A file that cannot be read.
+    #[error("{}: {what} cannot be read: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What it is to podfs.
+        what: &'static str,
+        /// The kernel's reason.
+        reason: io::Error,
+    },
+    /// A file that says something podfs cannot use.
+    #[error("{}: {problem}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// podfs runs in no pod.
+    #[error("--in-cluster: {0} is not set: podfs runs in no pod of a cluster; give --kubeconfig instead")]
+    NotInCluster(&'static str),
+    /// What `--in-cluster` finds cannot be used.
+    #[error("--in-cluster: {0}")]
+    InCluster(String),
+}
+
+impl SettingsError {
+    fn invalid(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Invalid { path: path.to_owned(), problem: problem.into() }
+    }
+}
+
+fn read_file(path: &Path, what: &'static str) -> Result<Vec<u8>, SettingsError> {
+    std::fs::read(path).map_err(|reason| SettingsError::Unreadable { path: path.to_owned(), what, reason })
+}
+
+/// A token is one line; the files it comes in often end with a line break.
+fn read_token(path: &Path) -> Result<SecretString, SettingsError> {
+    let bytes = read_file(path, "the token")?;
+    let text = String::from_utf8(bytes).ok();
+    let token = text.as_deref().map(str::trim).filter(|token| !token.is_empty());
+    let token = token.ok_or_else(|| SettingsError::invalid(path, "holds no token"))?;
+    if token.contains(|c: char| !c.is_ascii_graphic()) {
+        return Err(SettingsError::invalid(path, "is not one token: it has spaces, line breaks or control characters"));
+    }
+    Ok(SecretString::from(token))
+}

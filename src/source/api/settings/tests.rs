@@ -1,0 +1,116 @@
+//! Kubeconfig files, right and wrong.
+
+use std::fs;
+
+use secrecy::ExposeSecret;
+
+use super::in_cluster::address;
+use super::{Access, Authority, Bearer, Settings};
+
+const GOOD: &str = "
+current-context: c
+contexts: [{name: c, context: {cluster: k, user: u}}]
+clusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443', certificate-authority-data: QUFB}}]
+users: [{name: u, user: {token: secret-token}}]
+";
+
+/// Reads a kubeconfig with this text, with files `ca`, `cert`, `key` and `token` beside it.
+fn read(text: &str) -> Result<Settings, String> {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (file, content) in [("ca", "CA"), ("cert", "CERT"), ("key", "KEY"), ("token", "of-file\n")] {
+        fs::write(directory.path().join(file), content).expect("written");
+    }
+    let path = directory.path().join("config");
+    fs::write(&path, text).expect("written");
+    let place = format!("{}/", directory.path().display());
+    Settings::read(&Access::Kubeconfig(path)).map_err(|error| error.to_string().replace(&place, ""))
+}
+
+fn error(text: &str) -> String {
+    read(text).err().expect("an error")
+}
+
+fn token(settings: &Settings) -> &str {
+    match &settings.user.bearer {
+        Some(Bearer::Token(token)) => token.expose_secret(),
+        _ => panic!("no token"),
+    }
+}
+
+#[test]
+fn the_current_context_says_where_the_server_is_and_who_podfs_is() {
+    let settings = read(GOOD).expect("settings");
+    assert_eq!(settings.server.as_str(), "https://10.0.0.1:6443/");
+    assert!(settings.authority == Authority::Pem(b"AAA".to_vec()));
+    assert_eq!(token(&settings), "secret-token");
+}
+
+#[test]
+fn files_are_beside_the_kubeconfig() {
+    let text = GOOD
+        .replace("certificate-authority-data: QUFB", "certificate-authority: ca")
+        .replace("token: secret-token", "tokenFile: token, client-certificate: cert, client-key: key");
+    let settings = read(&text).expect("settings");
+    assert!(settings.authority == Authority::Pem(b"CA".to_vec()));
+    assert_eq!(token(&settings), "of-file");
+    let certificate = settings.user.certificate.expect("a certificate");
+    assert_eq!((certificate.chain.as_slice(), certificate.key.expose_secret()), (&b"CERT"[..], "KEY"));
+}
+
+#[test]
+fn what_is_wrong_is_one_sentence() {
+    let cluster = |field: &str| GOOD.replace("certificate-authority-data: QUFB", field);
+    let user = |field: &str| GOOD.replace("token: secret-token", field);
+    let rows = [
+        ("a: [".to_owned(), "config: is no kubeconfig: it is not YAML of that form (line 1)"),
+        (String::new(), "config: has no current-context; set one with `kubectl config use-context`"),
+        (GOOD.replace("name: c,", "name: d,"), "config: the current-context \"c\" is not among its contexts"),
+        (
+            GOOD.replace("cluster: k,", "cluster: z,"),
+            "config: context \"c\" is of cluster \"z\", which is not among its clusters",
+        ),
+        (GOOD.replace("user: u}", "user: z}"), "config: context \"c\" is of user \"z\", who is not among its users"),
+        (
+            GOOD.replace("https://", "http://"),
+            "config: cluster \"k\": its server is not reached by https, and secrets are not sent in the clear",
+        ),
+        (
+            cluster("certificate-authority: ca, certificate-authority-data: QUFB"),
+            "config: cluster \"k\": has certificate-authority and certificate-authority-data; remove one of them",
+        ),
+        (
+            cluster("certificate-authority-data: '%%'"),
+            "config: cluster \"k\": its certificate-authority-data is not base64",
+        ),
+        (
+            cluster("certificate-authority: none"),
+            "none: certificate-authority cannot be read: No such file or directory (os error 2)",
+        ),
+        (
+            cluster("proxy-url: 'socks5://h'"),
+            "config: cluster \"k\": its proxy-url begins with socks5; podfs knows http and https",
+        ),
+        (user("client-certificate: cert"), "config: user \"u\": has a client-certificate and no client-key"),
+        (
+            user("token: a, username: b, password: c"),
+            "config: user \"u\": has more than one of token, username and exec; keep one",
+        ),
+        (user("as: somebody"), "config: user \"u\": acts as somebody else (`as`), which podfs does not"),
+    ];
+    for (text, expected) in rows {
+        assert_eq!(error(&text), expected);
+    }
+}
+
+#[test]
+fn a_kubeconfig_that_is_not_there_is_named() {
+    let error = Settings::read(&Access::Kubeconfig("/nowhere/config".into())).err().expect("an error").to_string();
+    assert_eq!(error, "/nowhere/config: the kubeconfig cannot be read: No such file or directory (os error 2)");
+}
+
+#[test]
+fn addresses_inside_of_a_cluster_may_be_of_either_kind() {
+    assert_eq!(address("10.0.0.1", "443").expect("an address").as_str(), "https://10.0.0.1/");
+    assert_eq!(address("fd00::1", "6443").expect("an address").as_str(), "https://[fd00::1]:6443/");
+    assert!(address("10.0.0.1", "tcp://x").is_err());
+}

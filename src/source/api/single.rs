@@ -1,0 +1,187 @@
+//! One object of the server, followed by a task of its own: what comes of it is parsed here and told to whoever puts
+//! the objects together.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::mpsc::Sender;
+use tokio::task::AbortHandle;
+
+use super::address::{Collection, Resource};
+use super::client::Client;
+use super::contacts::Contacts;
+use super::error::{ApiError, Class};
+use super::follower::{Follower, News};
+use super::poller::Poller;
+use crate::manifest::objects::{NamedObject, ObjectKey, Objects, parse_object};
+use crate::manifest::pod::Pod;
+use crate::manifest::{Document, ManifestError, Origin};
+
+/// What a task says about the object it follows.
+#[derive(Debug)]
+pub(super) enum Told<T> {
+    /// This is the object now.
+    Is(Arc<T>),
+    /// There is no such object.
+    Absent,
+    /// Nothing is new, and the server answers.
+    Alive,
+    /// Something is wrong. What was known stays in use.
+    Trouble(ApiError),
+}
+
+/// A task, for as long as somebody wants it.
+pub(super) struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Task {
+    pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Task {
+        Task(tokio::spawn(future).abort_handle())
+    }
+}
+
+/// Follows an object until nobody wants to hear of it, or nothing can change: an immutable object (MG-02), and a claim or a
+/// PersistentVolume that is bound.
+pub(super) async fn follow_object(
+    client: Client,
+    key: ObjectKey,
+    contacts: Contacts,
+    tell: Sender<(ObjectKey, Told<NamedObject>)>,
+) {
+    let title = key.to_string();
+    let mut teller = Teller::new(client, Collection::of(&key));
+    loop {
+        let news = teller.next().await;
+        let told = interpret(news, |object| parse(object, &title));
+        let settled = matches!(&told, Told::Is(object) if is_settled(object));
+        let doing = if settled { "settled" } else { teller.doing() };
+        note(&contacts, &title, doing, teller.version(), &told);
+        if tell.send((key.clone(), told)).await.is_err() || settled {
+            return;
+        }
+    }
+}
+
+/// Who tells of an object.
+enum Teller {
+    Follower(Follower),
+    Poller(Poller),
+}
+
+impl Teller {
+    fn new(client: Client, object: Collection) -> Teller {
+        match object.resource.can_be_watched() {
+            true => Teller::Follower(Follower::new(client, object)),
+            false => Teller::Poller(Poller::new(client, object)),
+        }
+    }
+
+    async fn next(&mut self) -> News {
+        match self {
+            Teller::Follower(follower) => follower.next().await,
+            Teller::Poller(poller) => poller.next().await,
+        }
+    }
+
+    fn doing(&self) -> &'static str {
+        match self {
+            Teller::Follower(follower) => follower.doing(),
+            Teller::Poller(_) => "polling",
+        }
+    }
+
+    fn version(&self) -> Option<&str> {
+        match self {
+            Teller::Follower(follower) => follower.version(),
+            Teller::Poller(poller) => poller.version(),
+        }
+    }
+}
+
+/// Follows the pod of this uid. Another pod of the same name is none of ours.
+pub(super) async fn follow_pod(
+    mut follower: Follower,
+    uid: String,
+    title: String,
+    contacts: Contacts,
+    tell: Sender<Told<Pod>>,
+) {
+    loop {
+        let news = match follower.next().await {
+            News::Listed(pods) => {
+                News::Listed(pods.into_iter().filter(|pod| uid_of(pod) == Some(uid.as_str())).collect())
+            }
+            News::Put(pod) | News::Deleted(pod) if uid_of(&pod) != Some(uid.as_str()) => News::Alive,
+            news => news,
+        };
+        let told = interpret(news, |pod| parse_pod(pod, &title));
+        note(&contacts, &title, follower.doing(), follower.version(), &told);
+        if tell.send(told).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The pod of that name as a server describes it.
+pub(super) fn pods(namespace: &str, name: &str) -> Collection {
+    Collection::only(Resource::POD, Some(namespace), name)
+}
+
+/// A pod as a server describes it.
+pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
+    Pod::parse(Document::of_server(origin(title), pod)?)
+}
+
+fn interpret<T>(news: News, parse: impl Fn(Value) -> Result<T, ManifestError>) -> Told<T> {
+    let object = match news {
+        News::Listed(mut objects) => match objects.pop() {
+            Some(object) => object,
+            None => return Told::Absent,
+        },
+        News::Put(object) => object,
+        News::Deleted(_) => return Told::Absent,
+        News::Alive => return Told::Alive,
+        News::Trouble(error) => return Told::Trouble(error),
+    };
+    match parse(object) {
+        Ok(object) => Told::Is(Arc::new(object)),
+        Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
+    }
+}
+
+fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
+    let origin = origin(title);
+    let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
+    parse_object(Document::of_server(origin.clone(), object)?)?.ok_or_else(unknown)
+}
+
+/// Objects of a server are in no file; they go by their names.
+fn origin(title: &str) -> Origin {
+    Origin::file(Path::new(title))
+}
+
+fn is_settled(object: &Arc<NamedObject>) -> bool {
+    let objects = Objects::default().with([Arc::clone(object)]);
+    let ObjectKey { namespace, name, .. } = &object.key;
+    let claim = objects.claim(namespace, name);
+    let claim_is_bound = claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some());
+    let volume_is_bound = objects.persistent_volume(name).is_some_and(|volume| volume.claim.is_some());
+    object.is_immutable() || claim_is_bound || volume_is_bound
+}
+
+fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
+    match told {
+        Told::Trouble(error) => contacts.trouble(title, doing, &error.sentence),
+        Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, version),
+    }
+}
+
+fn uid_of(object: &Value) -> Option<&str> {
+    object.pointer("/metadata/uid")?.as_str()
+}

@@ -1,0 +1,101 @@
+//! TLS as the settings want it: what the server's certificate is checked against, and podfs's own certificate.
+
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use secrecy::ExposeSecret;
+
+use super::settings::{Authority, Certificate};
+
+/// What reqwest is to use.
+///
+/// # Errors
+/// One sentence without its beginning: which of the certificates cannot be used, and why.
+pub(super) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let verifier: Arc<dyn ServerCertVerifier> = match authority {
+        Authority::Pem(pem) => WebPkiServerVerifier::builder_with_provider(Arc::new(roots(pem)?), provider)
+            .build()
+            .map_err(|error| format!("the certificate authority cannot be used: {error}"))?,
+        Authority::System => Arc::new(
+            rustls_platform_verifier::Verifier::new(provider)
+                .map_err(|error| format!("the certificates this machine trusts cannot be used: {error}"))?,
+        ),
+        Authority::Nobody => Arc::new(Gullible(provider.signature_verification_algorithms)),
+    };
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    let mut config = match certificate {
+        None => builder.with_no_client_auth(),
+        Some(Certificate { chain, key }) => {
+            let chain = certificates(chain).map_err(|problem| format!("the client certificate {problem}"))?;
+            // The parser's own text could quote the key.
+            let key = PrivateKeyDer::from_pem_slice(key.expose_secret().as_bytes())
+                .map_err(|_| "the client key is not a private key in PEM".to_owned())?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| format!("the client certificate and its key cannot be used: {error}"))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
+    let certificates = certificates(pem).map_err(|problem| format!("the certificate authority {problem}"))?;
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(certificates);
+    if added == 0 { Err("the certificate authority holds no valid certificate".to_owned()) } else { Ok(roots) }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let certificates = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let certificates = certificates.map_err(|_| "is not PEM".to_owned())?;
+    if certificates.is_empty() { Err("holds no certificate in PEM".to_owned()) } else { Ok(certificates) }
+}
+
+/// Takes any certificate, as `insecure-skip-tls-verify` wants it. That the server has the key is checked all the same.
+#[derive(Debug)]
+struct Gullible(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Gullible {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}

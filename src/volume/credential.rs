@@ -1,0 +1,123 @@
+//! serviceAccountToken and clusterTrustBundle sources: what a projected volume asks the cluster for.
+
+use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
+
+use super::field::{self, InvalidField};
+use super::projection;
+use super::selector::Selector;
+use crate::payload::PayloadPath;
+
+/// Life of a token whose source says nothing: the API server's default, which podfs applies itself because a manifest
+/// file need not have passed through one.
+const DEFAULT_EXPIRATION: i64 = 3600;
+/// Shortest and longest life the API accepts.
+const SHORTEST_EXPIRATION: i64 = 600;
+const LONGEST_EXPIRATION: i64 = 1 << 32;
+
+/// The file that holds a token of the pod's service account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenFile {
+    /// Where it goes.
+    pub path: PayloadPath,
+    /// Its owner, before the volume's default (KEP-5936).
+    pub user: Option<u32>,
+    /// Which token.
+    pub token: TokenKey,
+}
+
+/// What is asked of a token. Files that ask for the same show the same token.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TokenKey {
+    /// Who is to accept it; none is the API server's own choice.
+    pub audience: Option<String>,
+    /// How long it is to be valid, in seconds.
+    pub expiration_seconds: i64,
+}
+
+impl TokenFile {
+    /// Errors are relative to the source.
+    pub(super) fn parse(source: &ServiceAccountTokenProjection) -> Result<TokenFile, InvalidField> {
+        let expiration_seconds = source.expiration_seconds.unwrap_or(DEFAULT_EXPIRATION);
+        let wrong = match expiration_seconds {
+            ..SHORTEST_EXPIRATION => Some("may not specify a duration less than 10 minutes"),
+            SHORTEST_EXPIRATION..=LONGEST_EXPIRATION => None,
+            _ => Some("may not specify a duration larger than 2^32 seconds"),
+        };
+        if let Some(sentence) = wrong {
+            return Err(InvalidField::new("expirationSeconds", sentence));
+        }
+        let audience = source.audience.clone().filter(|audience| !audience.is_empty());
+        Ok(TokenFile {
+            path: projection::path("path", &source.path)?,
+            user: source.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            token: TokenKey { audience, expiration_seconds },
+        })
+    }
+}
+
+/// The file that holds trust anchors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleFile {
+    /// Where they go.
+    pub path: PayloadPath,
+    /// Its owner, before the volume's default (KEP-5936).
+    pub user: Option<u32>,
+    /// Which ClusterTrustBundles.
+    pub bundles: BundleKey,
+    /// Whether there may be none; then the file is empty.
+    pub optional: bool,
+}
+
+/// Which ClusterTrustBundles a file shows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BundleKey {
+    /// The one of this name.
+    Named(String),
+    /// All of a signer's that have the labels asked for.
+    OfSigner {
+        /// The signer's name.
+        signer: String,
+        /// The labels; none selects nothing.
+        selector: Option<Selector>,
+    },
+}
+
+impl BundleFile {
+    /// Errors are relative to the source.
+    pub(super) fn parse(source: &ClusterTrustBundleProjection) -> Result<BundleFile, InvalidField> {
+        let bundles = match (source.name.as_deref(), source.signer_name.as_deref()) {
+            (Some(_), Some(_)) => return Err(InvalidField::new("", "only one of name and signerName may be used")),
+            (None, None) => return Err(InvalidField::new("", "either name or signerName must be specified")),
+            (Some(_), None) if source.label_selector.is_some() => {
+                return Err(InvalidField::new("labelSelector", "must be unset if name is specified"));
+            }
+            (Some(name), None) => BundleKey::Named(field::required("name", Some(name))?.to_owned()),
+            (None, Some(signer)) => BundleKey::OfSigner {
+                signer: signer_name(signer)?.to_owned(),
+                selector: source
+                    .label_selector
+                    .as_ref()
+                    .map(Selector::parse)
+                    .transpose()
+                    .map_err(|error| error.under("labelSelector"))?,
+            },
+        };
+        Ok(BundleFile {
+            path: projection::path("path", &source.path)?,
+            user: source.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            bundles,
+            optional: source.optional.unwrap_or(false),
+        })
+    }
+}
+
+fn signer_name(name: &str) -> Result<&str, InvalidField> {
+    let name = field::required("signerName", Some(name))?;
+    match name.split_once('/') {
+        Some((domain, path)) if !domain.is_empty() && !path.is_empty() && !path.contains('/') => Ok(name),
+        _ => Err(InvalidField::new(
+            "signerName",
+            "must be a fully qualified domain and path of the form 'example.com/signer-name'",
+        )),
+    }
+}

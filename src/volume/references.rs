@@ -1,0 +1,71 @@
+//! References: everything that the volumes of a pod refer to, so that a source reads that and nothing else.
+
+use std::collections::BTreeSet;
+
+use super::{Bound, BundleKey, ContainerResource, DownwardValue, Projection, Source, TokenKey, Volume, VolumeSource};
+use crate::manifest::pod::{PodFacts, PodIdentity};
+
+/// What volumes refer to. Names without a namespace are of the pod's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct References {
+    /// ConfigMaps, optional ones included.
+    pub config_maps: BTreeSet<String>,
+    /// Secrets, optional ones included.
+    pub secrets: BTreeSet<String>,
+    /// PersistentVolumeClaims; their PersistentVolumes are known when they are bound.
+    pub claims: BTreeSet<String>,
+    /// Tokens of the pod's service account.
+    pub tokens: BTreeSet<TokenKey>,
+    /// ClusterTrustBundles.
+    pub bundles: BTreeSet<BundleKey>,
+    /// Whether what the node says of itself matters: as the limit of a container that has none, and for a
+    /// PersistentVolume that can be used on some nodes only.
+    pub node: bool,
+}
+
+/// What these volumes of the pod refer to. It changes when a limit of a container is set or removed.
+pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) -> References {
+    let mut references = References::default();
+    for volume in volumes {
+        match &volume.source {
+            VolumeSource::Projection(projection) => references.add_projection(projection, facts),
+            VolumeSource::Claim(claim) => {
+                references.claims.insert(claim.reference.name(&identity.name, volume.name.as_str()));
+                references.node = true;
+            }
+            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) => {}
+        }
+    }
+    references
+}
+
+impl References {
+    fn add_projection(&mut self, projection: &Projection, facts: &PodFacts) {
+        for source in &projection.sources {
+            match source {
+                Source::ConfigMap(object) => drop(self.config_maps.insert(object.name.clone())),
+                Source::Secret(object) => drop(self.secrets.insert(object.name.clone())),
+                Source::ServiceAccountToken(file) => drop(self.tokens.insert(file.token.clone())),
+                Source::ClusterTrustBundle(file) => drop(self.bundles.insert(file.bundles.clone())),
+                Source::DownwardApi(files) => {
+                    self.node |= files.iter().any(|file| match &file.value {
+                        DownwardValue::Resource(field) => field.falls_back_to_node(facts),
+                        DownwardValue::Field(_) => false,
+                    });
+                }
+                Source::PodCertificate { .. } => {}
+            }
+        }
+    }
+}
+
+impl ContainerResource {
+    /// Whether the file shows what the node offers, because the container has no limit of its own (DA-09).
+    pub fn falls_back_to_node(&self, facts: &PodFacts) -> bool {
+        let has_limit = || {
+            let container = facts.container(&self.container);
+            container.is_none_or(|container| container.limits.get(&self.resource).is_some_and(|limit| !limit.is_zero()))
+        };
+        self.bound == Bound::Limit && !self.resource.starts_with("hugepages-") && !has_limit()
+    }
+}
