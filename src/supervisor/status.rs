@@ -117,8 +117,8 @@ pub struct ObjectStatus {
     /// Up to which version of the server everything is known of it, if anything is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
-    /// What is done about it: `listing`, `connecting`, `watching`, `waiting` after something failed, or `settled` when it
-    /// cannot change any more.
+    /// What is done about it: `listing`, `connecting`, `watching`, `polling`, `waiting` after something failed, or
+    /// `settled` when it cannot change any more.
     pub watch: String,
     /// How many seconds ago the server last said something about it.
     #[serde(skip_serializing_if = "Option::is_none")]

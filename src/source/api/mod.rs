@@ -9,6 +9,7 @@
 //! | `address` | where objects are on the server |
 //! | `error` | what goes wrong, and whether waiting helps |
 //! | `follower` | what a collection holds and every change of it, whatever happens to the server |
+//! | `poller` | one object that may be got and not watched |
 //! | `single` | one object, followed and parsed |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
@@ -27,6 +28,7 @@ mod events;
 mod exec;
 mod follow;
 mod follower;
+mod poller;
 mod settings;
 mod single;
 mod start;
