@@ -205,11 +205,20 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
     fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
 }
 
-/// When a process was started, in ticks (`proc_pid_stat(5)`).
+/// When a process was started, in ticks.
 fn started(pid: Pid) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    behind_name.split(' ').nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or_default()
+    status_field(pid, 19).unwrap_or_default()
+}
+
+/// The parent of a process; no process at all if it is gone.
+fn parent(pid: Pid) -> Pid {
+    Pid::from_raw(status_field(pid, 1).and_then(|parent| i32::try_from(parent).ok()).unwrap_or_default())
+}
+
+/// A number of `proc_pid_stat(5)`, counted from the first field behind the name.
+fn status_field(pid: Pid, place: usize) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(place)?.parse().ok()
 }
 
 /// Kills every process of the fixture at `directory`: a server outlives its supervisor.
@@ -343,7 +352,9 @@ impl Running {
 
     /// The servers that live, the youngest last.
     pub fn servers(&self) -> Vec<Pid> {
-        self.children_of_kind(|comm| comm != "podfs-keeper\n")
+        let found = self.children_of_kind(|comm| comm != "podfs-keeper\n");
+        // A keeper that has just begun has the name of its server still.
+        found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
     }
 
     /// Processes that were started as servers; the supervisor may have adopted them.

@@ -31,7 +31,7 @@ fn whatever_is_killed_whenever_no_caller_notices() {
         done[strike(&mut random, pod, running)] += 1;
         // Sometimes the successor is struck while it gets ready, mostly in the middle of ordinary work.
         if random.below(5) > 0 {
-            let _answered = rustix::fs::statvfs(&running.volume("config"));
+            let _answered = rustix::fs::statvfs(running.volume("config"));
         }
         thread::sleep(Duration::from_millis(random.below(20)));
         let [servers, keepers, supervisors, _upgrades] = done;
