@@ -10,6 +10,8 @@
 //! | `error` | what goes wrong, and whether waiting helps |
 //! | `follower` | what a collection holds and every change of it, whatever happens to the server |
 //! | `single` | one object, followed and parsed |
+//! | `bundles` | the ClusterTrustBundles of signers |
+//! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
 //! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
@@ -19,6 +21,7 @@
 
 mod address;
 mod backoff;
+mod bundles;
 mod client;
 mod contacts;
 mod error;
@@ -29,6 +32,7 @@ mod settings;
 mod single;
 mod start;
 mod tls;
+mod tokens;
 mod version;
 
 use std::io;
