@@ -44,6 +44,14 @@ impl Source {
         }
     }
 
+    /// Says what is wrong with a volume at this moment, if anything is, for who cares. Never waits.
+    pub fn tell(&self, volume: &str, reason: Option<&str>) {
+        match self {
+            Source::Files(_) | Source::Push(_) => {}
+            Source::Api(api) => api.tell(volume, reason),
+        }
+    }
+
     /// What is known of the talk with a server, for each object that is asked for.
     pub fn contacts(&self) -> Contacts {
         match self {

@@ -11,9 +11,10 @@ use podfs_fuse::server::Watch;
 
 use super::health::Health;
 use super::server::Record;
-use super::status::{PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::status::{ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
+use crate::source::{Contact, Contacts};
 use crate::volume::Volume;
 
 /// Which podfs this is.
@@ -29,6 +30,8 @@ pub(super) struct Known {
     health: Health,
     /// What else is wrong with all volumes at once.
     trouble: Option<String>,
+    /// What is known of the talk with an API server.
+    contacts: Contacts,
     /// By place in the manifest.
     pub(super) volumes: BTreeMap<usize, VolumeReport>,
 }
@@ -53,6 +56,7 @@ impl Board {
             identity,
             health: Health::default(),
             trouble: None,
+            contacts: Contacts::default(),
             volumes: BTreeMap::new(),
         })))
     }
@@ -77,6 +81,7 @@ impl Board {
             supervisor: Some(ProcessStatus { pid: std::process::id(), version: Some(VERSION.to_owned()) }),
             server: known.health.status(),
             volumes,
+            objects: known.contacts.all().into_iter().map(object).collect(),
         }
     }
 
@@ -130,9 +135,24 @@ impl Known {
         self.health.dead()
     }
 
+    /// Where to look for what is known of the talk with an API server.
+    pub(super) fn contacts(&mut self, contacts: Contacts) {
+        self.contacts = contacts;
+    }
+
     /// What is wrong with all volumes at once from now on.
     pub(super) fn trouble(&mut self, trouble: &str) {
         self.trouble = Some(trouble.to_owned());
+    }
+}
+
+fn object((object, contact): (String, Contact)) -> ObjectStatus {
+    ObjectStatus {
+        object,
+        contact_age_seconds: contact.age().map(|age| age.as_secs()),
+        resource_version: contact.version,
+        watch: contact.doing.to_owned(),
+        trouble: contact.trouble,
     }
 }
 

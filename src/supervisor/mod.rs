@@ -144,7 +144,7 @@ pub async fn run(
     assignment: Assignment,
     source: Source,
     snapshot: Snapshot,
-    report: Report,
+    mut report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
@@ -160,6 +160,7 @@ pub async fn run(
     let Snapshot { objects, tokens, .. } = snapshot;
     let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
+    report.contacts(source.contacts());
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
@@ -381,6 +382,7 @@ impl Supervisor {
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for place in self.sharing.places(leader) {
             self.report.volume(place, &self.volumes[place], volume);
+            self.source.tell(self.volumes[place].name.as_str(), volume.state().reason());
         }
     }
 

@@ -22,6 +22,7 @@ use super::board::{Board, Known, VolumeReport};
 use super::server::Record;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
+use crate::source::Contacts;
 use crate::volume::Volume;
 
 /// How a person at a terminal, or a program that reads logs, wants to be told.
@@ -124,6 +125,11 @@ impl Report {
     /// What has become of the servers, and the version of the one that serves.
     pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
         self.board.known().server(record, version);
+    }
+
+    /// Where to look for what is known of the talk with an API server.
+    pub(super) fn contacts(&mut self, contacts: Contacts) {
+        self.board.known().contacts(contacts);
     }
 
     /// What is known, for those who ask.

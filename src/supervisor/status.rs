@@ -30,6 +30,9 @@ pub struct PodStatus {
     pub server: Option<ServerStatus>,
     /// Its volumes, in the order of the manifest, as far as they are known.
     pub volumes: Vec<VolumeStatus>,
+    /// What its supervisor asks an API server for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ObjectStatus>,
 }
 
 /// How a pod is.
@@ -105,6 +108,26 @@ pub struct VolumeStatus {
     pub last_error: Option<String>,
 }
 
+/// An object that an API server is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectStatus {
+    /// What it goes by: `ConfigMap default/app`.
+    pub object: String,
+    /// Up to which version of the server everything is known of it, if anything is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
+    /// What is done about it: `listing`, `connecting`, `watching`, `polling`, `waiting` after something failed, or
+    /// `settled` when it cannot change any more.
+    pub watch: String,
+    /// How many seconds ago the server last said something about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contact_age_seconds: Option<u64>,
+    /// What is wrong at this moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
 /// Where a volume is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -129,6 +152,7 @@ impl PodStatus {
             supervisor: None,
             server: None,
             volumes: Vec::new(),
+            objects: Vec::new(),
         }
     }
 

@@ -9,16 +9,21 @@
 //!
 //!   VOLUME  KIND       MODE          GENERATION                     AGE  REQUESTS  PATH
 //!   config  configMap  zero-message  2026_11_20_19_54_31.221582083  3m         17  kubernetes.io~configmap/config
+//!
+//!   OBJECT                 VERSION  WATCH     HEARD
+//!   ConfigMap default/app     1234  watching    42s
 //! ```
 
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::supervisor::status::{PodStatus, ProcessStatus, VolumeStatus};
+use crate::supervisor::status::{ObjectStatus, PodStatus, ProcessStatus, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
 /// The columns of numbers, which end at the same place.
 const NUMBERS: [usize; 2] = [4, 5];
+const OBJECT_HEADINGS: [&str; 4] = ["OBJECT", "VERSION", "WATCH", "HEARD"];
+const OBJECT_NUMBERS: [usize; 2] = [1, 3];
 
 /// All pods, one after another.
 pub fn table(pods: &[PodStatus]) -> String {
@@ -53,6 +58,10 @@ fn pod(pod: &PodStatus) -> String {
         text.push('\n');
         text.push_str(&volumes(&pod.volumes, base));
     }
+    if !pod.objects.is_empty() {
+        text.push('\n');
+        text.push_str(&objects(&pod.objects));
+    }
     text
 }
 
@@ -71,30 +80,52 @@ fn base(volumes: &[VolumeStatus]) -> Option<&Path> {
 }
 
 fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
-    let rows: Vec<_> = volumes.iter().map(|volume| cells(volume, base)).collect();
-    let headings = HEADINGS.map(str::to_owned);
-    let width = |column: usize| rows.iter().chain([&headings]).map(|row| row[column].chars().count()).max();
-    let widths: Vec<_> = (0..HEADINGS.len()).map(|column| width(column).unwrap_or_default()).collect();
-    let mut text = line(&headings, &widths);
-    for (volume, row) in volumes.iter().zip(&rows) {
-        text.push_str(&line(row, &widths));
-        if let Some(reason) = &volume.reason {
-            let _ = writeln!(
-                text,
-                "    {}: {}",
-                if volume.mode.is_some() { "not refreshed" } else { "waiting" },
-                one_line(reason)
-            );
-        } else if let Some(error) = &volume.last_error {
-            let _ = writeln!(text, "    last error: {}", one_line(error));
+    let rows = volumes.iter().map(|volume| (cells(volume, base), remark(volume)));
+    grid(HEADINGS, &NUMBERS, &rows.collect::<Vec<_>>())
+}
+
+/// What is wrong with the volume, or was.
+fn remark(volume: &VolumeStatus) -> Option<String> {
+    match (&volume.reason, &volume.last_error) {
+        (Some(reason), _) if volume.mode.is_some() => Some(format!("not refreshed: {}", one_line(reason))),
+        (Some(reason), _) => Some(format!("waiting: {}", one_line(reason))),
+        (None, Some(error)) => Some(format!("last error: {}", one_line(error))),
+        (None, None) => None,
+    }
+}
+
+fn objects(objects: &[ObjectStatus]) -> String {
+    let rows = objects.iter().map(|object| {
+        let cells = [
+            object.object.clone(),
+            or_none(object.resource_version.clone()),
+            object.watch.clone(),
+            or_none(object.contact_age_seconds.map(age)),
+        ];
+        (cells, object.trouble.as_deref().map(one_line))
+    });
+    grid(OBJECT_HEADINGS, &OBJECT_NUMBERS, &rows.collect::<Vec<_>>())
+}
+
+/// Rows below headings, in columns that are as wide as they have to be; below a row may stand a remark.
+fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Option<String>)]) -> String {
+    let headings = headings.map(str::to_owned);
+    let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
+    let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
+    let widths: Vec<_> = (0..N).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = line(&headings, &widths, numbers);
+    for (row, remark) in rows {
+        text.push_str(&line(row, &widths, numbers));
+        if let Some(remark) = remark {
+            let _ = writeln!(text, "    {remark}");
         }
     }
     text
 }
 
-fn line(row: &[String; 7], widths: &[usize]) -> String {
+fn line(row: &[String], widths: &[usize], numbers: &[usize]) -> String {
     let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| {
-        if NUMBERS.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        if numbers.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
     });
     format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
 }
@@ -102,7 +133,6 @@ fn line(row: &[String; 7], widths: &[usize]) -> String {
 fn cells(volume: &VolumeStatus, base: Option<&Path>) -> [String; 7] {
     let path = volume.path.as_deref();
     let below = path.map(|path| base.and_then(|base| path.strip_prefix(base).ok()).unwrap_or(path));
-    let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     [
         volume.name.clone(),
         volume.kind.clone(),
@@ -112,6 +142,10 @@ fn cells(volume: &VolumeStatus, base: Option<&Path>) -> [String; 7] {
         or_none(volume.requests.map(|requests| requests.to_string())),
         or_none(below.map(|path| path.display().to_string())),
     ]
+}
+
+fn or_none(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "-".to_owned())
 }
 
 /// In the unit that leaves few digits: `42s`, `17m`, `5h`, `12d`.
@@ -163,6 +197,13 @@ mod tests {
             supervisor: Some(process(4711)),
             server: Some(ServerStatus { process: process(4712), restarts: 2 }),
             volumes: vec![volume("config", "/r/volumes/kubernetes.io~configmap/config", VolumeState::Live), waiting],
+            objects: vec![ObjectStatus {
+                object: "ConfigMap default/late".to_owned(),
+                resource_version: Some("1234".to_owned()),
+                watch: "waiting".to_owned(),
+                contact_age_seconds: Some(42),
+                trouble: Some("the server is away".to_owned()),
+            }],
             ..PodStatus::unspoken("c15b", PodState::Degraded, "volume \"late\" waits")
         };
         let expected = r#"default/web  degraded
@@ -176,6 +217,10 @@ mod tests {
   config  configMap  zero-message  2026_11_20_19_54_31.7   3m        17  kubernetes.io~configmap/config
   late    configMap  waiting       -                        -         -  kubernetes.io~configmap/late
     waiting: configmap "late" not found
+
+  OBJECT                  VERSION  WATCH    HEARD
+  ConfigMap default/late     1234  waiting    42s
+    the server is away
 "#;
         assert_eq!(table(&[status]), expected);
     }

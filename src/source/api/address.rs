@@ -1,5 +1,6 @@
 //! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
-//! will do: the Node authorizer lets a node `list` and `watch` an object of its pods when a field selector names it.
+//! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
+//! it. Claims and PersistentVolumes may only be got.
 //! ClusterTrustBundles, which every node may read, are the exception.
 
 use reqwest::Url;
@@ -42,6 +43,11 @@ impl Resource {
         kind: "ClusterTrustBundle",
         plural: "clustertrustbundles",
     };
+
+    /// Whether a node may watch them.
+    pub(super) fn can_be_watched(self) -> bool {
+        self != Self::PERSISTENT_VOLUME && self != Self::PERSISTENT_VOLUME_CLAIM
+    }
 
     /// The resource that objects of this kind are.
     pub(super) fn of(kind: ObjectKind) -> Resource {
@@ -89,6 +95,12 @@ impl Collection {
     /// Whether it is at most one object.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.field, Some((NAME, _)))
+    }
+
+    /// Where the one object is.
+    pub(super) fn object(&self, server: &Url) -> Url {
+        let name = self.field.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
+        path(server, self.resource, self.namespace.as_deref(), &[name])
     }
 
     /// Where it is listed.

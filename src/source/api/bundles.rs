@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tracing::warn;
 
-use super::address::{Collection, Resource};
+use super::address::Collection;
 use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
@@ -19,7 +19,8 @@ use crate::manifest::objects::{Missing, NamedObject};
 
 const QUEUE: usize = 16;
 
-type Bundles = BTreeMap<String, Arc<NamedObject>>;
+/// Those of one signer, by name.
+pub(super) type Bundles = BTreeMap<String, Arc<NamedObject>>;
 
 /// The signers whose bundles are followed.
 pub(super) struct Signers {
@@ -50,8 +51,7 @@ impl Signers {
             if self.signers.contains_key(*signer) {
                 continue;
             }
-            let task =
-                follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
+            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
             let followed = Signer { bundles: None, trouble: None, _task: Task::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
@@ -101,7 +101,8 @@ impl Signers {
     pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
         let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
         unknown.map(|(name, signer)| {
-            let reason = signer.trouble.clone().unwrap_or_else(|| format!("clustertrustbundles of {name:?}: not heard of yet"));
+            let reason =
+                signer.trouble.clone().unwrap_or_else(|| format!("clustertrustbundles of {name:?}: not heard of yet"));
             (Missing::BundlesOf(name.clone()), reason)
         })
     }
@@ -117,7 +118,7 @@ async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender
             Ok(told) => told,
             Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
-        note(&contacts, &title, &follower, &told, false);
+        note(&contacts, &title, follower.doing(), follower.version(), &told);
         if tell.send((signer.clone(), told)).await.is_err() {
             return;
         }

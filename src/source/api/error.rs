@@ -30,7 +30,9 @@ pub(super) enum Class {
     Unauthorized,
     /// The server does not let podfs (403). Somebody can change that.
     Forbidden,
-    /// There is no such thing, or the server refuses the request for another reason.
+    /// There is no such object.
+    NotFound,
+    /// The server refuses the request for another reason.
     Refused,
     /// The server says something that an API server does not say.
     Nonsense,
@@ -103,7 +105,7 @@ impl ApiError {
 
     fn bare(asked: &str, code: StatusCode) -> Self {
         let class = match class(code.as_u16()) {
-            Class::Refused => Class::Nonsense,
+            Class::NotFound | Class::Refused => Class::Nonsense,
             class => class,
         };
         Self::new(class, format!("cannot {asked}: the server answers {code}, and not as an API server does"))
@@ -120,6 +122,7 @@ fn class(code: u16) -> Class {
     match code {
         401 => Class::Unauthorized,
         403 => Class::Forbidden,
+        404 => Class::NotFound,
         410 => Class::Gone,
         408 | 429 | 500..=599 => Class::Busy,
         400..=499 => Class::Refused,

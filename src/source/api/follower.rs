@@ -30,7 +30,7 @@ const WATCH: std::ops::Range<u64> = 300..600;
 /// How much later than asked for a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
 /// The longest that a server can ask podfs to stay away.
-const LONGEST_ASKED: Duration = Duration::from_secs(60);
+pub(super) const LONGEST_ASKED: Duration = Duration::from_secs(60);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -212,7 +212,7 @@ impl Follower {
                 return None;
             }
             Class::Gone => State::Unlisted,
-            Class::Refused | Class::Nonsense => State::Unlisted,
+            Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,
             _ => State::Listed,
         };
         Some(self.fail(error, then))

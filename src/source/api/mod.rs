@@ -9,11 +9,13 @@
 //! | `address` | where objects are on the server |
 //! | `error` | what goes wrong, and whether waiting helps |
 //! | `follower` | what a collection holds and every change of it, whatever happens to the server |
+//! | `poller` | one object that may be got and not watched |
 //! | `single` | one object, followed and parsed |
 //! | `bundles` | the ClusterTrustBundles of signers |
 //! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
+//! | `events` | what is wrong with volumes, told to the pod |
 //! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
 //!
 //! One thread owns the connection and all that is followed. It publishes snapshots; [`ApiSource::changed`] only waits for
@@ -25,9 +27,11 @@ mod bundles;
 mod client;
 mod contacts;
 mod error;
+mod events;
 mod exec;
 mod follow;
 mod follower;
+mod poller;
 mod settings;
 mod single;
 mod start;
@@ -45,6 +49,7 @@ use super::Snapshot;
 use super::files::FileSource;
 use crate::volume::Volume;
 use client::Client;
+use events::Troubles;
 use follow::Follow;
 
 pub use contacts::{Contact, Contacts};
@@ -69,6 +74,15 @@ pub struct Plan {
 pub struct ApiSource {
     updates: Receiver<Snapshot>,
     contacts: Contacts,
+    troubles: Option<Troubles>,
+}
+
+/// What the thread has begun.
+struct Begun {
+    follow: Follow,
+    snapshot: Snapshot,
+    /// Where to tell what is wrong with the pod's volumes.
+    troubles: Option<Troubles>,
 }
 
 impl ApiSource {
@@ -89,25 +103,20 @@ impl ApiSource {
         let of_thread = contacts.clone();
         let serve = move || {
             runtime.block_on(async {
-                let outcome = begin(plan, of_thread).await;
-                let (publisher, outcome) = match outcome {
-                    Ok((follow, snapshot)) => {
-                        let (publish, updates) = watch::channel(snapshot.clone());
-                        (Some((follow, publish)), Ok((updates, snapshot)))
-                    }
-                    Err(error) => (None, Err(error)),
+                // Whoever opens the source waits for what is sent.
+                let Begun { follow, snapshot, troubles } = match begin(plan, of_thread).await {
+                    Ok(it) => it,
+                    Err(error) => return drop(begun.send(Err(error))),
                 };
-                // Whoever asked waits for it.
-                let _ = begun.send(outcome);
-                if let Some((follow, publish)) = publisher {
-                    follow.publish(publish).await;
-                }
+                let (publish, updates) = watch::channel(snapshot.clone());
+                drop(begun.send(Ok((updates, snapshot, troubles))));
+                follow.publish(publish).await;
             });
         };
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("it has ended"));
-        let (updates, snapshot) = beginning.recv().map_err(|_| gone())??;
-        Ok((ApiSource { updates, contacts }, snapshot))
+        let (updates, snapshot, troubles) = beginning.recv().map_err(|_| gone())??;
+        Ok((ApiSource { updates, contacts, troubles }, snapshot))
     }
 
     /// The next snapshot that differs in what is known. Cancel-safe.
@@ -121,21 +130,33 @@ impl ApiSource {
         self.updates.borrow_and_update().clone()
     }
 
+    /// Says what is wrong with a volume at this moment, if anything is, for the server to show with the pod.
+    pub fn tell(&self, volume: &str, reason: Option<&str>) {
+        if let Some(troubles) = &self.troubles {
+            troubles.tell(volume, reason);
+        }
+    }
+
     /// What is known of the talk with the server.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
     }
 }
 
-async fn begin(plan: Plan, contacts: Contacts) -> Result<(Follow, Snapshot), StartError> {
+async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
     let client = Client::open(plan.access).await?;
     let mut follow = match &plan.pod {
         Some(name) => {
             let (pod, follower) = start::pod(&client, name, plan.node.as_deref()).await?;
-            Follow::new(client, plan.files, plan.volumes, contacts).with_pod(pod, follower)
+            Follow::new(client.clone(), plan.files, plan.volumes, contacts).with_pod(pod, follower)
         }
-        None => Follow::new(client, plan.files, plan.volumes, contacts),
+        None => Follow::new(client.clone(), plan.files, plan.volumes, contacts),
     };
     let snapshot = follow.first().await;
-    Ok((follow, snapshot))
+    let troubles = snapshot.pod.as_ref().map(|pod| {
+        let (troubles, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());
+        tokio::spawn(post);
+        troubles
+    });
+    Ok(Begun { follow, snapshot, troubles })
 }

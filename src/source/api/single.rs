@@ -13,6 +13,7 @@ use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
 use super::follower::{Follower, News};
+use super::poller::Poller;
 use crate::manifest::objects::{NamedObject, ObjectKey, Objects, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
@@ -54,14 +55,51 @@ pub(super) async fn follow_object(
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
 ) {
     let title = key.to_string();
-    let mut follower = Follower::new(client, Collection::of(&key));
+    let mut teller = Teller::new(client, Collection::of(&key));
     loop {
-        let news = follower.next().await;
+        let news = teller.next().await;
         let told = interpret(news, |object| parse(object, &title));
         let settled = matches!(&told, Told::Is(object) if is_settled(object));
-        note(&contacts, &title, &follower, &told, settled);
+        let doing = if settled { "settled" } else { teller.doing() };
+        note(&contacts, &title, doing, teller.version(), &told);
         if tell.send((key.clone(), told)).await.is_err() || settled {
             return;
+        }
+    }
+}
+
+/// Who tells of an object.
+enum Teller {
+    Follower(Follower),
+    Poller(Poller),
+}
+
+impl Teller {
+    fn new(client: Client, object: Collection) -> Teller {
+        match object.resource.can_be_watched() {
+            true => Teller::Follower(Follower::new(client, object)),
+            false => Teller::Poller(Poller::new(client, object)),
+        }
+    }
+
+    async fn next(&mut self) -> News {
+        match self {
+            Teller::Follower(follower) => follower.next().await,
+            Teller::Poller(poller) => poller.next().await,
+        }
+    }
+
+    fn doing(&self) -> &'static str {
+        match self {
+            Teller::Follower(follower) => follower.doing(),
+            Teller::Poller(_) => "polling",
+        }
+    }
+
+    fn version(&self) -> Option<&str> {
+        match self {
+            Teller::Follower(follower) => follower.version(),
+            Teller::Poller(poller) => poller.version(),
         }
     }
 }
@@ -83,7 +121,7 @@ pub(super) async fn follow_pod(
             news => news,
         };
         let told = interpret(news, |pod| parse_pod(pod, &title));
-        note(&contacts, &title, &follower, &told, false);
+        note(&contacts, &title, follower.doing(), follower.version(), &told);
         if tell.send(told).await.is_err() {
             return;
         }
@@ -139,11 +177,10 @@ fn is_settled(object: &Arc<NamedObject>) -> bool {
 }
 
 /// Writes down how the talk about it goes.
-pub(super) fn note<T>(contacts: &Contacts, title: &str, follower: &Follower, told: &Told<T>, settled: bool) {
-    let doing = if settled { "settled" } else { follower.doing() };
+pub(super) fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
     match told {
         Told::Trouble(error) => contacts.trouble(title, doing, &error.sentence),
-        Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, follower.version()),
+        Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, version),
     }
 }
 

@@ -18,6 +18,7 @@ use super::backoff::Backoff;
 use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
+use super::follower::LONGEST_ASKED;
 use super::single::{Task, Told};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Tokens;
@@ -33,8 +34,6 @@ const SPREAD: Duration = Duration::from_secs(10);
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// Clocks can be set, and time passes while a machine sleeps: so often the age of a token is looked at.
 const LOOK: Duration = Duration::from_secs(600);
-/// The longest that a server can ask podfs to stay away.
-const LONGEST_ASKED: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
 /// All tokens of a pod.
@@ -79,13 +78,8 @@ impl Issued {
                 continue;
             }
             debug!("{} is asked for", owner.title(key));
-            let task = keep_issued(
-                self.client.clone(),
-                owner.clone(),
-                key.clone(),
-                self.contacts.clone(),
-                self.tell.clone(),
-            );
+            let task =
+                keep_issued(self.client.clone(), owner.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
             self.tokens.insert(key.clone(), Token { bytes: None, trouble: None, _task: Task::spawn(task) });
         }
         self.owner = Some(owner);
@@ -347,7 +341,16 @@ mod tests {
 
     #[test]
     fn an_answer_without_a_good_token_is_told_and_not_quoted() {
-        let now = SystemTime::from("2030-01-01T00:00:00Z".parse::<Time>().expect("a time").0);
-        let _ = now;
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+        let parse =
+            |answer: Value| Grant::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);
+        let answer = |token: &str, until: &str| json!({"spec": {"expirationSeconds": 3600}, "status": {"token": token, "expirationTimestamp": until}});
+        assert_eq!(parse(answer("hunter2", "2030-03-17T18:46:40Z")), Ok(Duration::from_secs(3600)));
+        assert_eq!(
+            parse(answer("hunter2", "2030-03-17T17:46:40Z")),
+            Err("the server issued a token that has expired already; the clock here, or there, is wrong".to_owned())
+        );
+        assert_eq!(parse(answer("", "2030-03-17T18:46:40Z")), Err("the answer of the server has no token".to_owned()));
+        assert_eq!(parse(answer("hunter2", "tomorrow")), Err("the answer of the server is no TokenRequest".to_owned()));
     }
 }

@@ -90,6 +90,16 @@ impl Client {
         Ok(Client(Arc::new(Shared { access, connection, first: Mutex::new(()), recovered: Notify::new() })))
     }
 
+    /// The one object of a collection that is one; none if there is no such object.
+    pub(super) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
+        let asked = format!("get {}", collection.title());
+        match self.ask(&asked, MAX_OBJECT, |server| (Method::GET, collection.object(server), None)).await {
+            Ok(body) => parse(&asked, &body).map(Some),
+            Err(error) if error.class == Class::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// What a collection holds at this moment.
     pub(super) async fn list(&self, collection: &Collection) -> Result<List, ApiError> {
         let asked = format!("list {}", collection.title());

@@ -1,0 +1,238 @@
+//! From a request to its answer: who asks, what for, may they, and then the answer; or the fault that is planned.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::body::{Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::authorizer::Rules;
+use super::faults::{Answer, Faults};
+use super::identity::{User, Users};
+use super::listener::Connection;
+use super::request::Asked;
+use super::resources::Resource;
+use super::selector::Selection;
+use super::status::{Failure, json_response};
+use super::store::{Key, Store};
+use super::{tokens, watch};
+
+/// Most bytes of a request.
+const LIMIT: usize = 4 << 20;
+
+/// What requests are answered from.
+pub struct Cluster {
+    pub users: Users,
+    pub faults: Faults,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub store: Store,
+    pub rules: Rules,
+    /// Every request, in the order in which they came.
+    pub seen: Vec<Asked>,
+    tokens: u64,
+}
+
+impl Cluster {
+    pub fn new(users: Users) -> Self {
+        Self { users, faults: Faults::default(), state: Mutex::default() }
+    }
+
+    #[track_caller]
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panicked with it before")
+    }
+
+    /// Answers a request, rightly or wrongly.
+    pub async fn answer(self: Arc<Self>, connection: Arc<Connection>, request: Request) -> Response {
+        let (parts, body) = request.into_parts();
+        let mut asked = Asked::parse(&parts, connection.number);
+        let Ok(body) = to_bytes(body, LIMIT).await else { return StatusCode::BAD_REQUEST.into_response() };
+        asked.body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let user = self.users.identify(&connection.certificates, &parts.headers);
+        if let Ok(user) = &user {
+            asked.user.clone_from(&user.name);
+        }
+        self.state().seen.push(asked.clone());
+        let (due, delay) = (self.faults.due(&asked), self.faults.mood().delay);
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        match due {
+            None => user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response()),
+            Some(Answer::Never) => std::future::pending().await,
+            Some(answer) if answer.spoils() => {
+                // What goes on without end has no middle: a watch is spoilt at its first line.
+                let right = match asked.verb.as_str() {
+                    "watch" => {
+                        json_response(StatusCode::OK, &json!({"type": "ADDED", "object": {"kind": "ConfigMap"}}))
+                    }
+                    _ => user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response()),
+                };
+                let (parts, body) = right.into_parts();
+                let right: Bytes = to_bytes(body, usize::MAX).await.expect("it is in memory");
+                let mut spoilt = answer.spoil(right).into_response();
+                *spoilt.status_mut() = parts.status;
+                spoilt
+            }
+            Some(answer) => answer.response(),
+        }
+    }
+
+    fn serve(&self, user: &User, asked: &Asked) -> Result<Response, Failure> {
+        let mut state = self.state();
+        // Whether it is allowed comes before whether it is there.
+        state.rules.check(&state.store, user, asked)?;
+        let resource = asked.resource.ok_or_else(Failure::no_resource)?;
+        if asked.namespace.is_some() && !resource.namespaced {
+            return Err(Failure::no_resource());
+        }
+        match (asked.verb.as_str(), asked.subresource.as_deref()) {
+            ("get", None) => get(&state.store, resource, asked),
+            ("list", None) => list(&state.store, &selection(resource, asked)?, asked),
+            ("watch", None) => watch::answer(&mut state.store, asked, selection(resource, asked)?, self.faults.moods()),
+            ("create", None) if resource.kind == "Event" => create(&mut state.store, resource, asked),
+            ("create", Some("token")) if resource.kind == "ServiceAccount" => {
+                state.tokens += 1;
+                let (lifetime, serial) = (self.faults.mood().token_lifetime, state.tokens);
+                let answer = tokens::issue(&state.store, user, asked, lifetime, serial)?;
+                Ok(json_response(StatusCode::CREATED, &answer))
+            }
+            (_, None) => Err(Failure::no_method()),
+            (_, Some(_)) => Err(Failure::no_resource()),
+        }
+    }
+}
+
+fn get(store: &Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
+    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
+    let object = store.get(&Key::new(resource.plural, namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
+    Ok(json_response(StatusCode::OK, &resource.render(object)))
+}
+
+fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response, Failure> {
+    let resource = selection.resource();
+    let page = asked.parameter("continue").filter(|token| !token.is_empty()).map(Page::parse).transpose()?;
+    let version = match &page {
+        Some(page) => page.version,
+        None => version_of_list(store, asked)?,
+    };
+    let mut objects = store.select(selection, version)?;
+    if let Some(Page { after, .. }) = &page {
+        objects.retain(|(key, _)| (&key.namespace, &key.name) > (&after.0, &after.1));
+    }
+    let mut metadata = json!({"resourceVersion": version.to_string()});
+    let limit = match asked.parameter("limit").map(str::parse::<usize>) {
+        None | Some(Ok(0)) => usize::MAX,
+        Some(Ok(limit)) => limit,
+        Some(Err(_)) => return Err(Failure::bad_request("limit is not a number")),
+    };
+    if objects.len() > limit {
+        metadata["remainingItemCount"] = (objects.len() - limit).into();
+        objects.truncate(limit);
+        let (last, _) = objects.last().expect("a limit is not zero");
+        metadata["continue"] = Page { version, after: (last.namespace.clone(), last.name.clone()) }.token().into();
+    }
+    // Items do not say what they are: the list does.
+    let items: Vec<Value> = objects
+        .iter()
+        .map(|(_, object)| {
+            let mut item = Value::clone(object);
+            let fields = item.as_object_mut().expect("an object");
+            fields.remove("apiVersion");
+            fields.remove("kind");
+            item
+        })
+        .collect();
+    let list = json!({
+        "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(), "metadata": metadata, "items": items,
+    });
+    Ok(json_response(StatusCode::OK, &list))
+}
+
+/// Which version a list is asked of.
+fn version_of_list(store: &Store, asked: &Asked) -> Result<u64, Failure> {
+    let current = store.version();
+    let wanted = match asked.parameter("resourceVersion").unwrap_or_default() {
+        "" => None,
+        version => {
+            let invalid = || Failure::bad_request(format!("Invalid value: {version:?}"));
+            Some(version.parse::<u64>().map_err(|_| invalid())?)
+        }
+    };
+    match (wanted, asked.parameter("resourceVersionMatch")) {
+        (None, None) => Ok(current),
+        (None, Some(_)) => {
+            let why =
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided";
+            Err(Failure::invalid("ListOptions.meta.k8s.io", "", why))
+        }
+        (Some(wanted), _) if wanted > current => Err(Failure::too_new(wanted, current)),
+        (Some(wanted), Some("Exact")) => Ok(wanted),
+        (Some(_), _) => Ok(current),
+    }
+}
+
+fn selection(resource: &'static Resource, asked: &Asked) -> Result<Selection, Failure> {
+    let (fields, labels) = (asked.parameter("fieldSelector"), asked.parameter("labelSelector"));
+    Selection::new(resource, asked.namespace.as_deref(), fields, labels)
+}
+
+fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
+    let mut object = asked.body.clone();
+    if Resource::of(&object) != Some(resource) {
+        return Err(Failure::bad_request(format!("the object provided is not a {}", resource.kind)));
+    }
+    let namespace = asked.namespace.as_deref().unwrap_or_default();
+    let metadata = &mut object["metadata"];
+    if metadata["namespace"].as_str().is_some_and(|given| given != namespace) {
+        let message = "the namespace of the provided object does not match the namespace sent on the request";
+        return Err(Failure::bad_request(message));
+    }
+    metadata["namespace"] = namespace.into();
+    let name = match (metadata["name"].as_str(), metadata["generateName"].as_str()) {
+        (Some(name), _) => name.to_owned(),
+        (None, Some(prefix)) => format!("{prefix}{:05x}", store.version()),
+        (None, None) => {
+            let why = "metadata.name: Required value: name or generateName is required";
+            return Err(Failure::invalid(resource.kind, "", why));
+        }
+    };
+    metadata["name"] = name.as_str().into();
+    let key = Key::new(resource.plural, namespace, &name);
+    if store.get(&key).is_some() {
+        return Err(Failure::exists(asked, &name));
+    }
+    store.put(object);
+    let created = store.get(&key).expect("it was just put");
+    Ok(json_response(StatusCode::CREATED, &resource.render(created)))
+}
+
+/// Where a list goes on.
+struct Page {
+    version: u64,
+    /// The namespace and the name of the last object before.
+    after: (String, String),
+}
+
+impl Page {
+    fn token(&self) -> String {
+        let Self { version, after: (namespace, name) } = self;
+        let token = json!(ByteString(json!([version, namespace, name]).to_string().into_bytes()));
+        token.as_str().expect("base64").to_owned()
+    }
+
+    fn parse(token: &str) -> Result<Self, Failure> {
+        let invalid = || Failure::bad_request("continue key is not valid");
+        let ByteString(bytes) = serde_json::from_value(token.into()).map_err(|_| invalid())?;
+        let (version, namespace, name) = serde_json::from_slice(&bytes).map_err(|_| invalid())?;
+        Ok(Self { version, after: (namespace, name) })
+    }
+}

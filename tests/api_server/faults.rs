@@ -1,0 +1,197 @@
+//! What goes wrong with answers: planned by a test, done by the server. (What goes wrong with connections: `listener`.)
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use tokio::sync::watch;
+
+use super::request::Asked;
+use super::status::Failure;
+
+/// An answer other than the right one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// 429, to be asked again after so many seconds.
+    TooMany(u64),
+    /// An error of the server: 500, 503, 504.
+    Error(u16),
+    /// 401, though the credentials are good.
+    Unauthorized,
+    /// 410 as the answer to the request itself. (A watch from a forgotten version says so in its stream.)
+    Gone,
+    /// 200, and a page of some proxy.
+    Html,
+    /// 302 to another place.
+    Redirect(String),
+    /// The right answer, with bytes in it that are no text.
+    InvalidUtf8,
+    /// The right answer, and it ends in the middle as if that were its end.
+    Truncated,
+    /// The right answer, and the connection breaks in the middle of it.
+    Broken,
+    /// So many bytes, none of them useful.
+    Oversize(usize),
+    /// None, ever.
+    Never,
+}
+
+/// How watches end before their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// After so many changes.
+    pub events: Option<usize>,
+    /// After this time.
+    pub time: Option<Duration>,
+    pub end: End,
+}
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As it should.
+    Clean,
+    /// The stream breaks between two lines.
+    Broken,
+    /// The stream ends cleanly, in the middle of a line.
+    MidLine,
+}
+
+/// What else happens to watches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disturbance {
+    /// Every change is told twice.
+    pub duplicate: bool,
+    /// After each change, what was there before it is told again, with its older version.
+    pub outdated: bool,
+}
+
+/// How the server is at a moment.
+#[derive(Clone, Debug, Default)]
+pub struct Mood {
+    pub delay: Duration,
+    pub cut: Option<Cut>,
+    pub disturbance: Disturbance,
+    /// How long tokens are good, whatever is asked for.
+    pub token_lifetime: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+struct Planned {
+    /// The verb and the resource, if not any.
+    only: Option<(String, String)>,
+    /// How many more times; for ever if none.
+    times: Option<usize>,
+    answer: Answer,
+}
+
+/// What is to go wrong. Watches that are under way hear of it.
+#[derive(Default)]
+pub struct Faults {
+    mood: watch::Sender<Mood>,
+    planned: Mutex<Vec<Planned>>,
+}
+
+impl Faults {
+    pub fn mood(&self) -> Mood {
+        self.mood.borrow().clone()
+    }
+
+    pub fn moods(&self) -> watch::Receiver<Mood> {
+        self.mood.subscribe()
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Mood)) {
+        self.mood.send_modify(change);
+    }
+
+    /// Answers wrongly so many times (for ever if none), to requests of this verb on this resource (to any if none).
+    pub fn plan(&self, only: Option<(&str, &str)>, times: Option<usize>, answer: Answer) {
+        let only = only.map(|(verb, resource)| (verb.to_owned(), resource.to_owned()));
+        self.planned().push(Planned { only, times, answer });
+    }
+
+    /// The wrong answer that is due for this request.
+    pub fn due(&self, asked: &Asked) -> Option<Answer> {
+        let mut planned = self.planned();
+        let concerns = |one: &&mut Planned| one.only.as_ref().is_none_or(|(verb, resource)| asked.is(verb, resource));
+        let due = planned.iter_mut().find(concerns)?;
+        due.times = due.times.map(|times| times - 1);
+        let answer = due.answer.clone();
+        planned.retain(|one| one.times != Some(0));
+        Some(answer)
+    }
+
+    /// How many plans of wrong answers are not fulfilled.
+    pub fn pending(&self) -> usize {
+        self.planned().len()
+    }
+
+    /// Nothing goes wrong any more.
+    pub fn heal(&self) {
+        self.planned().clear();
+        self.mood.send_replace(Mood::default());
+    }
+
+    fn planned(&self) -> MutexGuard<'_, Vec<Planned>> {
+        self.planned.lock().expect("nobody panics with it")
+    }
+}
+
+impl Answer {
+    /// Whether what it is made from is the right answer.
+    pub fn spoils(&self) -> bool {
+        matches!(self, Self::InvalidUtf8 | Self::Truncated | Self::Broken)
+    }
+
+    /// An answer that needs no right one.
+    pub fn response(&self) -> Response {
+        match self {
+            Self::TooMany(seconds) => Failure::too_many(*seconds).response(),
+            Self::Error(code) => Failure::server_error(*code).response(),
+            Self::Unauthorized => Failure::unauthorized().response(),
+            Self::Gone => Failure::too_old(1, 2).response(),
+            Self::Html => typed("text/html", Body::from("<!DOCTYPE html>\n<html><body>Please log in</body></html>\n")),
+            Self::Redirect(to) => {
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = StatusCode::FOUND;
+                response.headers_mut().insert(LOCATION, HeaderValue::from_str(to).expect("an address"));
+                response
+            }
+            Self::Oversize(bytes) => typed("application/json", Body::from(vec![b' '; *bytes])),
+            Self::Never | Self::InvalidUtf8 | Self::Truncated | Self::Broken => {
+                unreachable!("{self:?} has its own way")
+            }
+        }
+    }
+
+    /// The right answer, spoilt.
+    pub fn spoil(&self, right: Bytes) -> Body {
+        let half = right.slice(..right.len() / 2);
+        match self {
+            Self::InvalidUtf8 => {
+                let mut bytes = right.to_vec();
+                // Inside of the last string.
+                let quote = bytes.iter().rposition(|byte| *byte == b'"').expect("JSON has strings");
+                bytes.splice(quote..quote, [0xff, 0xfe]);
+                Body::from(bytes)
+            }
+            Self::Truncated => Body::from(half),
+            _ => Body::from_stream(futures_util::stream::iter([Ok(half), Err(broken())])),
+        }
+    }
+}
+
+/// Breaks the stream of an answer.
+pub fn broken() -> std::io::Error {
+    std::io::Error::other("broken on purpose")
+}
+
+fn typed(content_type: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

@@ -1,0 +1,222 @@
+//! Connections: taken, refused, held, broken. TLS over TCP, and HTTP/1.1 or HTTP/2 over that as the client prefers.
+//!
+//! The server lives in a thread with a runtime of its own. Orders to it are carried out when they return: after
+//! [`Order::Refuse`], the kernel refuses whoever connects.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::answers::Cluster;
+
+/// What the server's default is, per connection.
+const STREAMS: u32 = 100;
+/// How often quiet watches hear how far the server is.
+const BOOKMARK: Duration = Duration::from_secs(60);
+
+/// What is to happen to connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// New ones are served.
+    Serve,
+    /// There is no server: new ones are refused, those that are there break.
+    Refuse,
+    /// New ones are taken and nothing is ever said on them.
+    Hold,
+    /// Those that are there break.
+    Break,
+    /// Those that are there stay, and nothing moves on them any more, in neither direction.
+    Freeze,
+}
+
+/// What is known of a connection.
+pub struct Connection {
+    pub number: u64,
+    pub certificates: Vec<CertificateDer<'static>>,
+}
+
+/// The thread with the server.
+pub struct Listener {
+    pub address: SocketAddr,
+    orders: Option<UnboundedSender<(Order, SyncSender<()>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    pub fn start(cluster: Arc<Cluster>, tls: Arc<Mutex<Arc<ServerConfig>>>) -> Self {
+        let (orders, given) = unbounded_channel();
+        let (tell, told) = sync_channel(1);
+        let serve = async move {
+            let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
+            let address = listener.local_addr().expect("an address");
+            tell.send(address).expect("somebody waits");
+            let server =
+                Server { cluster, tls, address, connections: JoinSet::new(), count: 0, frozen: Arc::default() };
+            server.run(listener, given).await;
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let thread = thread::spawn(move || runtime.block_on(serve));
+        let address = told.recv().expect("the server starts");
+        Self { address, orders: Some(orders), thread: Some(thread) }
+    }
+
+    #[track_caller]
+    pub fn order(&self, order: Order) {
+        let (done, carried_out) = sync_channel(1);
+        let orders = self.orders.as_ref().expect("it runs until it is dropped");
+        orders.send((order, done)).expect("the server listens");
+        carried_out.recv().expect("the server carries it out");
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn listen(address: SocketAddr) -> TcpListener {
+    TcpListener::bind(address).await.expect("the address is free")
+}
+
+struct Server {
+    cluster: Arc<Cluster>,
+    tls: Arc<Mutex<Arc<ServerConfig>>>,
+    address: SocketAddr,
+    connections: JoinSet<()>,
+    /// How many connections there were.
+    count: u64,
+    /// Connections with a lower number are frozen.
+    frozen: Arc<AtomicU64>,
+}
+
+impl Server {
+    async fn run(mut self, listener: TcpListener, mut orders: UnboundedReceiver<(Order, SyncSender<()>)>) {
+        let mut listener = Some(listener);
+        let mut holds = false;
+        let mut bookmarks = tokio::time::interval(BOOKMARK);
+        loop {
+            tokio::select! {
+                order = orders.recv() => {
+                    let Some((order, done)) = order else { return };
+                    match order {
+                        Order::Serve | Order::Hold => {
+                            holds = order == Order::Hold;
+                            if listener.is_none() {
+                                listener = Some(listen(self.address).await);
+                            }
+                        }
+                        Order::Refuse => {
+                            listener = None;
+                            self.connections.shutdown().await;
+                        }
+                        Order::Break => self.connections.shutdown().await,
+                        Order::Freeze => self.frozen.store(self.count, Ordering::Relaxed),
+                    }
+                    let _ = done.send(());
+                }
+                taken = take(listener.as_ref()) => self.serve(taken, holds),
+                _ = bookmarks.tick() => self.cluster.state().store.bookmark(),
+                Some(_) = self.connections.join_next() => {}
+            }
+        }
+    }
+
+    fn serve(&mut self, stream: TcpStream, hold: bool) {
+        let number = self.count;
+        self.count += 1;
+        if hold {
+            self.connections.spawn(async move {
+                std::future::pending::<()>().await;
+                drop(stream);
+            });
+            return;
+        }
+        // Small answers go out at once.
+        let _ = stream.set_nodelay(true);
+        let stream = Freezing { stream, number, frozen: Arc::clone(&self.frozen) };
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.lock().expect("nobody panics with it")));
+        let cluster = Arc::clone(&self.cluster);
+        self.connections.spawn(async move {
+            // Who does not trust the server goes away in the handshake.
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let certificates = certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();
+            let connection = Arc::new(Connection { number, certificates });
+            let answer = move |request: Request| Arc::clone(&cluster).answer(Arc::clone(&connection), request);
+            let service = TowerToHyperService::new(Router::new().fallback(answer));
+            let mut http = Builder::new(TokioExecutor::new());
+            http.http2().max_concurrent_streams(STREAMS);
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+/// The next connection; never one while nobody listens.
+async fn take(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        if let Ok((stream, _)) = listener.accept().await {
+            return stream;
+        }
+    }
+}
+
+/// A connection that can be frozen: it stays open, as if the network between were gone.
+struct Freezing {
+    stream: TcpStream,
+    number: u64,
+    frozen: Arc<AtomicU64>,
+}
+
+impl Freezing {
+    fn is_frozen(&self) -> bool {
+        self.number < self.frozen.load(Ordering::Relaxed)
+    }
+}
+
+// Nobody is woken when a connection is frozen: it is for ever.
+impl AsyncRead for Freezing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(context, buffer) }
+    }
+}
+
+impl AsyncWrite for Freezing {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_write(context, bytes) }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_flush(context) }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_shutdown(context) }
+    }
+}

@@ -1,0 +1,263 @@
+//! An API server for tests: it stands for kube-apiserver in all that podfs asks of one.
+//!
+//! It speaks HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1, knows users by client certificates and bearer tokens, and
+//! lets nodes do what the Node authorizer and the NodeRestriction admission let them do. It keeps objects with one version
+//! for all of them, and answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`, bookmarks, initial
+//! events, timeouts), `create` for events and for tokens of service accounts. Errors are `Status` objects with the codes,
+//! reasons and texts of a real server.
+//!
+//! It can be told to be unwell: to refuse connections, to hold them, break or freeze them ([`Order`]); to answer wrongly
+//! ([`Answer`]), late, or with watches that end or repeat themselves ([`Mood`]); to present another certificate
+//! ([`Presents`]); to have forgotten its history. It writes down every request, and says which of them are not what the
+//! conventions of the API ask for.
+//!
+//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every change over HTTP but `create`
+//! (tests change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery,
+//! protobuf, tables, server-side apply, priority and fairness, and signatures of tokens. `Node` objects and service accounts
+//! are not made by themselves.
+//!
+//! One concept a file: `listener` takes connections, `request` reads what they ask, `identity` and `authorizer` say who may,
+//! `answers` and `watch` answer from the `store`, `faults` spoils it, and `conventions` judges.
+#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
+
+mod answers;
+mod authority;
+mod authorizer;
+mod conventions;
+mod faults;
+mod identity;
+mod kubeconfig;
+mod listener;
+mod request;
+mod resources;
+mod selector;
+mod status;
+mod store;
+mod tokens;
+mod watch;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use answers::Cluster;
+use authority::Authority;
+use identity::Users;
+use listener::Listener;
+use resources::Resource;
+use store::Key;
+
+pub use authority::{Pair, Presents};
+pub use faults::{Answer, Cut, Disturbance, End, Mood};
+pub use identity::{MASTERS, NODES, User};
+pub use kubeconfig::Style;
+pub use listener::Order;
+pub use request::Asked;
+pub use tokens::claims;
+
+/// A server; it ends when it is dropped.
+pub struct ApiServer {
+    listener: Listener,
+    cluster: Arc<Cluster>,
+    authority: Authority,
+    tls: Arc<Mutex<Arc<ServerConfig>>>,
+    directory: TempDir,
+}
+
+impl ApiServer {
+    pub fn start() -> Self {
+        let authority = Authority::new("kubernetes");
+        let users = Users::new(authority.der(), Arc::new(ring::default_provider()));
+        let cluster = Arc::new(Cluster::new(users));
+        let tls = Arc::new(Mutex::new(tls(&authority, Presents::Good)));
+        let listener = Listener::start(Arc::clone(&cluster), Arc::clone(&tls));
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        Self { listener, cluster, authority, tls, directory }
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}", self.listener.address)
+    }
+
+    /// The certificate of the authority, in PEM.
+    pub fn authority(&self) -> String {
+        self.authority.pem()
+    }
+
+    /// A certificate by which a user is known until then.
+    pub fn client_certificate(&self, user: &User, until: SystemTime) -> Pair {
+        self.authority.client(&user.name, user.groups.first().map_or("", String::as_str), until)
+    }
+
+    /// Lets a user that is no node do this to a resource (`serviceaccounts/token`).
+    pub fn permit(&self, user: &User, verbs: &[&str], resource: &str) {
+        self.cluster.state().rules.permit(&user.name, verbs, resource);
+    }
+
+    /// Takes all that it may from a user that is no node.
+    pub fn forbid(&self, user: &User) {
+        self.cluster.state().rules.forbid(&user.name);
+    }
+
+    /// Knows nobody by the tokens of this user any more.
+    pub fn refuse_tokens_of(&self, user: &User) {
+        self.cluster.users.refuse_tokens_of(&user.name);
+    }
+
+    /// Creates or replaces an object (YAML or JSON, `default` being its namespace if it names none). Gives its version.
+    #[track_caller]
+    pub fn put(&self, object: &str) -> u64 {
+        self.put_value(serde_saphyr::from_str(object).expect("a manifest"))
+    }
+
+    #[track_caller]
+    pub fn put_value(&self, object: Value) -> u64 {
+        self.cluster.state().store.put(object)
+    }
+
+    /// Takes an object away. Gives the version since which it is gone.
+    #[track_caller]
+    pub fn delete(&self, kind: &str, namespace: &str, name: &str) -> u64 {
+        self.cluster.state().store.delete(&key(kind, namespace, name))
+    }
+
+    /// An object as it is.
+    pub fn object(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
+        self.cluster.state().store.get(&key(kind, namespace, name)).map(|object| Value::clone(object))
+    }
+
+    /// All objects of a kind.
+    pub fn objects(&self, kind: &str) -> Vec<Value> {
+        let plural = Resource::of_kind(kind).expect("a kind").plural;
+        self.cluster.state().store.of(plural).map(|(_, object)| Value::clone(object)).collect()
+    }
+
+    /// The version of the last change.
+    pub fn version(&self) -> u64 {
+        self.cluster.state().store.version()
+    }
+
+    /// How many watches there are that tell of an object.
+    pub fn watches(&self, kind: &str, name: &str) -> usize {
+        let plural = Resource::of_kind(kind).expect("a kind").plural;
+        self.cluster.state().store.watches(plural, name)
+    }
+
+    /// Tells all watches how far the server is.
+    pub fn bookmark(&self) {
+        self.cluster.state().store.bookmark();
+    }
+
+    /// Forgets the history: a watch that is not there can only begin at what follows.
+    pub fn compact(&self) {
+        self.cluster.state().store.compact();
+    }
+
+    /// What happens to connections.
+    #[track_caller]
+    pub fn connections(&self, order: Order) {
+        self.listener.order(order);
+    }
+
+    /// Ends and begins again on the same port, with the same objects.
+    #[track_caller]
+    pub fn restart(&self) {
+        self.connections(Order::Refuse);
+        self.connections(Order::Serve);
+    }
+
+    /// What new connections see of the server.
+    pub fn present(&self, presents: Presents) {
+        *self.tls.lock().expect("nobody panics with it") = tls(&self.authority, presents);
+    }
+
+    /// Answers the next requests wrongly, so many.
+    pub fn fail(&self, times: usize, answer: Answer) {
+        self.cluster.faults.plan(None, Some(times), answer);
+    }
+
+    /// Answers the next requests of this verb on this resource (`serviceaccounts/token`) wrongly, so many.
+    pub fn fail_only(&self, verb: &str, resource: &str, times: usize, answer: Answer) {
+        self.cluster.faults.plan(Some((verb, resource)), Some(times), answer);
+    }
+
+    /// Answers all requests of this verb on this resource wrongly, until [`Self::heal`].
+    pub fn fail_always(&self, verb: &str, resource: &str, answer: Answer) {
+        self.cluster.faults.plan(Some((verb, resource)), None, answer);
+    }
+
+    /// How many plans of wrong answers are not fulfilled.
+    pub fn pending_failures(&self) -> usize {
+        self.cluster.faults.pending()
+    }
+
+    /// Changes how answers are given.
+    pub fn mood(&self, change: impl FnOnce(&mut Mood)) {
+        self.cluster.faults.change(change);
+    }
+
+    /// Ends watches early.
+    pub fn cut(&self, events: Option<usize>, time: Option<Duration>, end: End) {
+        self.mood(|mood| mood.cut = Some(Cut { events, time, end }));
+    }
+
+    /// Answers rightly from now on.
+    pub fn heal(&self) {
+        self.cluster.faults.heal();
+    }
+
+    /// Every request, in the order in which they came.
+    pub fn requests(&self) -> Vec<Asked> {
+        self.cluster.state().seen.clone()
+    }
+
+    /// How many requests of this verb on this resource there were.
+    pub fn count(&self, verb: &str, resource: &str) -> usize {
+        self.cluster.state().seen.iter().filter(|asked| asked.is(verb, resource)).count()
+    }
+
+    /// Forgets the requests so far.
+    pub fn forget_requests(&self) {
+        self.cluster.state().seen.clear();
+    }
+
+    /// Panics if any request is not what the conventions of the API ask for.
+    #[track_caller]
+    pub fn assert_conventions(&self) {
+        let complaints: Vec<String> = self
+            .requests()
+            .iter()
+            .flat_map(|asked| {
+                let request = format!("{} {}?{}", asked.verb, asked.path, asked.raw_query);
+                conventions::problems(asked).into_iter().map(move |problem| format!("{request}: {problem}"))
+            })
+            .collect();
+        assert!(complaints.is_empty(), "requests that a server might not take:\n{}", complaints.join("\n"));
+    }
+}
+
+fn key(kind: &str, namespace: &str, name: &str) -> Key {
+    Key::new(Resource::of_kind(kind).expect("a kind").plural, namespace, name)
+}
+
+fn tls(authority: &Authority, presents: Presents) -> Arc<ServerConfig> {
+    let other;
+    let signer = match presents {
+        Presents::OtherAuthority => {
+            other = Authority::new("another authority");
+            &other
+        }
+        _ => authority,
+    };
+    let pair = signer.server(presents);
+    let provider = Arc::new(ring::default_provider());
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+    let config = config.expect("ring has them").with_client_cert_verifier(Arc::new(identity::AnyCertificate(provider)));
+    let mut config = config.with_single_cert(vec![pair.certificate()], pair.key()).expect("they fit");
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Arc::new(config)
+}

@@ -1,0 +1,82 @@
+//! What there is to ask for: the resources, as paths and objects spell them.
+
+use serde_json::Value;
+
+/// One resource in one version of its API.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// The API group; that of the core is empty.
+    pub group: &'static str,
+    pub version: &'static str,
+    pub plural: &'static str,
+    pub kind: &'static str,
+    pub namespaced: bool,
+    /// The fields that lists can be narrowed by, besides name and namespace, as JSON pointers.
+    pub fields: &'static [(&'static str, &'static str)],
+}
+
+const CERTIFICATES: &str = "certificates.k8s.io";
+
+pub const RESOURCES: [Resource; 10] = [
+    core("configmaps", "ConfigMap", true, &[]),
+    core("secrets", "Secret", true, &[("type", "/type")]),
+    core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
+    core("events", "Event", true, &[("involvedObject.uid", "/involvedObject/uid"), ("reason", "/reason")]),
+    core("serviceaccounts", "ServiceAccount", true, &[]),
+    core("persistentvolumeclaims", "PersistentVolumeClaim", true, &[]),
+    core("persistentvolumes", "PersistentVolume", false, &[]),
+    core("nodes", "Node", false, &[("spec.unschedulable", "/spec/unschedulable")]),
+    bundles("v1beta1"),
+    bundles("v1"),
+];
+
+const fn core(
+    plural: &'static str,
+    kind: &'static str,
+    namespaced: bool,
+    fields: &'static [(&'static str, &'static str)],
+) -> Resource {
+    Resource { group: "", version: "v1", plural, kind, namespaced, fields }
+}
+
+const fn bundles(version: &'static str) -> Resource {
+    let fields = &[("spec.signerName", "/spec/signerName")];
+    Resource {
+        group: CERTIFICATES,
+        version,
+        plural: "clustertrustbundles",
+        kind: "ClusterTrustBundle",
+        namespaced: false,
+        fields,
+    }
+}
+
+impl Resource {
+    pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
+        RESOURCES
+            .iter()
+            .find(|resource| (resource.group, resource.version, resource.plural) == (group, version, plural))
+    }
+
+    /// The resource of an object.
+    pub fn of(object: &Value) -> Option<&'static Resource> {
+        let (api_version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
+        RESOURCES.iter().find(|resource| resource.kind == kind && resource.api_version() == api_version)
+    }
+
+    pub fn of_kind(kind: &str) -> Option<&'static Resource> {
+        RESOURCES.iter().find(|resource| resource.kind == kind)
+    }
+
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// The object as this version of the API shows it.
+    pub fn render(&self, object: &Value) -> Value {
+        let mut object = object.clone();
+        object["apiVersion"] = self.api_version().into();
+        object["kind"] = self.kind.into();
+        object
+    }
+}

@@ -1,0 +1,154 @@
+//! Answers that say no: `Status` objects with the codes, reasons and texts of a real server.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::request::Asked;
+
+/// Why a request is not answered with what it asked for.
+#[derive(Debug)]
+pub struct Failure {
+    code: u16,
+    reason: &'static str,
+    message: String,
+    details: Value,
+}
+
+impl Failure {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: Value::Null }
+    }
+
+    pub fn unauthorized() -> Self {
+        Self::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    /// Neither the Node authorizer nor a rule allows it.
+    pub fn forbidden(asked: &Asked, user: &str, why: &str) -> Self {
+        let resource = asked.resource_and_subresource();
+        let place = match &asked.namespace {
+            Some(namespace) => format!("in the namespace {namespace:?}"),
+            None => "at the cluster scope".to_owned(),
+        };
+        let group = asked.group();
+        let verb = &asked.verb;
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        let cannot = format!("User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {place}{why}");
+        Self::not_admitted(asked, &cannot)
+    }
+
+    /// The request would be allowed, and what it says is not.
+    pub fn not_admitted(asked: &Asked, why: &str) -> Self {
+        let failure = Self::new(403, "Forbidden", format!("{} is forbidden: {why}", asked.title()));
+        failure.about(asked)
+    }
+
+    pub fn not_found(asked: &Asked) -> Self {
+        Self::new(404, "NotFound", format!("{} not found", asked.title())).about(asked)
+    }
+
+    /// Another object than the one that was asked for is missing.
+    pub fn missing(plural: &str, name: &str) -> Self {
+        let details = json!({"name": name, "kind": plural});
+        Self { details, ..Self::new(404, "NotFound", format!("{plural} {name:?} not found")) }
+    }
+
+    /// The path leads nowhere.
+    pub fn no_resource() -> Self {
+        Self::new(404, "NotFound", "the server could not find the requested resource")
+    }
+
+    pub fn no_method() -> Self {
+        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    }
+
+    pub fn exists(asked: &Asked, name: &str) -> Self {
+        let resource = &asked.plural;
+        Self::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(asked)
+    }
+
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub fn invalid(kind: &str, name: &str, message: &str) -> Self {
+        Self::new(422, "Invalid", format!("{kind} {name:?} is invalid: {message}"))
+    }
+
+    /// A watch from a version that the server has forgotten.
+    pub fn too_old(version: u64, oldest: u64) -> Self {
+        Self::new(410, "Expired", format!("too old resource version: {version} ({oldest})"))
+    }
+
+    /// A list whose pages are older than what the server remembers.
+    pub fn page_expired() -> Self {
+        let message = "The provided continue parameter is too old to display a consistent list result. You can start a new \
+                       list without the continue parameter.";
+        Self::new(410, "Expired", message)
+    }
+
+    /// A version that the server has not come to.
+    pub fn too_new(version: u64, current: u64) -> Self {
+        let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
+        let details = json!({"causes": causes, "retryAfterSeconds": 1});
+        let message = format!("Too large resource version: {version}, current: {current}");
+        Self { details, ..Self::new(504, "Timeout", message) }
+    }
+
+    pub fn too_many(seconds: u64) -> Self {
+        let message = "the server has received too many requests and has asked us to try again later";
+        Self { details: json!({"retryAfterSeconds": seconds}), ..Self::new(429, "TooManyRequests", message) }
+    }
+
+    pub fn server_error(code: u16) -> Self {
+        let (reason, message) = match code {
+            503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
+            504 => ("Timeout", "the server was unable to return a response in the time allotted"),
+            _ => ("InternalError", "Internal error occurred: etcdserver: leader changed"),
+        };
+        Self::new(code, reason, message)
+    }
+
+    fn about(self, asked: &Asked) -> Self {
+        let mut details = json!({"kind": asked.plural});
+        if let Some(name) = &asked.name {
+            details["name"] = name.as_str().into();
+        }
+        if !asked.group().is_empty() {
+            details["group"] = asked.group().into();
+        }
+        Self { details, ..self }
+    }
+
+    /// The `Status` object.
+    pub fn status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": self.message, "reason": self.reason, "code": self.code,
+        });
+        if !self.details.is_null() {
+            status["details"] = self.details.clone();
+        }
+        status
+    }
+
+    pub fn response(&self) -> Response {
+        let code = StatusCode::from_u16(self.code).expect("a code");
+        let mut response = json_response(code, &self.status());
+        if let (429, Some(seconds)) = (self.code, self.details["retryAfterSeconds"].as_u64()) {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// An answer as a server gives it.
+pub fn json_response(code: StatusCode, body: &Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,203 @@
+//! Watches: an answer that goes on, a line for each change.
+//!
+//! A task per watch writes lines into a short queue that is the body of the answer. It ends when the time of the watch is
+//! over, when a fault says so, or when nobody reads any more.
+
+use std::io;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+use futures_util::stream::poll_fn;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::faults::{Cut, End, Mood, broken};
+use super::request::Asked;
+use super::resources::Resource;
+use super::selector::Selection;
+use super::status::Failure;
+use super::store::{Change, News, Registered, Store};
+
+/// How long a watch lasts that names no time.
+const LASTS: Duration = Duration::from_secs(40 * 60);
+
+type Line = Result<Bytes, io::Error>;
+
+/// The answer to a watch.
+pub fn answer(
+    store: &mut Store,
+    asked: &Asked,
+    selection: Selection,
+    mood: watch::Receiver<Mood>,
+) -> Result<Response, Failure> {
+    let wants_bookmarks = asked.is_set("allowWatchBookmarks");
+    let version = match asked.parameter("resourceVersion").unwrap_or_default() {
+        "" | "0" => None,
+        version => Some(version.parse().map_err(|_| Failure::bad_request(format!("Invalid value: {version:?}")))?),
+    };
+    let sends_initial = match asked.parameter("sendInitialEvents") {
+        Some(_) if asked.parameter("resourceVersionMatch") != Some("NotOlderThan") => {
+            let why =
+                "sendInitialEvents: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            return Err(Failure::invalid("ListOptions.meta.k8s.io", "", why));
+        }
+        Some(value) => matches!(value, "true" | "1"),
+        None => false,
+    };
+    let time = match asked.parameter("timeoutSeconds").map(str::parse) {
+        Some(Ok(seconds)) if seconds > 0 => Duration::from_secs(seconds),
+        Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is not a number")),
+        _ => LASTS,
+    };
+    // Without a version, or with initial events, a watch begins with what there is.
+    let mut first = Vec::new();
+    let resource = selection.resource();
+    let begin = match version {
+        Some(version) if !sends_initial => version,
+        _ => {
+            let current = store.version();
+            let objects = store.select(&selection, current)?;
+            first.extend(objects.iter().map(|(_, object)| line("ADDED", &resource.render(object))));
+            if sends_initial && wants_bookmarks {
+                first.push(bookmark(resource, current, true));
+            }
+            current
+        }
+    };
+    let (sender, lines) = channel(16);
+    match store.watch(selection.clone(), begin) {
+        Ok(registered) => {
+            let until = Instant::now() + time;
+            let watch = Watch { sender, selection, wants_bookmarks, begun: Instant::now(), until, mood, told: 0 };
+            tokio::spawn(watch.run(first, registered));
+        }
+        // The cache of a real server, too, says this in the stream and not in the status.
+        Err(failure) => {
+            let error = line("ERROR", &failure.status());
+            tokio::spawn(async move { sender.send(Ok(error)).await });
+        }
+    }
+    Ok(streaming(lines))
+}
+
+fn streaming(mut lines: Receiver<Line>) -> Response {
+    let mut response = Response::new(Body::from_stream(poll_fn(move |context| lines.poll_recv(context))));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+struct Watch {
+    sender: Sender<Line>,
+    selection: Selection,
+    wants_bookmarks: bool,
+    begun: Instant,
+    until: Instant,
+    mood: watch::Receiver<Mood>,
+    /// How many changes it was told.
+    told: usize,
+}
+
+/// The watch has ended.
+struct Over;
+
+impl Watch {
+    async fn run(mut self, first: Vec<Bytes>, registered: Registered) {
+        let _ = self.tell(first, registered).await;
+    }
+
+    async fn tell(&mut self, first: Vec<Bytes>, registered: Registered) -> Result<(), Over> {
+        for line in first {
+            self.send(line).await?;
+        }
+        let Registered { missed, mut news } = registered;
+        for change in missed {
+            self.change(&change).await?;
+        }
+        loop {
+            let cut = self.mood.borrow_and_update().cut;
+            let cut_at = cut.and_then(|cut| cut.time).map(|time| self.begun + time);
+            let end = cut_at.map_or(self.until, |at| at.min(self.until));
+            tokio::select! {
+                said = news.recv() => match said {
+                    Some(News::Change(change)) => self.change(&change).await?,
+                    Some(News::Bookmark(version)) if self.wants_bookmarks => {
+                        self.send(bookmark(self.selection.resource(), version, false)).await?;
+                    }
+                    Some(News::Bookmark(_)) => {}
+                    None => return Err(Over),
+                },
+                // A fault was planned, or is over.
+                changed = self.mood.changed() => changed.map_err(|_| Over)?,
+                () = sleep_until(end) => match cut {
+                    Some(Cut { end, .. }) if cut_at.is_some_and(|at| at < self.until) => return self.end(end).await,
+                    _ => return Err(Over),
+                },
+                () = self.sender.closed() => return Err(Over),
+            }
+        }
+    }
+
+    /// Tells a change as this watch sees it: what it comes to select appears, what it no longer selects is gone.
+    async fn change(&mut self, change: &Change) -> Result<(), Over> {
+        let Mood { cut, disturbance, .. } = self.mood.borrow().clone();
+        if let Some(Cut { events: Some(events), end, .. }) = cut
+            && self.told >= events
+        {
+            return self.end(end).await;
+        }
+        let selects = |object: &Value| self.selection.selects(&change.key, object);
+        let before = change.before.as_deref().filter(|before| selects(before));
+        let is_there = !change.deleted && selects(&change.object);
+        let kind = match (before, is_there) {
+            (None, true) => "ADDED",
+            (Some(_), true) => "MODIFIED",
+            (Some(_), false) => "DELETED",
+            (None, false) => return Ok(()),
+        };
+        let resource = self.selection.resource();
+        let told = line(kind, &resource.render(&change.object));
+        let outdated = before.filter(|_| disturbance.outdated).map(|before| line("MODIFIED", &resource.render(before)));
+        self.told += 1;
+        if disturbance.duplicate {
+            self.send(told.clone()).await?;
+        }
+        self.send(told).await?;
+        match outdated {
+            Some(outdated) => self.send(outdated).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn end(&self, end: End) -> Result<(), Over> {
+        match end {
+            End::Clean => {}
+            End::Broken => drop(self.sender.send(Err(broken())).await),
+            End::MidLine => self.send(Bytes::from_static(br#"{"type":"MODIFIED","object":{"kind":"Conf"#)).await?,
+        }
+        Err(Over)
+    }
+
+    async fn send(&self, line: Bytes) -> Result<(), Over> {
+        self.sender.send(Ok(line)).await.map_err(|_| Over)
+    }
+}
+
+fn line(kind: &str, object: &Value) -> Bytes {
+    let mut line = json!({"type": kind, "object": object}).to_string();
+    line.push('\n');
+    Bytes::from(line)
+}
+
+/// How far the server is; whether it is the end of what there was at the beginning.
+fn bookmark(resource: &Resource, version: u64, ends_initial: bool) -> Bytes {
+    let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
+    if ends_initial {
+        metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    line("BOOKMARK", &resource.render(&json!({"metadata": metadata})))
+}

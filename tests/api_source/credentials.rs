@@ -1,0 +1,68 @@
+//! Every way to say who podfs is, and credentials that change while it runs.
+
+use crate::api_server::{Order, Style, User};
+use crate::common::*;
+use crate::rig::{NODE, Rig};
+
+const VOLUMES: &str = "[{name: config, configMap: {name: app}}]";
+
+#[test]
+fn every_way_of_a_kubeconfig_leads_to_the_server() {
+    for style in [Style::Embedded, Style::Files, Style::Token, Style::TokenFile, Style::Exec] {
+        let rig = Rig::with_style(VOLUMES, style);
+        rig.put_config("1");
+        let running = rig.run();
+        wait_content(&running.volume("config").join("key"), "1");
+        assert!(rig.server.requests().iter().all(|asked| asked.user == format!("system:node:{NODE}")), "{style:?}");
+    }
+}
+
+#[test]
+fn a_token_file_is_read_again_when_the_server_does_not_know_its_token_any_more() {
+    let rig = Rig::with_style(VOLUMES, Style::TokenFile);
+    rig.put_config("1");
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    rig.wait_watched("ConfigMap", "app");
+    rig.server.renew_token_file(&User::node(NODE));
+    rig.server.connections(Order::Break);
+    rig.put_config("2");
+    wait_content(&file, "2");
+}
+
+#[test]
+fn client_certificates_in_files_are_read_again() {
+    let rig = Rig::with_style(VOLUMES, Style::Files);
+    rig.put_config("1");
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    rig.wait_watched("ConfigMap", "app");
+    let stem = format!("system-node-{NODE}");
+    let certificate = |until| rig.server.client_certificate(&User::node(NODE), until);
+    let write = |pair: crate::api_server::Pair| {
+        rig.server.write(&format!("{stem}.crt"), &pair.certificate);
+        rig.server.write(&format!("{stem}.key"), &pair.key);
+    };
+    let (now, hour) = (std::time::SystemTime::now(), std::time::Duration::from_secs(3600));
+    write(certificate(now - hour));
+    rig.server.connections(Order::Break);
+    running.wait_log("Unauthorized");
+    write(certificate(now + hour));
+    rig.put_config("2");
+    wait_content(&file, "2");
+}
+
+#[test]
+fn a_program_is_run_again_when_the_server_does_not_know_its_token_any_more() {
+    let rig = Rig::with_style(VOLUMES, Style::Exec);
+    rig.put_config("1");
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    rig.wait_watched("ConfigMap", "app");
+    assert_eq!(rig.server.program_runs(), 1);
+    rig.server.renew_token_file(&User::node(NODE));
+    rig.server.connections(Order::Break);
+    rig.put_config("2");
+    wait_content(&file, "2");
+    assert_eq!(rig.server.program_runs(), 2);
+}

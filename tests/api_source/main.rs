@@ -1,0 +1,13 @@
+//! Volumes whose pod and objects come from an API server: changes, outages, what is refused, and what is asked for.
+
+#[path = "../api_server/mod.rs"]
+mod api_server;
+#[path = "../common/mod.rs"]
+mod common;
+
+mod credentials;
+mod objects;
+mod outages;
+mod pods;
+mod refusals;
+mod rig;

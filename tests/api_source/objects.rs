@@ -1,0 +1,229 @@
+//! What objects of the server come to in volumes.
+
+use std::fs;
+
+use crate::api_server::Disturbance;
+use crate::common::*;
+use crate::rig::Rig;
+
+#[test]
+fn mg_08_a_change_of_an_object_is_in_the_volume_at_once() {
+    let rig = Rig::of_config("1");
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "1");
+    rig.wait_watched("ConfigMap", "app");
+    for value in 2..20 {
+        rig.put_config(&value.to_string());
+        wait_content(&file, &value.to_string());
+    }
+    assert_eq!(rig.server.count("list", "configmaps"), 1, "a change needs no other list");
+}
+
+#[test]
+fn mg_01_there_is_one_watch_however_many_volumes_use_an_object_and_one_connection_for_all() {
+    let rig = Rig::new(
+        "[{name: a, configMap: {name: app}}, {name: b, configMap: {name: app}}, {name: c, secret: {secretName: s}},
+          {name: d, projected: {sources: [{configMap: {name: app}}, {configMap: {name: other}}]}}]",
+    );
+    rig.put_config("1");
+    rig.server.put(&config_map("other", &[("o", "o")]));
+    rig.server.put(&secret("s", &[("k", "v")]));
+    let running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    rig.wait_watched("ConfigMap", "other");
+    rig.wait_watched("Secret", "s");
+    rig.put_config("2");
+    for volume in ["a", "b", "d"] {
+        wait_content(&running.volume(volume).join("key"), "2");
+    }
+    let requests = rig.server.requests();
+    let connections: std::collections::BTreeSet<_> = requests.iter().map(|asked| asked.connection).collect();
+    assert_eq!(connections.len(), 1, "one connection: {requests:?}");
+    let watches = requests.iter().filter(|asked| asked.is("watch", "configmaps")).count();
+    assert_eq!(watches, 2, "one watch for each ConfigMap");
+    assert!(requests.iter().all(|asked| asked.version == axum::http::Version::HTTP_2));
+}
+
+#[test]
+fn mg_02_an_immutable_object_is_read_once_and_not_watched() {
+    // CM-12
+    let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: s}}]");
+    let object = |kind, name| {
+        format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: {name}}}, immutable: true, data: {{k: dg==}}}}")
+    };
+    rig.server.put(&object("ConfigMap", "app"));
+    rig.server.put(&object("Secret", "s"));
+    let running = rig.run();
+    wait_content(&running.volume("keys").join("k"), "v");
+    eventually("nothing more is heard", || rig.object("Secret default/s").is_some_and(|it| it["watch"] == "settled"));
+    assert_eq!((rig.server.count("list", "secrets"), rig.server.count("watch", "secrets")), (1, 0));
+    // MG-03: who comes later sees what is there then.
+    rig.server.delete("Secret", "default", "s");
+    rig.server.put(&secret("s", &[("k", "new")]));
+    drop(running);
+    rig.fixture.kill_all();
+    let running = rig.run();
+    wait_content(&running.volume("keys").join("k"), "new");
+}
+
+#[test]
+fn cm_04_a_missing_object_is_waited_for_in_the_kubelets_words() {
+    let rig = Rig::new("[{name: config, configMap: {name: app}}]");
+    let mut running = rig.start();
+    running.wait_log(r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#);
+    eventually("the pod has an event", || !rig.server.objects("Event").is_empty());
+    let event = rig.server.objects("Event").remove(0);
+    let message = r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#;
+    assert_eq!((event["reason"].as_str(), event["message"].as_str()), (Some("FailedMount"), Some(message)));
+    assert_eq!(event["involvedObject"]["uid"], crate::rig::UID);
+    rig.put_config("1");
+    running.wait_ready();
+    wait_content(&running.volume("config").join("key"), "1");
+    assert_eq!(rig.server.objects("Event").len(), 1, "told once");
+}
+
+#[test]
+fn cm_07_an_optional_object_comes_and_goes_with_its_files() {
+    // CM-06
+    let rig = Rig::new("[{name: config, configMap: {name: app, optional: true}}]");
+    let running = rig.run();
+    let volume = running.volume("config");
+    assert!(!volume.join("key").exists());
+    rig.put_config("1");
+    wait_content(&volume.join("key"), "1");
+    rig.server.delete("ConfigMap", "default", "app");
+    eventually("the file is gone", || !volume.join("key").exists());
+    rig.put_config("2");
+    wait_content(&volume.join("key"), "2");
+}
+
+#[test]
+fn cm_08_a_required_object_that_is_deleted_leaves_its_files_and_is_complained_about() {
+    let rig = Rig::of_config("1");
+    let running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    rig.server.delete("ConfigMap", "default", "app");
+    running.wait_log(r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#);
+    assert_eq!(fs::read_to_string(running.volume("config").join("key")).expect("a file"), "1");
+    assert_eq!(rig.reason("config").as_deref(), Some(r#"configmap "app" not found"#));
+    eventually("the pod has an event", || !rig.server.objects("Event").is_empty());
+    rig.put_config("2");
+    wait_content(&running.volume("config").join("key"), "2");
+}
+
+#[test]
+fn se_03_an_object_of_the_same_name_in_another_namespace_is_not_used() {
+    let rig = Rig::new("[{name: keys, secret: {secretName: s, optional: true}}]");
+    rig.server.put("{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: other}, stringData: {k: theirs}}");
+    let running = rig.run();
+    assert!(!running.volume("keys").join("k").exists());
+    rig.server.put(&secret("s", &[("k", "ours")]));
+    wait_content(&running.volume("keys").join("k"), "ours");
+}
+
+#[test]
+fn vm_10_a_volume_that_fails_holds_up_no_other() {
+    let rig = Rig::new("[{name: bad, configMap: {name: missing}}, {name: config, configMap: {name: app}}]");
+    rig.put_config("1");
+    let running = rig.start();
+    running.wait_log(r#"configmap "missing" not found"#);
+    let file = rig.fixture.path(&format!("root/pods/{}/volumes/kubernetes.io~configmap/config/key", crate::rig::UID));
+    wait_content(&file, "1");
+    rig.put_config("2");
+    wait_content(&file, "2");
+}
+
+#[test]
+fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
+    let rig = Rig::of_config("0");
+    rig.server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    rig.wait_watched("ConfigMap", "app");
+    for value in 1..30 {
+        rig.put_config(&value.to_string());
+        wait_content(&file, &value.to_string());
+    }
+    // A bookmark comes after all that was told before.
+    rig.server.put(&config_map("app", &[("key", "last")]));
+    wait_content(&file, "last");
+    assert!(!running.log().contains("cannot watch"), "{}", running.log());
+}
+
+#[test]
+fn an_object_that_is_too_large_keeps_what_was_there_before() {
+    let rig = Rig::of_config("1");
+    let running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    rig.put_config(&"x".repeat((1 << 20) + 1));
+    running.wait_log("an object may have at most 1048576");
+    assert_eq!(fs::read_to_string(running.volume("config").join("key")).expect("a file"), "1");
+    rig.put_config("2");
+    wait_content(&running.volume("config").join("key"), "2");
+}
+
+#[test]
+fn files_win_over_the_server() {
+    let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: s}}]");
+    rig.put_config("of the server");
+    rig.server.put(&secret("s", &[("k", "of the server")]));
+    rig.fixture.write("objects/app.yaml", &config_map("app", &[("key", "of a file")]));
+    let mut command = rig.command();
+    command.arg("--objects").arg(rig.fixture.objects());
+    let mut running = rig.fixture.start_command(command);
+    running.wait_ready();
+    wait_content(&running.volume("config").join("key"), "of a file");
+    wait_content(&running.volume("keys").join("k"), "of the server");
+    running.wait_log("ConfigMap default/app is taken from the manifest files");
+    assert_eq!(rig.server.count("list", "configmaps"), 0);
+    // Without the file, the server is asked.
+    rig.fixture.remove("objects/app.yaml");
+    wait_content(&running.volume("config").join("key"), "of the server");
+    rig.fixture.write("objects/app.yaml", &config_map("app", &[("key", "of a file again")]));
+    wait_content(&running.volume("config").join("key"), "of a file again");
+}
+
+#[test]
+fn a_pod_of_a_file_has_its_objects_from_the_server() {
+    let rig = Rig::of_config("1");
+    let mut command = rig.bare_command();
+    command.arg("--pod").arg(rig.fixture.pod()).arg("--kubeconfig").arg(&rig.kubeconfig);
+    let mut running = rig.fixture.start_command(command);
+    running.wait_ready();
+    let file = running.volume("config").join("key");
+    wait_content(&file, "1");
+    rig.wait_watched("ConfigMap", "app");
+    rig.put_config("2");
+    wait_content(&file, "2");
+    assert_eq!(rig.server.count("list", "pods"), 0);
+}
+
+#[test]
+fn a_claim_of_the_server_leads_to_its_volume() {
+    let rig = Rig::new("[{name: data, persistentVolumeClaim: {claimName: c}}]");
+    let source = tempfile::tempdir().expect("a directory");
+    fs::write(source.path().join("file"), "content").expect("written");
+    let mut running = rig.start();
+    running.wait_log(r#"persistentvolumeclaims "c" not found"#);
+    let claim = |status: &str| {
+        format!(
+            "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: c, uid: u}}, spec: {{volumeName: pv}}, \
+             status: {{phase: {status}}}}}"
+        )
+    };
+    rig.server.put(&claim("Pending"));
+    running.wait_log("PVC is not bound");
+    rig.server.put(&format!(
+        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv}}, spec: {{hostPath: {{path: {}}}, \
+         claimRef: {{namespace: default, name: c, uid: u}}}}}}",
+        source.path().display()
+    ));
+    rig.server.put(&claim("Bound"));
+    running.wait_ready();
+    assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("a file"), "content");
+    let settled = |name: &str| rig.object(name).is_some_and(|object| object["watch"] == "settled");
+    eventually("nothing more is asked", || {
+        settled("PersistentVolumeClaim default/c") && settled("PersistentVolume pv")
+    });
+}

@@ -1,0 +1,78 @@
+//! The pod itself, as the server has it.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use crate::api_server::Order;
+use crate::common::*;
+use crate::rig::{Rig, UID};
+
+const LABELS: &str = "[{name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]";
+
+#[test]
+fn a_pod_of_the_server_is_served_below_its_uid_and_followed() {
+    let rig = Rig::new(LABELS);
+    let running = rig.run();
+    let volume = running.volume("info");
+    assert!(volume.starts_with(rig.fixture.path(&format!("root/pods/{UID}"))));
+    wait_content(&volume.join("labels"), "app=\"web\"");
+    rig.wait_watched("Pod", "web");
+    rig.put_pod(LABELS, "{app: other}");
+    wait_content(&volume.join("labels"), "app=\"other\"");
+}
+
+#[test]
+fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
+    let rig = Rig::new(LABELS);
+    let running = rig.run();
+    rig.wait_watched("Pod", "web");
+    rig.server.delete("Pod", "default", "web");
+    running.wait_log("the pod is gone from the API server");
+    rig.server.put(
+        "{apiVersion: v1, kind: Pod, metadata: {name: web, uid: another, labels: {app: another}}, spec: {nodeName: n1}}",
+    );
+    rig.server.bookmark();
+    let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
+    eventually("it is heard of", || version() == rig.server.version().to_string());
+    assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
+}
+
+#[test]
+fn a_pod_is_waited_for_while_the_server_is_away() {
+    let rig = Rig::of_config("1");
+    rig.server.connections(Order::Refuse);
+    let mut running = rig.start();
+    running.wait_log("pod default/web is waited for");
+    rig.server.connections(Order::Serve);
+    running.wait_ready();
+    wait_content(&running.volume("config").join("key"), "1");
+}
+
+#[test]
+fn a_supervisor_that_follows_another_finds_the_pod_at_the_server_again() {
+    let rig = Rig::of_config("1");
+    let mut running = rig.run();
+    let file = running.volume("config").join("key");
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    rig.put_config("2");
+    let running = rig.run();
+    wait_content(&file, "2");
+    running.wait_log("serving 1 volume(s) of pod default/web");
+}
+
+#[test]
+fn a_volume_alone_may_be_of_a_pod_of_the_server() {
+    let rig = Rig::of_config("1");
+    let directory = rig.fixture.path("mount");
+    rig.fixture.write("volume.yaml", "{name: config, configMap: {name: app}}");
+    let mut command = std::process::Command::new(PODFS);
+    command.arg("mount").arg("--volume").arg(rig.fixture.path("volume.yaml"));
+    command.arg("--pod-name").arg("default/web").arg("--kubeconfig").arg(&rig.kubeconfig).arg(&directory);
+    let _running = rig.fixture.spawn(&mut command);
+    wait_content(&directory.join("key"), "1");
+    rig.wait_watched("ConfigMap", "app");
+    rig.put_config("2");
+    wait_content(&directory.join("key"), "2");
+}

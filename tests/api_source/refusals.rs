@@ -1,0 +1,99 @@
+//! What cannot be: one sentence, and exit code 2.
+
+use std::process::Command;
+
+use crate::api_server::{Answer, MASTERS, Style, User};
+use crate::common::outcome::finish;
+use crate::common::*;
+use crate::rig::Rig;
+
+#[track_caller]
+fn assert_refused(rig: &Rig, command: &mut Command, parts: &[&str]) {
+    finish(command).says(2, parts);
+    assert!(rig.fixture.mounts().is_empty());
+}
+
+#[test]
+fn a_pod_that_is_not_there_is_refused() {
+    let rig = Rig::of_config("1");
+    let user = User::new("admin", MASTERS);
+    let kubeconfig = rig.server.kubeconfig_of(&user, Style::Embedded);
+    let mut command = rig.bare_command();
+    command.args(["--pod-name", "default/nobody", "--kubeconfig"]).arg(kubeconfig);
+    assert_refused(&rig, &mut command, &[r#"pods "nobody" not found in namespace "default""#]);
+}
+
+#[test]
+fn a_pod_of_another_node_is_refused() {
+    let rig = Rig::of_config("1");
+    let kubeconfig = rig.server.kubeconfig_of(&User::new("admin", MASTERS), Style::Embedded);
+    let mut command = rig.bare_command();
+    command.args(["--pod-name", "default/web", "--node-name", "n2", "--kubeconfig"]).arg(kubeconfig);
+    assert_refused(&rig, &mut command, &[r#"pod default/web is on node "n1", not on "n2""#]);
+    // A node's own credentials do not even show it.
+    let kubeconfig = rig.server.kubeconfig("n2", Style::Embedded);
+    let mut command = rig.bare_command();
+    command.args(["--pod-name", "default/web", "--kubeconfig"]).arg(kubeconfig);
+    let parts = [
+        r#"pods "web" is forbidden: User "system:node:n2" cannot list resource "pods""#,
+        "no relationship found between node 'n2' and this object",
+    ];
+    assert_refused(&rig, &mut command, &parts);
+}
+
+#[test]
+fn a_server_of_another_authority_is_refused() {
+    let mut rig = Rig::of_config("1");
+    rig.kubeconfig = rig.server.kubeconfig("n1", Style::OtherAuthority);
+    assert_refused(&rig, &mut rig.command(), &["not signed by the certificate authority of the settings"]);
+}
+
+#[test]
+fn credentials_that_are_not_known_are_refused() {
+    let mut rig = Rig::of_config("1");
+    rig.kubeconfig = rig.server.kubeconfig("n1", Style::ExpiredCertificate);
+    assert_refused(&rig, &mut rig.command(), &["pod default/web", "Unauthorized", "401"]);
+}
+
+#[test]
+fn a_server_that_is_none_is_refused() {
+    let rig = Rig::of_config("1");
+    rig.server.fail_always("list", "pods", Answer::Html);
+    assert_refused(&rig, &mut rig.command(), &["pod default/web", "that is no API server"]);
+}
+
+#[test]
+fn a_kubeconfig_that_is_not_there_is_named() {
+    let mut rig = Rig::of_config("1");
+    rig.kubeconfig = "/nowhere/config".into();
+    assert_refused(&rig, &mut rig.command(), &["/nowhere/config: the kubeconfig cannot be read"]);
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    let rig = Rig::of_config("1");
+    let mut command = rig.bare_command();
+    assert_refused(&rig, command.args(["--pod-name", "default/web"]), &["give --kubeconfig or --in-cluster"]);
+    let mut command = rig.bare_command();
+    command.args(["--pod-name", "default/web", "--in-cluster"]).env_remove("KUBERNETES_SERVICE_HOST");
+    assert_refused(&rig, &mut command, &["KUBERNETES_SERVICE_HOST is not set"]);
+}
+
+#[test]
+fn a_missing_permission_is_named_and_waited_for() {
+    let mut rig = Rig::of_config("1");
+    let user = User::new("somebody", "people");
+    rig.kubeconfig = rig.server.kubeconfig_of(&user, Style::Token);
+    rig.server.permit(&user, &["list", "watch"], "pods");
+    let mut running = rig.start();
+    let sentence = r#"configmaps "app" is forbidden: User "somebody" cannot list resource "configmaps" in API group "" in the namespace "default""#;
+    running.wait_log(sentence);
+    eventually("the volume says it", || rig.reason("config").is_some_and(|reason| reason.contains(sentence)));
+    rig.server.permit(&user, &["list", "watch"], "configmaps");
+    running.wait_ready();
+    // What may not be read any more keeps its content (MG-06), and events that may not be posted are no trouble.
+    rig.server.forbid(&user);
+    rig.server.connections(crate::api_server::Order::Break);
+    running.wait_log_times("is forbidden", 2);
+    wait_content(&running.volume("config").join("key"), "1");
+}

@@ -1,0 +1,124 @@
+//! A server with a pod on a node, and a podfs of that node.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::api_server::{ApiServer, Style};
+use crate::common::outcome::{Outcome, finish};
+use crate::common::{Fixture, PODFS, Running, config_map, eventually, pod};
+
+/// The node that podfs is on.
+pub const NODE: &str = "n1";
+/// The uid of the pod.
+pub const UID: &str = "6f0c1f0e-0000-4000-8000-000000000001";
+
+/// A server, and a directory for podfs.
+pub struct Rig {
+    pub server: ApiServer,
+    pub fixture: Fixture,
+    pub kubeconfig: PathBuf,
+}
+
+impl Rig {
+    /// With the pod `default/web` of these volumes.
+    pub fn new(volumes: &str) -> Rig {
+        Rig::with_style(volumes, Style::Embedded)
+    }
+
+    pub fn with_style(volumes: &str, style: Style) -> Rig {
+        let server = ApiServer::start();
+        let kubeconfig = server.kubeconfig(NODE, style);
+        let rig = Rig { server, fixture: Fixture::new(&pod(volumes)), kubeconfig };
+        rig.put_pod(volumes, "{app: web}");
+        rig
+    }
+
+    /// With one configMap volume `config` of the ConfigMap `app`, which has this value of `key`.
+    pub fn of_config(value: &str) -> Rig {
+        let rig = Rig::new("[{name: config, configMap: {name: app}}]");
+        rig.put_config(value);
+        rig
+    }
+
+    pub fn put_config(&self, value: &str) -> u64 {
+        self.server.put(&config_map("app", &[("key", value)]))
+    }
+
+    /// The pod, on the node.
+    pub fn put_pod(&self, volumes: &str, labels: &str) {
+        self.server.put(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {UID}, labels: {labels}}}, \
+             spec: {{nodeName: {NODE}, containers: [{{name: web, image: web}}], volumes: {volumes}}}}}"
+        ));
+    }
+
+    /// `podfs run` of the pod of the server.
+    pub fn command(&self) -> Command {
+        self.command_of("default/web")
+    }
+
+    pub fn command_of(&self, pod: &str) -> Command {
+        let mut command = self.bare_command();
+        command.arg("--pod-name").arg(pod).arg("--kubeconfig").arg(&self.kubeconfig);
+        command
+    }
+
+    /// `podfs run` that does not know from where.
+    pub fn bare_command(&self) -> Command {
+        let mut command = Command::new(PODFS);
+        command.arg("run").arg("--root-dir").arg(self.fixture.path("root"));
+        command.arg("--run-dir").arg(self.fixture.path("run")).env("RUST_LOG", "podfs=debug");
+        command
+    }
+
+    pub fn start(&self) -> Running {
+        self.fixture.start_command(self.command())
+    }
+
+    pub fn run(&self) -> Running {
+        let mut running = self.start();
+        running.wait_ready();
+        running
+    }
+
+    /// `podfs status` of the pod.
+    pub fn status(&self) -> Value {
+        let mut command = Command::new(PODFS);
+        command.args(["status", "--output", "json", "--run-dir"]).arg(self.fixture.path("run"));
+        let Outcome { stdout, stderr, .. } = finish(&mut command);
+        let status: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("no status: {stderr}"));
+        status["pods"][0].clone()
+    }
+
+    /// What the status says of an object that is asked for.
+    pub fn object(&self, name: &str) -> Option<Value> {
+        let status = self.status();
+        let objects = status["objects"].as_array()?;
+        objects.iter().find(|object| object["object"] == name).cloned()
+    }
+
+    /// Waits until a watch tells of an object.
+    #[track_caller]
+    pub fn wait_watched(&self, kind: &str, name: &str) {
+        eventually(&format!("{kind} {name} is watched"), || self.server.watches(kind, name) == 1);
+    }
+
+    /// The reason that a volume is not live for.
+    pub fn reason(&self, volume: &str) -> Option<String> {
+        let status = self.status();
+        let volumes = status["volumes"].as_array()?;
+        let volume = volumes.iter().find(|one| one["name"] == volume)?;
+        volume["reason"].as_str().map(str::to_owned)
+    }
+}
+
+impl Drop for Rig {
+    /// Whatever a test is about, no request may be one that a real server would not take.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.server.assert_conventions();
+        }
+    }
+}
