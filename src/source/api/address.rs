@@ -86,6 +86,12 @@ impl Collection {
         Self::only(Resource::of(key.kind), namespace, &key.name)
     }
 
+    /// The ClusterTrustBundles of a signer.
+    pub(super) fn of_signer(signer: &str) -> Collection {
+        let field = Some(("spec.signerName", signer.to_owned()));
+        Collection { resource: Resource::CLUSTER_TRUST_BUNDLE, namespace: None, field, labels: None }
+    }
+
     /// Whether it is at most one object.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.field, Some((NAME, _)))
