@@ -1,6 +1,9 @@
 //! Every way to say who podfs is, and credentials that change while it runs.
 
-use crate::api_server::{Order, Style, User};
+use serde_json::Value;
+
+use crate::api_server::{Order, Presents, Style, User};
+use crate::common::outcome::finish;
 use crate::common::*;
 use crate::rig::{NODE, Rig};
 
@@ -65,4 +68,25 @@ fn a_program_is_run_again_when_the_server_does_not_know_its_token_any_more() {
     rig.put_config("2");
     wait_content(&file, "2");
     assert_eq!(rig.server.program_runs(), 2);
+}
+
+#[test]
+fn a_server_may_go_by_another_name_or_by_none() {
+    type Edit = fn(&mut Value);
+    let rows: [(Presents, Edit); 2] = [
+        (Presents::OtherName, |cluster| cluster["tls-server-name"] = "elsewhere.example".into()),
+        (Presents::OtherAuthority, |cluster| {
+            cluster.as_object_mut().expect("fields").remove("certificate-authority-data");
+            cluster["insecure-skip-tls-verify"] = true.into();
+        }),
+    ];
+    for (presents, edit) in rows {
+        let mut rig = Rig::of_config("1");
+        rig.server.present(presents);
+        let plain = rig.command();
+        rig.edit_cluster(edit);
+        finish(&mut { plain }).says(2, &["the server is not the one expected"]);
+        let running = rig.run();
+        wait_content(&running.volume("config").join("key"), "1");
+    }
 }

@@ -227,3 +227,35 @@ fn a_claim_of_the_server_leads_to_its_volume() {
         settled("PersistentVolumeClaim default/c") && settled("PersistentVolume pv")
     });
 }
+
+#[test]
+fn a_pod_may_have_more_objects_than_a_connection_has_room_for() {
+    const OBJECTS: usize = 120;
+    let sources: Vec<_> = (0..OBJECTS)
+        .map(|number| format!("{{configMap: {{name: c{number}, items: [{{key: k, path: f{number}}}]}}}}"))
+        .collect();
+    let rig = Rig::new(&format!("[{{name: all, projected: {{sources: [{}]}}}}]", sources.join(", ")));
+    let put = |number: usize, value: &str| rig.server.put(&config_map(&format!("c{number}"), &[("k", value)]));
+    (0..OBJECTS).for_each(|number| {
+        put(number, "1");
+    });
+    let running = rig.run();
+    (0..OBJECTS).for_each(|number| rig.wait_watched("ConfigMap", &format!("c{number}")));
+    (0..OBJECTS).for_each(|number| {
+        put(number, "2");
+    });
+    for number in 0..OBJECTS {
+        wait_content(&running.volume("all").join(format!("f{number}")), "2");
+    }
+}
+
+#[test]
+fn cm_05_a_missing_key_is_waited_for_in_the_kubelets_words() {
+    let rig = Rig::new("[{name: config, configMap: {name: app, items: [{key: k, path: f}]}}]");
+    rig.put_config("1");
+    let mut running = rig.start();
+    running.wait_log("configmap references non-existent config key: k");
+    rig.server.put(&config_map("app", &[("k", "2")]));
+    running.wait_ready();
+    wait_content(&running.volume("config").join("f"), "2");
+}

@@ -3,8 +3,10 @@
 use std::fs;
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::api_server::Order;
+use crate::common::outcome::finish;
 use crate::common::*;
 use crate::rig::{Rig, UID};
 
@@ -34,7 +36,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     );
     rig.server.bookmark();
     let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
-    eventually("it is heard of", || version() == rig.server.version().to_string());
+    eventually("it is heard of", || version() == Value::from(rig.server.version().to_string()));
     assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
 }
 
@@ -75,4 +77,16 @@ fn a_volume_alone_may_be_of_a_pod_of_the_server() {
     rig.wait_watched("ConfigMap", "app");
     rig.put_config("2");
     wait_content(&directory.join("key"), "2");
+}
+
+#[test]
+fn another_version_of_podfs_goes_on_with_the_same_server() {
+    let rig = Rig::of_config("1");
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    let outcome = finish(rig.fixture.operator("upgrade").args(["--pod", UID]));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    rig.put_config("2");
+    wait_content(&file, "2");
+    assert_eq!(running.log().matches("pod default/web is ready").count(), 2, "{}", running.log());
 }

@@ -6,7 +6,6 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::api_server::{ApiServer, Style};
-use crate::common::outcome::{Outcome, finish};
 use crate::common::{Fixture, PODFS, Running, config_map, eventually, pod};
 
 /// The node that podfs is on.
@@ -44,6 +43,14 @@ impl Rig {
 
     pub fn put_config(&self, value: &str) -> u64 {
         self.server.put(&config_map("app", &[("key", value)]))
+    }
+
+    /// Changes what the kubeconfig says of the server.
+    pub fn edit_cluster(&mut self, edit: impl FnOnce(&mut Value)) {
+        let text = std::fs::read_to_string(&self.kubeconfig).expect("a kubeconfig");
+        let mut kubeconfig: Value = serde_json::from_str(&text).expect("JSON");
+        edit(&mut kubeconfig["clusters"][0]["cluster"]);
+        self.kubeconfig = self.server.write("edited.kubeconfig", &kubeconfig.to_string());
     }
 
     /// The pod, on the node.
@@ -85,11 +92,7 @@ impl Rig {
 
     /// `podfs status` of the pod.
     pub fn status(&self) -> Value {
-        let mut command = Command::new(PODFS);
-        command.args(["status", "--output", "json", "--run-dir"]).arg(self.fixture.path("run"));
-        let Outcome { stdout, stderr, .. } = finish(&mut command);
-        let status: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("no status: {stderr}"));
-        status["pods"][0].clone()
+        self.fixture.pods().remove(0)
     }
 
     /// What the status says of an object that is asked for.

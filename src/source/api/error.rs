@@ -1,6 +1,6 @@
 //! What can go wrong between podfs and an API server: one sentence, and whether waiting helps.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use reqwest::StatusCode;
@@ -139,6 +139,11 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
     loop {
         if let Some(tls) = innermost.downcast_ref::<rustls::Error>() {
             return of_tls(tls);
+        }
+        // What is inside of these says it in many words.
+        let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
+            return (Class::Unreachable, "the connection to the server broke".to_owned());
         }
         let wrapped = innermost.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         innermost = match (wrapped, innermost.source()) {

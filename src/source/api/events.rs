@@ -128,11 +128,11 @@ impl Poster {
 
 /// The kubelet's words.
 fn message(volume: &str, reason: &str) -> String {
-    let message = format!("MountVolume.SetUp failed for volume {volume:?} : {reason}");
-    match message.len() {
-        0..=MAX_MESSAGE => message,
-        _ => message[..message.floor_char_boundary(MAX_MESSAGE)].to_owned(),
+    let mut message = format!("MountVolume.SetUp failed for volume {volume:?} : {reason}");
+    while message.len() > MAX_MESSAGE {
+        message.pop();
     }
+    message
 }
 
 fn event(pod: &PodIdentity, node: Option<&str>, message: &str) -> Value {

@@ -67,7 +67,7 @@ pub(super) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     if status.token.is_none() && certificate.is_none() {
         return Err(failed("gave neither a token nor a certificate"));
     }
-    let expires = status.expiration_timestamp.and_then(|time| SystemTime::try_from(time.0).ok());
+    let expires = status.expiration_timestamp.map(|time| SystemTime::from(time.0));
     Ok(Issued { token: status.token, certificate, expires })
 }
 

@@ -248,11 +248,9 @@ impl Follow {
     /// An outage is said once, and not for each object.
     fn note_outage<T>(&mut self, told: &Told<T>) {
         match told {
-            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) => {
-                if !self.away {
-                    warn!("the API server is away, and volumes stay as they are: {sentence}");
-                    self.away = true;
-                }
+            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
+                warn!("the API server is away, and volumes stay as they are: {sentence}");
+                self.away = true;
             }
             Told::Is(_) | Told::Absent | Told::Alive if self.away => {
                 info!("the API server answers again");

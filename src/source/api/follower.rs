@@ -170,6 +170,9 @@ impl Follower {
                 if watching.began.elapsed() >= SHORT {
                     self.backoff.reset();
                 }
+                if error.class == Class::Unreachable {
+                    self.client.broke().await;
+                }
                 return self.lose(error);
             }
         };

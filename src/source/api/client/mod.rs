@@ -8,6 +8,7 @@
 //! - Redirects are not followed: an API server sends none, and credentials are for it alone.
 
 mod connection;
+mod lanes;
 mod watch;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use super::address::{Collection, Resource, path};
 use super::error::{ApiError, Class};
 use super::settings::{Access, SettingsError};
 use connection::Connection;
+use lanes::Room;
 
 pub(super) use watch::{Change, Watch};
 
@@ -69,6 +71,13 @@ enum Doubt {
     Connection,
     /// The server does not know who podfs is.
     Identity,
+}
+
+/// How long the answer to a request goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasts {
+    Moment,
+    Long,
 }
 
 /// What a list says.
@@ -124,11 +133,17 @@ impl Client {
     pub(super) async fn watch(&self, collection: &Collection, version: &str, seconds: u64) -> Result<Watch, ApiError> {
         let asked = format!("watch {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.watch(server, version, seconds), None);
-        let answer = match timeout(DEADLINE, self.answer(&asked, &request)).await {
-            Ok(answer) => answer?,
-            Err(_) => return Err(self.late(&asked).await),
-        };
-        Ok(Watch::new(asked, answer, MAX_OBJECT))
+        match timeout(DEADLINE, self.answer(&asked, Lasts::Long, &request)).await {
+            Ok(Ok((answer, room))) => Ok(Watch::new(asked, answer, room, MAX_OBJECT)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(self.late(&asked).await),
+        }
+    }
+
+    /// A watch has broken, perhaps with the connection.
+    pub(super) async fn broke(&self) {
+        self.0.connection.lock().await.connection.note(false);
+        self.doubt(Doubt::Connection).await;
     }
 
     /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
@@ -159,7 +174,7 @@ impl Client {
         request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<Vec<u8>, ApiError> {
         let whole = async {
-            let answer = self.answer(asked, &request).await?;
+            let (answer, _) = self.answer(asked, Lasts::Moment, &request).await?;
             body(asked, answer, limit).await
         };
         match timeout(DEADLINE, whole).await {
@@ -178,17 +193,18 @@ impl Client {
     async fn answer<'a>(
         &self,
         asked: &str,
+        lasts: Lasts,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
-    ) -> Result<Response, ApiError> {
+    ) -> Result<(Response, Option<Room>), ApiError> {
         let connection = self.connection().await;
-        match self.answer_on(&connection, asked, request).await {
+        match self.answer_on(&connection, asked, lasts, request).await {
             Err(error) if error.class == Class::Unauthorized => {
                 self.doubt(Doubt::Identity).await;
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
                 }
-                self.answer_on(&fresh, asked, request).await
+                self.answer_on(&fresh, asked, lasts, request).await
             }
             Err(error) => {
                 if matches!(error.class, Class::Unreachable | Class::Untrusted) {
@@ -204,8 +220,9 @@ impl Client {
         &self,
         connection: &Connection,
         asked: &str,
+        lasts: Lasts,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
-    ) -> Result<Response, ApiError> {
+    ) -> Result<(Response, Option<Room>), ApiError> {
         let (method, url, body) = request(&connection.server);
         let mut request = Request::new(method, url);
         let headers = request.headers_mut();
@@ -218,7 +235,14 @@ impl Client {
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
-        let outcome = connection.http.execute(request).await;
+        let (http, room) = match lasts {
+            Lasts::Moment => (connection.lanes.first(), None),
+            Lasts::Long => {
+                let (http, room) = connection.lanes.for_watch();
+                (http, Some(room))
+            }
+        };
+        let outcome = http.execute(request).await;
         let was_made = connection.note(outcome.is_ok());
         drop(turn);
         let answer = outcome.map_err(|error| ApiError::transport(asked, &error))?;
@@ -228,7 +252,7 @@ impl Client {
         let code = answer.status();
         debug!("{asked}: {code}");
         if code.is_success() {
-            return Ok(answer);
+            return Ok((answer, room));
         }
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let body = body_of_error(answer, code).await;

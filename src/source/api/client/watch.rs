@@ -4,6 +4,7 @@ use reqwest::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::lanes::Room;
 use super::{parse, too_large};
 use crate::source::api::error::{ApiError, Class, Status};
 
@@ -11,6 +12,7 @@ use crate::source::api::error::{ApiError, Class, Status};
 pub(in crate::source::api) struct Watch {
     asked: String,
     answer: Response,
+    _room: Option<Room>,
     /// What was read and is not a whole line yet.
     rest: Vec<u8>,
     /// How much of `rest` is known to have no end of line.
@@ -37,8 +39,8 @@ struct Line {
 }
 
 impl Watch {
-    pub(super) fn new(asked: String, answer: Response, limit: usize) -> Self {
-        Self { asked, answer, rest: Vec::new(), searched: 0, limit }
+    pub(super) fn new(asked: String, answer: Response, room: Option<Room>, limit: usize) -> Self {
+        Self { asked, answer, _room: room, rest: Vec::new(), searched: 0, limit }
     }
 
     /// The next change; none when the server has ended the watch.

@@ -1,0 +1,164 @@
+//! Lanes: the HTTP/2 connections to one server with one identity. A server lets only so many requests go on at the same
+//! time on a connection (100, where nobody says otherwise), and a watch goes on for minutes: a pod of more objects than
+//! that has another connection for them. Any other pod has one.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::redirect::Policy;
+use reqwest::{Proxy, Url};
+use secrecy::ExposeSecret;
+
+use crate::source::api::settings::{Authority, Certificate, Settings};
+use crate::source::api::tls;
+
+/// How the server sees podfs in its logs.
+const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
+const CONNECT: Duration = Duration::from_secs(10);
+/// How often the other end is asked whether it is there, while something is awaited from it, and for how long.
+const PING: Duration = Duration::from_secs(15);
+const PONG: Duration = Duration::from_secs(10);
+/// Most watches on a connection: there is room for other requests beside them.
+const WATCHES: usize = 80;
+
+/// The connections. The first is made use of for everything, others only for watches.
+pub(super) struct Lanes {
+    party: Party,
+    lanes: Mutex<Vec<Lane>>,
+}
+
+#[derive(Clone)]
+struct Lane {
+    http: reqwest::Client,
+    watches: Arc<AtomicUsize>,
+}
+
+/// Room for a watch, until it is dropped.
+pub(super) struct Room(Arc<AtomicUsize>);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Who talks to whom: what makes a connection another one.
+#[derive(Clone)]
+pub(super) struct Party {
+    pub(super) server: Url,
+    server_name: Option<String>,
+    authority: Authority,
+    proxy: Option<Url>,
+    certificate: Option<Certificate>,
+}
+
+impl Party {
+    pub(super) fn new(settings: Settings, certificate: Option<Certificate>) -> Party {
+        let Settings { server, server_name, authority, proxy, .. } = settings;
+        Party { server, server_name, authority, proxy, certificate }
+    }
+
+    /// Requests go by the name that the server's certificate has; connections go where the settings say.
+    pub(super) fn address(&self) -> Result<Url, String> {
+        let mut server = self.server.clone();
+        if let Some(name) = &self.server_name {
+            let is_address = name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
+            if is_address || server.set_host(Some(name)).is_err() {
+                return Err(format!("its tls-server-name {name:?} is not the name of a host"));
+            }
+        }
+        Ok(server)
+    }
+
+    fn http(&self) -> Result<reqwest::Client, String> {
+        let mut builder = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls::config(&self.authority, self.certificate.as_ref())?)
+            .https_only(true)
+            .redirect(Policy::none())
+            .no_proxy()
+            .user_agent(USER_AGENT)
+            .connect_timeout(CONNECT)
+            .http2_keep_alive_interval(PING)
+            .http2_keep_alive_timeout(PONG)
+            .tcp_nodelay(true)
+            .tcp_keepalive(PING)
+            .tcp_user_timeout(PING + PONG);
+        if let Some(proxy) = &self.proxy {
+            let proxy = Proxy::all(proxy.clone()).map_err(|error| format!("its proxy-url cannot be used: {error}"))?;
+            builder = builder.proxy(proxy);
+        }
+        if self.server_name.is_some() {
+            let host = self.server.host_str().unwrap_or_default();
+            builder = builder.dns_resolver(Arc::new(InItsPlace(host.trim_matches(['[', ']']).to_owned())));
+        }
+        builder.build().map_err(|error| format!("no connection can be made with it: {error}"))
+    }
+}
+
+impl PartialEq for Party {
+    fn eq(&self, other: &Party) -> bool {
+        let certificate = |party: &Party| {
+            let certificate = party.certificate.as_ref();
+            certificate.map(|it| (it.chain.clone(), it.key.expose_secret().to_owned()))
+        };
+        (&self.server, &self.server_name, &self.authority, &self.proxy)
+            == (&other.server, &other.server_name, &other.authority, &other.proxy)
+            && certificate(self) == certificate(other)
+    }
+}
+
+impl Lanes {
+    /// No connection is made yet.
+    ///
+    /// # Errors
+    /// Certificates that cannot be used.
+    pub(super) fn new(party: Party) -> Result<Lanes, String> {
+        let first = Lane { http: party.http()?, watches: Arc::default() };
+        Ok(Lanes { party, lanes: Mutex::new(vec![first]) })
+    }
+
+    pub(super) fn are_of(&self, party: &Party) -> bool {
+        self.party == *party
+    }
+
+    /// For a request that ends soon.
+    pub(super) fn first(&self) -> reqwest::Client {
+        self.lock()[0].http.clone()
+    }
+
+    /// For a watch, with room for it.
+    pub(super) fn for_watch(&self) -> (reqwest::Client, Room) {
+        let mut lanes = self.lock();
+        let free = lanes.iter().find(|lane| lane.watches.load(Ordering::Relaxed) < WATCHES).cloned();
+        let lane = free.unwrap_or_else(|| {
+            // What was possible once is possible again.
+            let http = self.party.http().unwrap_or_else(|_| lanes[0].http.clone());
+            let lane = Lane { http, watches: Arc::default() };
+            lanes.push(lane.clone());
+            lane
+        });
+        lane.watches.fetch_add(1, Ordering::Relaxed);
+        (lane.http, Room(lane.watches))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
+        self.lanes.lock().expect("nobody panics while lanes are locked")
+    }
+}
+
+/// Finds this host whatever name is looked for.
+struct InItsPlace(String);
+
+impl Resolve for InItsPlace {
+    fn resolve(&self, _: Name) -> Resolving {
+        let host = self.0.clone();
+        Box::pin(async move {
+            let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
+            let addresses: Addrs = Box::new(found.into_iter());
+            Ok(addresses)
+        })
+    }
+}
