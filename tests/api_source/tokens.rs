@@ -190,10 +190,10 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
     let rig = rig(ACCESS, None);
     rig.server.put(&service_account("app"));
     let manifest = |account: &str| {
-        let identity = format!("name: web, uid: {UID}, labels");
-        pod(ACCESS)
-            .replace("name: web, labels", &identity)
-            .replace("  containers", &format!("  serviceAccountName: {account}\n  containers"))
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {UID}}}, spec: {{nodeName: {NODE}, \
+             serviceAccountName: {account}, containers: [{{name: web, image: web}}], volumes: {ACCESS}}}}}"
+        )
     };
     let account_of = |file: &PathBuf| claims_of(file)["kubernetes.io"]["serviceaccount"]["name"].clone();
     rig.fixture.write("pod.yaml", &manifest("default"));
@@ -202,6 +202,7 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
     let mut running = rig.fixture.start_command(command);
     running.wait_ready();
     assert_eq!(account_of(&token(&running)), "default");
+    rig.server.put(&manifest("app"));
     rig.fixture.write("pod.yaml", &manifest("app"));
     eventually("there is a token of the other account", || account_of(&token(&running)) == "app");
 }
