@@ -38,6 +38,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
     eventually("it is heard of", || version() == Value::from(rig.server.version().to_string()));
     assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
+    assert!(!running.log().contains("now describes"), "{}", running.log());
 }
 
 #[test]
