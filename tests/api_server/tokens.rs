@@ -74,7 +74,7 @@ pub fn issue(
 pub fn claims(token: &str) -> Value {
     let payload = token.split('.').nth(1).expect("three parts");
     let mut base64 = payload.replace('-', "+").replace('_', "/");
-    while base64.len() % 4 != 0 {
+    while !base64.len().is_multiple_of(4) {
         base64.push('=');
     }
     let ByteString(bytes) = serde_json::from_value(base64.into()).expect("base64");
