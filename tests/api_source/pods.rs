@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::api_server::Order;
 use crate::common::outcome::finish;
 use crate::common::*;
-use crate::rig::{Rig, UID};
+use crate::rig::Rig;
 
 const LABELS: &str = "[{name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]";
 
@@ -17,7 +17,7 @@ fn a_pod_of_the_server_is_served_below_its_uid_and_followed() {
     let rig = Rig::new(LABELS);
     let running = rig.run();
     let volume = running.volume("info");
-    assert!(volume.starts_with(rig.fixture.path(&format!("root/pods/{UID}"))));
+    assert!(volume.starts_with(rig.fixture.path(&format!("root/pods/{}", rig.uid))));
     wait_content(&volume.join("labels"), "app=\"web\"");
     rig.wait_watched("Pod", "web");
     rig.put_pod(LABELS, "{app: other}");
@@ -85,7 +85,7 @@ fn another_version_of_podfs_goes_on_with_the_same_server() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     let file = running.volume("config").join("key");
-    let outcome = finish(rig.fixture.operator("upgrade").args(["--pod", UID]));
+    let outcome = finish(rig.fixture.operator("upgrade").args(["--pod", &rig.uid]));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     rig.put_config("2");
     wait_content(&file, "2");
