@@ -3,7 +3,6 @@
 use std::fs;
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
 use crate::api_server::Order;
 use crate::common::outcome::finish;
@@ -36,7 +35,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     );
     rig.server.bookmark();
     let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
-    eventually("it is heard of", || version() == Value::from(rig.server.version().to_string()));
+    eventually("it is heard of", || version().as_str() == Some(&*rig.server.version().to_string()));
     assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
     assert!(!running.log().contains("now describes"), "{}", running.log());
 }
