@@ -56,6 +56,7 @@ pub struct Connection {
 /// The thread with the server.
 pub struct Listener {
     pub address: SocketAddr,
+    count: Arc<AtomicU64>,
     orders: Option<UnboundedSender<(Order, SyncSender<()>)>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -64,18 +65,24 @@ impl Listener {
     pub fn start(cluster: Arc<Cluster>, tls: Arc<Mutex<Arc<ServerConfig>>>) -> Self {
         let (orders, given) = unbounded_channel();
         let (tell, told) = sync_channel(1);
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&count);
         let serve = async move {
             let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
             let address = listener.local_addr().expect("an address");
             tell.send(address).expect("somebody waits");
-            let server =
-                Server { cluster, tls, address, connections: JoinSet::new(), count: 0, frozen: Arc::default() };
+            let server = Server { cluster, tls, address, connections: JoinSet::new(), count, frozen: Arc::default() };
             server.run(listener, given).await;
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let thread = thread::spawn(move || runtime.block_on(serve));
         let address = told.recv().expect("the server starts");
-        Self { address, orders: Some(orders), thread: Some(thread) }
+        Self { address, count: counted, orders: Some(orders), thread: Some(thread) }
+    }
+
+    /// How many connections there were.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     #[track_caller]
@@ -106,7 +113,7 @@ struct Server {
     address: SocketAddr,
     connections: JoinSet<()>,
     /// How many connections there were.
-    count: u64,
+    count: Arc<AtomicU64>,
     /// Connections with a lower number are frozen.
     frozen: Arc<AtomicU64>,
 }
@@ -132,7 +139,7 @@ impl Server {
                             self.connections.shutdown().await;
                         }
                         Order::Break => self.connections.shutdown().await,
-                        Order::Freeze => self.frozen.store(self.count, Ordering::Relaxed),
+                        Order::Freeze => self.frozen.store(self.count.load(Ordering::Relaxed), Ordering::Relaxed),
                     }
                     let _ = done.send(());
                 }
@@ -144,8 +151,7 @@ impl Server {
     }
 
     fn serve(&mut self, stream: TcpStream, hold: bool) {
-        let number = self.count;
-        self.count += 1;
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
         if hold {
             self.connections.spawn(async move {
                 std::future::pending::<()>().await;

@@ -163,6 +163,11 @@ impl ApiServer {
         self.listener.order(order);
     }
 
+    /// How many connections there were.
+    pub fn connection_count(&self) -> u64 {
+        self.listener.count()
+    }
+
     /// Ends and begins again on the same port, with the same objects.
     #[track_caller]
     pub fn restart(&self) {

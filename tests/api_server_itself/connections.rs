@@ -47,16 +47,19 @@ async fn frozen_connections_are_silent_and_new_ones_are_not() {
 #[tokio::test]
 async fn held_connections_are_taken_and_not_answered() {
     let server = ApiServer::start();
+    let (held, fresh) = (Caller::admin(&server), Caller::admin(&server));
     server.connections(Order::Hold);
-    let mut held = tokio::net::TcpStream::connect(server.url().trim_start_matches("https://")).await.expect("taken");
-    let answer = tokio::io::AsyncReadExt::read_u8(&mut held);
-    let mut answer = std::pin::pin!(answer);
-    server.connections(Order::Serve);
-    let caller = Caller::admin(&server);
+    let mut answer = std::pin::pin!(held.send(APP));
     tokio::select! {
         biased;
         _ = &mut answer => panic!("an answer"),
-        (code, _) = caller.try_get(APP) => assert_eq!(code, StatusCode::OK),
+        _ = async { while server.connection_count() == 0 { tokio::task::yield_now().await } } => {}
+    }
+    server.connections(Order::Serve);
+    tokio::select! {
+        biased;
+        _ = answer => panic!("an answer"),
+        (code, _) = fresh.try_get(APP) => assert_eq!(code, StatusCode::OK),
     }
 }
 

@@ -93,15 +93,17 @@ async fn selectors_select() {
             "metadata": {"name": name, "labels": {"team": team}}, "spec": {"signerName": signer, "trustBundle": ""},
         }));
     }
+    server.put("{apiVersion: certificates.k8s.io/v1, kind: ClusterTrustBundle, metadata: {name: plain}}");
     let caller = Caller::admin(&server);
     for (selector, selected) in [
         ("fieldSelector=spec.signerName%3Dx.io%2Fs", &["a", "b"][..]),
-        ("fieldSelector=metadata.name%21%3Db", &["a", "c"]),
+        ("fieldSelector=metadata.name%21%3Db", &["a", "c", "plain"]),
         ("labelSelector=team%3Dred", &["a", "c"]),
-        ("labelSelector=team%21%3Dred", &["b"]),
+        ("labelSelector=team%21%3Dred", &["b", "plain"]),
         ("labelSelector=team+in+%28blue%2Cgreen%29", &["b"]),
         ("labelSelector=team+notin+%28blue%29%2Cteam", &["a", "c"]),
-        ("labelSelector=%21team", &[]),
+        ("labelSelector=team+notin+%28blue%29", &["a", "c", "plain"]),
+        ("labelSelector=%21team", &["plain"]),
         ("labelSelector=team%3Dred&fieldSelector=spec.signerName%3Dy.io%2Fs", &["c"]),
     ] {
         for version in ["v1beta1", "v1"] {

@@ -109,9 +109,9 @@ impl Fault {
     /// After so many changes.
     pub fn go_on(&self, server: &ApiServer, changes: usize) {
         match self {
-            Self::Breaks if changes % 4 == 0 => server.connections(Order::Break),
-            Self::Restarts if changes % 8 == 0 => server.restart(),
-            Self::Forgets if changes % 8 == 0 => {
+            Self::Breaks if changes.is_multiple_of(4) => server.connections(Order::Break),
+            Self::Restarts if changes.is_multiple_of(8) => server.restart(),
+            Self::Forgets if changes.is_multiple_of(8) => {
                 server.connections(Order::Refuse);
                 server.compact();
                 server.connections(Order::Serve);

@@ -85,9 +85,10 @@ impl Volume {
     fn look(&mut self, model: &Model) {
         let mut files = generation(&self.path);
         for (object, shown) in &mut self.shown {
-            let of_object: BTreeMap<_, _> =
-                files.extract_if(.., |name, _| name.starts_with(&format!("{}.", object.name()))).collect();
+            let prefix = format!("{}.", object.name());
+            let (of_object, others) = files.into_iter().partition(|(name, _)| name.starts_with(&prefix));
             *shown = judge(self.name, *object, *shown, &of_object, model);
+            files = others;
         }
         assert!(files.is_empty(), "{} shows what no object has: {:?}", self.name, files.keys());
     }

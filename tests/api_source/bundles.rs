@@ -101,3 +101,18 @@ fn cb_01_bundles_that_are_not_there_are_waited_for_unless_they_are_optional() {
     let running = rig.run();
     assert_eq!(fs::read_to_string(running.volume("trust").join("ca")).expect("a file"), "");
 }
+
+#[test]
+fn cb_01_a_server_that_has_bundles_in_another_version_is_asked_for_that() {
+    for unserved in ["certificates.k8s.io/v1", "certificates.k8s.io/v1beta1"] {
+        let volumes = "[{name: trust, projected: {sources: [{clusterTrustBundle: {path: ca, name: roots}}, \
+            {clusterTrustBundle: {path: all, signerName: x.io/y, labelSelector: {}}}]}}]";
+        let rig = Rig::new(volumes);
+        rig.server.mood(|mood| mood.unserved = Some(unserved));
+        rig.server.put(&bundle("roots", None, "a", &["AAAA"]));
+        rig.server.put(&bundle("x.io:y:one", Some("x.io/y"), "a", &["BBBB"]));
+        let running = rig.run();
+        let shown = |name: &str| fs::read_to_string(running.volume("trust").join(name)).expect("a file");
+        assert_eq!((shown("ca"), shown("all")), (pem(&["AAAA"]), pem(&["BBBB"])), "{unserved}");
+    }
+}

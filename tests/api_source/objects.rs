@@ -76,7 +76,7 @@ fn cm_04_a_missing_object_is_waited_for_in_the_kubelets_words() {
     let event = rig.server.objects("Event").remove(0);
     let message = r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#;
     assert_eq!((event["reason"].as_str(), event["message"].as_str()), (Some("FailedMount"), Some(message)));
-    assert_eq!(event["involvedObject"]["uid"], crate::rig::UID);
+    assert_eq!(event["involvedObject"]["uid"], *rig.uid);
     rig.put_config("1");
     running.wait_ready();
     wait_content(&running.volume("config").join("key"), "1");
@@ -128,7 +128,7 @@ fn vm_10_a_volume_that_fails_holds_up_no_other() {
     rig.put_config("1");
     let running = rig.start();
     running.wait_log(r#"configmap "missing" not found"#);
-    let file = rig.fixture.path(&format!("root/pods/{}/volumes/kubernetes.io~configmap/config/key", crate::rig::UID));
+    let file = rig.fixture.path(&format!("root/pods/{}/volumes/kubernetes.io~configmap/config/key", rig.uid));
     wait_content(&file, "1");
     rig.put_config("2");
     wait_content(&file, "2");

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use crate::api_server::Order;
 use crate::common::outcome::finish;
 use crate::common::*;
-use crate::rig::{Rig, UID};
+use crate::rig::Rig;
 
 const LABELS: &str = "[{name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]";
 
@@ -16,7 +16,7 @@ fn a_pod_of_the_server_is_served_below_its_uid_and_followed() {
     let rig = Rig::new(LABELS);
     let running = rig.run();
     let volume = running.volume("info");
-    assert!(volume.starts_with(rig.fixture.path(&format!("root/pods/{UID}"))));
+    assert!(volume.starts_with(rig.fixture.path(&format!("root/pods/{}", rig.uid))));
     wait_content(&volume.join("labels"), "app=\"web\"");
     rig.wait_watched("Pod", "web");
     rig.put_pod(LABELS, "{app: other}");
@@ -35,7 +35,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     );
     rig.server.bookmark();
     let version = || rig.object("Pod default/web").expect("an object")["resourceVersion"].clone();
-    eventually("it is heard of", || version() == *rig.server.version().to_string());
+    eventually("it is heard of", || version().as_str() == Some(&*rig.server.version().to_string()));
     assert_eq!(fs::read_to_string(running.volume("info").join("labels")).expect("a file"), "app=\"web\"");
     assert!(!running.log().contains("now describes"), "{}", running.log());
 }
@@ -84,7 +84,7 @@ fn another_version_of_podfs_goes_on_with_the_same_server() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     let file = running.volume("config").join("key");
-    let outcome = finish(rig.fixture.operator("upgrade").args(["--pod", UID]));
+    let outcome = finish(rig.fixture.operator("upgrade").args(["--pod", &rig.uid]));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     rig.put_config("2");
     wait_content(&file, "2");

@@ -10,14 +10,14 @@ use crate::common::{Fixture, PODFS, Running, config_map, eventually, pod};
 
 /// The node that podfs is on.
 pub const NODE: &str = "n1";
-/// The uid of the pod.
-pub const UID: &str = "6f0c1f0e-0000-4000-8000-000000000001";
 
 /// A server, and a directory for podfs.
 pub struct Rig {
     pub server: ApiServer,
     pub fixture: Fixture,
     pub kubeconfig: PathBuf,
+    /// The uid of the pod: another one for each test, because cgroups go by it.
+    pub uid: String,
 }
 
 impl Rig {
@@ -29,7 +29,8 @@ impl Rig {
     pub fn with_style(volumes: &str, style: Style) -> Rig {
         let server = ApiServer::start();
         let kubeconfig = server.kubeconfig(NODE, style);
-        let rig = Rig { server, fixture: Fixture::new(&pod(volumes)), kubeconfig };
+        let uid = format!("6f0c1f0e-0000-4000-8000-{:012x}", fastrand::u64(..1 << 48));
+        let rig = Rig { server, fixture: Fixture::new(&pod(volumes)), kubeconfig, uid };
         rig.put_pod(volumes, "{app: web}");
         rig
     }
@@ -56,8 +57,9 @@ impl Rig {
     /// The pod, on the node.
     pub fn put_pod(&self, volumes: &str, labels: &str) {
         self.server.put(&format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {UID}, labels: {labels}}}, \
-             spec: {{nodeName: {NODE}, containers: [{{name: web, image: web}}], volumes: {volumes}}}}}"
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {}, labels: {labels}}}, \
+             spec: {{nodeName: {NODE}, containers: [{{name: web, image: web}}], volumes: {volumes}}}}}",
+            self.uid
         ));
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{Answer, Asked, Order, claims};
 use crate::common::*;
-use crate::rig::{NODE, Rig, UID};
+use crate::rig::{NODE, Rig};
 
 const TOKENS: &str = "serviceaccounts/token";
 
@@ -58,14 +58,14 @@ fn tk_01_tk_02_a_token_is_asked_for_as_the_volume_says_and_bound_to_the_pod() {
     let running = rig.run();
     let file = token(&running);
     let of_pod = &claims_of(&file)["kubernetes.io"]["pod"];
-    assert_eq!(*of_pod, json!({"name": "web", "uid": UID}));
+    assert_eq!(*of_pod, json!({"name": "web", "uid": rig.uid}));
     assert_eq!(claims_of(&running.volume("access").join("vault"))["aud"], json!(["vault"]));
     assert_eq!(fs::read(&file).expect("a file"), fs::read(running.volume("access").join("again")).expect("a file"));
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("a file").permissions());
     assert_eq!(mode & 0o7777, 0o444);
     let mut specs: Vec<Value> = requests(&rig).into_iter().map(|asked| asked.body["spec"].clone()).collect();
     specs.sort_by_key(|spec| spec["expirationSeconds"].as_i64());
-    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": UID});
+    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": rig.uid});
     assert_eq!(
         specs,
         [
@@ -79,9 +79,10 @@ fn tk_01_tk_02_a_token_is_asked_for_as_the_volume_says_and_bound_to_the_pod() {
 fn tk_03_the_token_of_a_pod_with_one_user_is_that_users_alone() {
     let rig = rig(ACCESS, None);
     rig.server.put(&format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {UID}}}, spec: {{nodeName: {NODE}, \
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {}}}, spec: {{nodeName: {NODE}, \
          serviceAccountName: app, securityContext: {{runAsUser: 1000}}, \
-         containers: [{{name: web, image: web}}], volumes: {ACCESS}}}}}"
+         containers: [{{name: web, image: web}}], volumes: {ACCESS}}}}}",
+        rig.uid
     ));
     rig.server.put(&service_account("app"));
     let running = rig.run();
@@ -190,10 +191,11 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
     let rig = rig(ACCESS, None);
     rig.server.put(&service_account("app"));
     let manifest = |account: &str| {
-        let identity = format!("name: web, uid: {UID}, labels");
-        pod(ACCESS)
-            .replace("name: web, labels", &identity)
-            .replace("  containers", &format!("  serviceAccountName: {account}\n  containers"))
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: default, uid: {}}}, spec: {{nodeName: {NODE}, \
+             serviceAccountName: {account}, containers: [{{name: web, image: web}}], volumes: {ACCESS}}}}}",
+            rig.uid
+        )
     };
     let account_of = |file: &PathBuf| claims_of(file)["kubernetes.io"]["serviceaccount"]["name"].clone();
     rig.fixture.write("pod.yaml", &manifest("default"));
@@ -202,6 +204,7 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
     let mut running = rig.fixture.start_command(command);
     running.wait_ready();
     assert_eq!(account_of(&token(&running)), "default");
+    rig.server.put(&manifest("app"));
     rig.fixture.write("pod.yaml", &manifest("app"));
     eventually("there is a token of the other account", || account_of(&token(&running)) == "app");
 }
