@@ -24,7 +24,7 @@ use common::{Fixture, PODFS, Running, config_map, eventually};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::unistd::Pid;
 
-const NODE: &str = "n";
+const NODE: &str = "node";
 /// Changes of the one object.
 const CHANGES: usize = 500;
 /// Pods with many, and volumes of each.
