@@ -4,6 +4,7 @@ mod cleanup;
 mod exit;
 mod log;
 mod mount;
+mod push;
 mod run;
 mod server;
 mod source;
@@ -33,6 +34,7 @@ enum Command {
     Mount(mount::Mount),
     Status(status::Status),
     Trace(trace::Trace),
+    Push(push::Push),
     Upgrade(upgrade::Upgrade),
     Cleanup(cleanup::Cleaning),
     Version(version::Version),
@@ -48,6 +50,7 @@ pub fn main() -> ExitCode {
         Command::Mount(mount) => mount.execute(),
         Command::Status(status) => status.execute(),
         Command::Trace(trace) => trace.execute(),
+        Command::Push(push) => push.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),
         Command::Cleanup(cleanup) => cleanup.execute(),
         Command::Version(version) => version.execute(),

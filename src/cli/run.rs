@@ -2,6 +2,7 @@
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -15,7 +16,7 @@ use super::exit::Failure;
 use super::log::LogFormat;
 use super::source::SourceOptions;
 use crate::quantity::Quantity;
-use crate::source::PodName;
+use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
@@ -39,6 +40,10 @@ pub(super) struct Run {
     pod_name: Option<PodName>,
     #[command(flatten)]
     source: SourceOptions,
+    /// Take objects from an agent of the node, which gives them to `podfs push`. What --objects describes is taken from
+    /// there.
+    #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
+    push: bool,
     /// Volumes appear below `pods/<uid>/volumes` of this directory.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
     root_dir: PathBuf,
@@ -64,6 +69,13 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        let (source, snapshot) = match source {
+            Source::Files(files) if self.push => {
+                let (source, snapshot) = PushSource::new(files, snapshot, Arc::clone(&pod));
+                (Source::Push(source), snapshot)
+            }
+            source => (source, snapshot),
+        };
         let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),

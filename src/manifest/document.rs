@@ -29,7 +29,8 @@ impl Origin {
         Self { document: NonZero::new(number), ..self.clone() }
     }
 
-    fn item(&self, number: u32) -> Self {
+    /// The entry of this number, counted from 1, of a list that stands there.
+    pub fn item(&self, number: u32) -> Self {
         Self { item: NonZero::new(number), ..self.clone() }
     }
 }
@@ -70,6 +71,11 @@ impl Document {
             quantity::quote_numbers(&mut self.body);
         }
         typed(&self.origin, Value::Object(self.body))
+    }
+
+    /// The document as it was written.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.body)
     }
 
     /// An object as an API server gives it. `origin` is what it goes by in errors.

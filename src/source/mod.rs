@@ -1,11 +1,17 @@
 //! Where the pod and its objects come from, and how their changes are heard.
 //!
 //! A source gives one [`Snapshot`] when it is opened and another one whenever something differs. Nothing above this
-//! module knows where a snapshot comes from. The embedded source is [`FileSource`]: manifest files, no cluster needed.
-//! [`ApiSource`] asks an API server, and goes by manifest files for what they describe.
+//! module knows where a snapshot comes from:
+//!
+//! | source | what it is |
+//! |---|---|
+//! | [`FileSource`] | manifest files, no cluster needed |
+//! | [`ApiSource`] | an API server, and manifest files for what they describe |
+//! | [`PushSource`] | an agent of the node that pushes objects over the control socket |
 
 mod api;
 mod files;
+mod push;
 mod tokens;
 
 use std::sync::Arc;
@@ -15,6 +21,7 @@ use crate::manifest::pod::Pod;
 
 pub use api::{Access, ApiSource, Contact, Contacts, Plan, PodName, StartError};
 pub use files::{FileSource, PodInput, SourceError};
+pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 pub use tokens::Tokens;
 
 /// Where the pod and its objects come from.
@@ -23,6 +30,8 @@ pub enum Source {
     Files(FileSource),
     /// An API server, and manifest files for what they describe.
     Api(ApiSource),
+    /// Manifest files, and what is pushed beside them.
+    Push(PushSource),
 }
 
 impl Source {
@@ -31,13 +40,14 @@ impl Source {
         match self {
             Source::Files(files) => files.changed().await,
             Source::Api(api) => api.changed().await,
+            Source::Push(push) => push.changed().await,
         }
     }
 
     /// Says what is wrong with a volume at this moment, if anything is, for who cares. Never waits.
     pub fn tell(&self, volume: &str, reason: Option<&str>) {
         match self {
-            Source::Files(_) => {}
+            Source::Files(_) | Source::Push(_) => {}
             Source::Api(api) => api.tell(volume, reason),
         }
     }
@@ -45,8 +55,16 @@ impl Source {
     /// What is known of the talk with a server, for each object that is asked for.
     pub fn contacts(&self) -> Contacts {
         match self {
-            Source::Files(_) => Contacts::default(),
+            Source::Files(_) | Source::Push(_) => Contacts::default(),
             Source::Api(api) => api.contacts(),
+        }
+    }
+
+    /// Where objects can be pushed to, if they can.
+    pub fn inbox(&self) -> Option<Inbox> {
+        match self {
+            Source::Push(push) => Some(push.inbox()),
+            Source::Files(_) | Source::Api(_) => None,
         }
     }
 }

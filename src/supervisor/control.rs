@@ -37,6 +37,7 @@ use super::board::{Board, VERSION};
 use super::claim::CONTROL;
 use super::questions::Questions;
 use super::status::PodStatus;
+use crate::source::{Inbox, Push, Taken};
 
 /// The version of this protocol. Another one is not understood, and says so.
 const PROTOCOL: u32 = 1;
@@ -48,6 +49,8 @@ const SERVER_PATIENCE: Duration = Duration::from_millis(500);
 const MAX_CLIENTS: usize = 8;
 /// Most bytes of a question.
 const LONGEST_QUESTION: usize = 16 << 10;
+/// Most bytes of a question with objects.
+pub const LONGEST_PUSH: usize = 16 << 20;
 /// Most bytes of an answer: a few hundred for each volume.
 const LONGEST_ANSWER: usize = 16 << 20;
 
@@ -64,6 +67,8 @@ pub enum Question {
     },
     /// To go on as the podfs that is on disk now.
     Upgrade,
+    /// To take objects.
+    Push(Push),
 }
 
 /// What it answers.
@@ -76,6 +81,8 @@ pub enum Answer {
     Tracing,
     /// How far an upgrade is.
     Upgrade(Upgrade),
+    /// The objects were taken, all of them; this is what is known now.
+    Pushed(Taken),
     /// It cannot be done, for this reason.
     Refused(String),
     /// It cannot be done at this moment, for this reason.
@@ -289,16 +296,21 @@ pub struct Control {
 
 impl Control {
     /// Answers in this directory, which the caller has claimed, from what is on `board`; those who wish for an upgrade
-    /// are handed over to `upgrades`. What a supervisor that was
-    /// killed has left in the place of the socket is replaced.
+    /// are handed over to `upgrades`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
+    /// has left in the place of the socket is replaced.
     ///
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
-    pub(super) fn open(directory: &Path, board: Board, upgrades: Sender<Upgrading>) -> io::Result<Control> {
+    pub(super) fn open(
+        directory: &Path,
+        board: Board,
+        inbox: Option<Inbox>,
+        upgrades: Sender<Upgrading>,
+    ) -> io::Result<Control> {
         let listener = bind_anew(directory)?;
         let accepting = listener.try_clone()?;
         let reception = Reception {
-            desk: Arc::new(Desk { board, questions: Questions::default(), upgrades }),
+            desk: Arc::new(Desk { board, questions: Questions::default(), inbox, upgrades }),
             clients: Vec::new(),
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
@@ -342,6 +354,7 @@ struct Reception {
 struct Desk {
     board: Board,
     questions: Questions,
+    inbox: Option<Inbox>,
     upgrades: Sender<Upgrading>,
 }
 
@@ -403,12 +416,13 @@ enum Attention {
 fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let asked = receive_at_most::<Envelope<Value>>(stream, LONGEST_QUESTION)?;
+    let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
     let Some((Envelope { version, message }, mut descriptors)) = asked else { return Ok(Attention::Over) };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
             Question::Status => Answer::Status(Box::new(desk.board.status())),
             Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
+            Question::Push(push) => desk.push(push),
             Question::Upgrade => match desk.hand_over(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
                 Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
@@ -423,6 +437,17 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
 }
 
 impl Desk {
+    fn longest_question(&self) -> usize {
+        if self.inbox.is_some() { LONGEST_PUSH } else { LONGEST_QUESTION }
+    }
+
+    fn push(&self, push: Push) -> Answer {
+        let Some(inbox) = &self.inbox else {
+            return Answer::Refused("the pod takes no objects; start its podfs run with --push".to_owned());
+        };
+        inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed)
+    }
+
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> Answer {
         let Some(pipe) = pipe else { return Answer::Refused("the question came without a pipe".to_owned()) };
         let watch = match self.board.watch(volume) {

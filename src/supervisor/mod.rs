@@ -69,7 +69,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::{Snapshot, Source};
+use crate::source::{Inbox, Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
 use cgroup::Cgroup;
@@ -162,7 +162,7 @@ pub async fn run(
 
     report.contacts(source.contacts());
     let (wishes, upgrades) = mpsc::channel(1);
-    let control = claim.as_ref().and_then(|claim| listen(claim, &report, wishes));
+    let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
     let socket = claim.as_ref().map(Claim::server_socket);
     let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
@@ -228,8 +228,8 @@ pub async fn run(
 }
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.
-fn listen(claim: &Claim, report: &Report, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
-    let control = Control::open(claim.directory(), report.board(), upgrades);
+fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.board(), inbox, upgrades);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 

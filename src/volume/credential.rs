@@ -34,11 +34,21 @@ pub struct TokenKey {
     pub expiration_seconds: i64,
 }
 
+impl TokenKey {
+    /// A token that a source asks for with these fields.
+    pub fn new(audience: Option<String>, expiration_seconds: Option<i64>) -> TokenKey {
+        TokenKey {
+            audience: audience.filter(|audience| !audience.is_empty()),
+            expiration_seconds: expiration_seconds.unwrap_or(DEFAULT_EXPIRATION),
+        }
+    }
+}
+
 impl TokenFile {
     /// Errors are relative to the source.
     pub(super) fn parse(source: &ServiceAccountTokenProjection) -> Result<TokenFile, InvalidField> {
-        let expiration_seconds = source.expiration_seconds.unwrap_or(DEFAULT_EXPIRATION);
-        let wrong = match expiration_seconds {
+        let token = TokenKey::new(source.audience.clone(), source.expiration_seconds);
+        let wrong = match token.expiration_seconds {
             ..SHORTEST_EXPIRATION => Some("may not specify a duration less than 10 minutes"),
             SHORTEST_EXPIRATION..=LONGEST_EXPIRATION => None,
             _ => Some("may not specify a duration larger than 2^32 seconds"),
@@ -46,11 +56,10 @@ impl TokenFile {
         if let Some(sentence) = wrong {
             return Err(InvalidField::new("expirationSeconds", sentence));
         }
-        let audience = source.audience.clone().filter(|audience| !audience.is_empty());
         Ok(TokenFile {
             path: projection::path("path", &source.path)?,
             user: source.user.map(|user| field::numeric_id("user", user)).transpose()?,
-            token: TokenKey { audience, expiration_seconds },
+            token,
         })
     }
 }

@@ -90,7 +90,9 @@ impl Cluster {
         let mut state = self.state();
         // Whether it is allowed comes before whether it is there.
         state.rules.check(&state.store, user, asked)?;
-        let resource = asked.resource.ok_or_else(Failure::no_resource)?;
+        let unserved = self.faults.mood().unserved;
+        let resource = asked.resource.filter(|resource| unserved != Some(resource.api_version().as_str()));
+        let resource = resource.ok_or_else(Failure::no_resource)?;
         if asked.namespace.is_some() && !resource.namespaced {
             return Err(Failure::no_resource());
         }

@@ -5,9 +5,12 @@ mod api_server;
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bundles;
 mod credentials;
+mod node;
 mod objects;
 mod outages;
 mod pods;
 mod refusals;
 mod rig;
+mod tokens;

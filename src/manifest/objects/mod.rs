@@ -235,8 +235,15 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
+    /// The kind of this name, if volumes show it.
+    pub fn parse(name: &str) -> Option<ObjectKind> {
+        use ObjectKind::{ClusterTrustBundle, ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret};
+        let all = [ConfigMap, Secret, Node, PersistentVolume, PersistentVolumeClaim, ClusterTrustBundle];
+        all.into_iter().find(|kind| kind.to_string() == name)
+    }
+
     /// Whether objects of this kind are in no namespace.
-    fn is_of_cluster(self) -> bool {
+    pub fn is_of_cluster(self) -> bool {
         matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume | ObjectKind::ClusterTrustBundle)
     }
 }

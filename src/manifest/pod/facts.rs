@@ -10,6 +10,10 @@ use super::resources::PodResources;
 use crate::quantity::Quantity;
 use crate::volume::{InvalidField, numeric_id};
 
+/// The service account of pods that name none: the API server's default, which podfs applies itself because a manifest
+/// file need not have passed through one.
+const DEFAULT_ACCOUNT: &str = "default";
+
 /// What a pod's volumes need to know about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
@@ -29,6 +33,8 @@ pub struct PodFacts {
     pub fs_user: Option<u32>,
     /// SELinux label of files that only the pod's containers may open.
     pub selinux_label: Option<String>,
+    /// The service account that it acts as.
+    pub service_account: String,
     /// The node it was scheduled to.
     pub node_name: Option<String>,
     /// What it may use as a whole.
@@ -59,7 +65,7 @@ pub struct Container {
 impl PodFacts {
     /// The facts of a volume that is served without its pod: none.
     pub fn stand_in() -> PodFacts {
-        PodFacts::default()
+        PodFacts { service_account: DEFAULT_ACCOUNT.to_owned(), ..PodFacts::default() }
     }
 
     /// The container of that name: a regular one, else an init container.
@@ -87,9 +93,16 @@ impl PodFacts {
             fs_group_policy: fs_group_policy(context.and_then(|context| context.fs_group_change_policy.as_deref()))?,
             fs_user: fs_user(spec)?,
             selinux_label: selinux.map(selinux_label).transpose()?,
+            service_account: service_account(spec).to_owned(),
             node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
         })
     }
+}
+
+/// The account of the pod, by its name or by the older one of the field.
+fn service_account(spec: &PodSpec) -> &str {
+    let given = [&spec.service_account_name, &spec.service_account].into_iter().flatten();
+    given.map(String::as_str).find(|name| !name.is_empty()).unwrap_or(DEFAULT_ACCOUNT)
 }
 
 fn fs_group_policy(word: Option<&str>) -> Result<FsGroupPolicy, InvalidField> {

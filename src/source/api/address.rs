@@ -27,6 +27,10 @@ const fn core(kind: &'static str, plural: &'static str) -> Resource {
     Resource { group: "api/v1", api_version: "v1", kind, plural }
 }
 
+const fn trust_bundle(group: &'static str, api_version: &'static str) -> Resource {
+    Resource { group, api_version, kind: "ClusterTrustBundle", plural: "clustertrustbundles" }
+}
+
 impl Resource {
     pub(super) const POD: Resource = core("Pod", "pods");
     pub(super) const EVENT: Resource = core("Event", "events");
@@ -37,12 +41,18 @@ impl Resource {
     pub(super) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
     pub(super) const SERVICE_ACCOUNT: Resource = core("ServiceAccount", "serviceaccounts");
 
-    pub(super) const CLUSTER_TRUST_BUNDLE: Resource = Resource {
-        group: "apis/certificates.k8s.io/v1beta1",
-        api_version: "certificates.k8s.io/v1beta1",
-        kind: "ClusterTrustBundle",
-        plural: "clustertrustbundles",
-    };
+    pub(super) const CLUSTER_TRUST_BUNDLE: Resource =
+        trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
+    const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
+
+    /// The same resource in another version of its group, where servers may have only one of two.
+    pub(super) fn other_version(self) -> Option<Resource> {
+        match self {
+            Self::CLUSTER_TRUST_BUNDLE => Some(Self::STABLE_TRUST_BUNDLE),
+            Self::STABLE_TRUST_BUNDLE => Some(Self::CLUSTER_TRUST_BUNDLE),
+            _ => None,
+        }
+    }
 
     /// Whether a node may watch them.
     pub(super) fn can_be_watched(self) -> bool {
@@ -84,6 +94,12 @@ impl Collection {
     pub(super) fn of(key: &ObjectKey) -> Collection {
         let namespace = (!key.namespace.is_empty()).then_some(key.namespace.as_str());
         Self::only(Resource::of(key.kind), namespace, &key.name)
+    }
+
+    /// The ClusterTrustBundles of a signer.
+    pub(super) fn of_signer(signer: &str) -> Collection {
+        let field = Some(("spec.signerName", signer.to_owned()));
+        Collection { resource: Resource::CLUSTER_TRUST_BUNDLE, namespace: None, field, labels: None }
     }
 
     /// Whether it is at most one object.

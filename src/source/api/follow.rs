@@ -14,15 +14,17 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info, warn};
 
+use super::bundles::{Bundles, Signers};
 use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
 use super::single::{Task, Told, follow_object, follow_pod};
+use super::tokens::Issued;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
+use crate::source::Snapshot;
 use crate::source::files::FileSource;
-use crate::source::{Snapshot, Tokens};
-use crate::volume::{References, Volume, references};
+use crate::volume::{BundleKey, References, TokenKey, Volume, references};
 
 /// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
 /// so in much less.
@@ -37,6 +39,8 @@ pub(super) struct Follow {
     /// The volumes, if they are not all those of the pod.
     volumes: Option<Vec<Volume>>,
     objects: BTreeMap<ObjectKey, Followed>,
+    signers: Signers,
+    tokens: Issued,
     contacts: Contacts,
     /// Where the tasks tell what they hear.
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
@@ -65,6 +69,8 @@ enum News {
     Files(Snapshot),
     Pod(Told<Pod>),
     Object(ObjectKey, Told<NamedObject>),
+    Signer(String, Told<Bundles>),
+    Token(TokenKey, Told<Vec<u8>>),
 }
 
 impl Follow {
@@ -77,6 +83,8 @@ impl Follow {
         let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
         let (tell, told) = channel(QUEUE);
         Follow {
+            signers: Signers::new(client.clone(), contacts.clone()),
+            tokens: Issued::new(client.clone(), contacts.clone()),
             client,
             files,
             pod,
@@ -106,11 +114,16 @@ impl Follow {
     pub(super) async fn first(&mut self) -> Snapshot {
         self.ask_for_what_is_missing();
         let patience = Instant::now() + GRACE;
-        while self.objects.values().any(|object| matches!(object.known, Known::NotYet) && object.trouble.is_none()) {
+        while !self.is_answered() {
             let Ok(news) = timeout_at(patience, self.next()).await else { break };
             self.take(news);
         }
         self.snapshot()
+    }
+
+    fn is_answered(&self) -> bool {
+        let is_answered = |object: &Followed| !matches!(object.known, Known::NotYet) || object.trouble.is_some();
+        self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
     /// Publishes a snapshot whenever something differs, for as long as anybody listens.
@@ -149,6 +162,8 @@ impl Follow {
             snapshot = files => News::Files(snapshot),
             Some(told) = pod => News::Pod(told),
             Some((key, told)) = self.told.recv() => News::Object(key, told),
+            (signer, told) = self.signers.next() => News::Signer(signer, told),
+            (key, told) = self.tokens.next() => News::Token(key, told),
         }
     }
 
@@ -158,6 +173,14 @@ impl Follow {
             News::Files(snapshot) => self.take_files(snapshot),
             News::Pod(told) => self.take_pod(told),
             News::Object(key, told) => self.take_object(&key, told),
+            News::Signer(signer, told) => {
+                self.note_outage(&told);
+                self.signers.take(&signer, told)
+            }
+            News::Token(key, told) => {
+                self.note_outage(&told);
+                self.tokens.take(&key, told)
+            }
         };
         if differs {
             self.ask_for_what_is_missing();
@@ -259,7 +282,7 @@ impl Follow {
         }
     }
 
-    /// What volumes refer to and files do not have.
+    /// What volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -268,6 +291,8 @@ impl Follow {
         let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
+        self.signers.want(&signers(&references));
+        self.tokens.want(&references.tokens, &identity, &facts);
         let known = self.known();
         let mut wanted = keys(&references, &identity.namespace);
         wanted.extend(references.claims.iter().filter_map(|claim| {
@@ -289,10 +314,11 @@ impl Follow {
 
     fn known(&self) -> Objects {
         let of_files = self.files.as_ref().map(|(_, files)| files.objects.clone()).unwrap_or_default();
-        of_files.with(self.objects.values().filter_map(|object| match &object.known {
-            Known::Is(object) => Some(Arc::clone(object)),
+        let of_server = self.objects.values().filter_map(|object| match &object.known {
+            Known::Is(object) => Some(object),
             Known::NotYet | Known::Absent => None,
-        }))
+        });
+        of_files.with(of_server.chain(self.signers.bundles()).cloned())
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -301,7 +327,8 @@ impl Follow {
             (Known::NotYet, None) => Some((Missing::Object(key.clone()), "not heard of yet".to_owned())),
             (Known::Absent | Known::Is(_), _) => None,
         });
-        Snapshot { pod: self.pod.clone(), objects: self.known().with_absences(absences), tokens: Tokens::default() }
+        let absences = absences.chain(self.signers.absences());
+        Snapshot { pod: self.pod.clone(), objects: self.known().with_absences(absences), tokens: self.tokens.tokens() }
     }
 }
 
@@ -314,7 +341,20 @@ fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
     keys.extend(of(ObjectKind::ConfigMap, &references.config_maps));
     keys.extend(of(ObjectKind::Secret, &references.secrets));
     keys.extend(of(ObjectKind::PersistentVolumeClaim, &references.claims));
+    keys.extend(references.bundles.iter().filter_map(|bundle| match bundle {
+        BundleKey::Named(name) => Some(key(ObjectKind::ClusterTrustBundle, "", name)),
+        BundleKey::OfSigner { .. } => None,
+    }));
     keys
+}
+
+/// The signers whose bundles are referred to. Where nothing of a signer is selected, nothing is read.
+fn signers(references: &References) -> BTreeSet<&str> {
+    let named = references.bundles.iter().filter_map(|bundle| match bundle {
+        BundleKey::OfSigner { signer, selector: Some(_) } => Some(signer.as_str()),
+        BundleKey::OfSigner { .. } | BundleKey::Named(_) => None,
+    });
+    named.collect()
 }
 
 fn key(kind: ObjectKind, namespace: &str, name: &str) -> ObjectKey {

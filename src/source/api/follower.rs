@@ -125,7 +125,15 @@ impl Follower {
     async fn list(&mut self) -> News {
         let List { version, items } = match self.client.list(&self.collection).await {
             Ok(list) => list,
-            Err(error) => return self.fail(error, State::Unlisted),
+            Err(error) => {
+                // What this server does not have in one version, it may have in another.
+                if error.class == Class::NotFound
+                    && let Some(other) = self.collection.resource.other_version()
+                {
+                    self.collection.resource = other;
+                }
+                return self.fail(error, State::Unlisted);
+            }
         };
         if let Some(known) = self.version.as_deref().filter(|known| is_older(&version, known)) {
             let title = self.collection.title();

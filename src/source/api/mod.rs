@@ -11,6 +11,8 @@
 //! | `follower` | what a collection holds and every change of it, whatever happens to the server |
 //! | `poller` | one object that may be got and not watched |
 //! | `single` | one object, followed and parsed |
+//! | `bundles` | the ClusterTrustBundles of signers |
+//! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
 //! | `events` | what is wrong with volumes, told to the pod |
@@ -21,6 +23,7 @@
 
 mod address;
 mod backoff;
+mod bundles;
 mod client;
 mod contacts;
 mod error;
@@ -33,6 +36,7 @@ mod settings;
 mod single;
 mod start;
 mod tls;
+mod tokens;
 mod version;
 
 use std::io;

@@ -155,7 +155,8 @@ fn interpret<T>(news: News, parse: impl Fn(Value) -> Result<T, ManifestError>) -
     }
 }
 
-fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
+/// An object as a server describes it.
+pub(super) fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
     let origin = origin(title);
     let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
     parse_object(Document::of_server(origin.clone(), object)?)?.ok_or_else(unknown)
@@ -175,7 +176,8 @@ fn is_settled(object: &Arc<NamedObject>) -> bool {
     object.is_immutable() || claim_is_bound || volume_is_bound
 }
 
-fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
+/// Writes down how the talk about it goes.
+pub(super) fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
     match told {
         Told::Trouble(error) => contacts.trouble(title, doing, &error.sentence),
         Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, version),

@@ -30,7 +30,7 @@ use lanes::Room;
 
 pub(super) use watch::{Change, Watch};
 
-/// How long a request may take; a watch, until it begins.
+/// How long an answer may take to begin, and then to end, unless it is that to a watch.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// How old credentials may be before their files are looked at again.
 const FRESH: Duration = Duration::from_secs(60);
@@ -133,14 +133,11 @@ impl Client {
     pub(super) async fn watch(&self, collection: &Collection, version: &str, seconds: u64) -> Result<Watch, ApiError> {
         let asked = format!("watch {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.watch(server, version, seconds), None);
-        match timeout(DEADLINE, self.answer(&asked, Lasts::Long, &request)).await {
-            Ok(Ok((answer, room))) => Ok(Watch::new(asked, answer, room, MAX_OBJECT)),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(self.late(&asked).await),
-        }
+        let (answer, room) = self.answer(&asked, Lasts::Long, &request).await?;
+        Ok(Watch::new(asked, answer, room, MAX_OBJECT))
     }
 
-    /// A watch has broken, perhaps with the connection.
+    /// An answer has broken off, perhaps with the connection.
     pub(super) async fn broke(&self) {
         self.0.connection.lock().await.connection.note(false);
         self.doubt(Doubt::Connection).await;
@@ -173,19 +170,12 @@ impl Client {
         limit: usize,
         request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<Vec<u8>, ApiError> {
-        let whole = async {
-            let (answer, _) = self.answer(asked, Lasts::Moment, &request).await?;
-            body(asked, answer, limit).await
-        };
-        match timeout(DEADLINE, whole).await {
-            Ok(body) => body,
-            Err(_) => Err(self.late(asked).await),
+        let (answer, _) = self.answer(asked, Lasts::Moment, &request).await?;
+        let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
+        if body.as_ref().is_err_and(|error| error.class == Class::Unreachable) {
+            self.broke().await;
         }
-    }
-
-    async fn late(&self, asked: &str) -> ApiError {
-        self.doubt(Doubt::Connection).await;
-        ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
+        body
     }
 
     /// A request with an answer that means success. One that is not known to the server is made again with credentials read
@@ -235,6 +225,8 @@ impl Client {
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
+        // Who finds the connection made need not wait in line.
+        let turn = turn.filter(|_| !connection.is_made());
         let (http, room) = match lasts {
             Lasts::Moment => (connection.lanes.first(), None),
             Lasts::Long => {
@@ -242,10 +234,10 @@ impl Client {
                 (http, Some(room))
             }
         };
-        let outcome = http.execute(request).await;
-        let was_made = connection.note(outcome.is_ok());
+        let outcome = timeout(DEADLINE, http.execute(request)).await;
+        let was_made = connection.note(matches!(outcome, Ok(Ok(_))));
         drop(turn);
-        let answer = outcome.map_err(|error| ApiError::transport(asked, &error))?;
+        let answer = outcome.map_err(|_| late(asked))?.map_err(|error| ApiError::transport(asked, &error))?;
         if !was_made {
             self.0.recovered.notify_waiters();
         }
@@ -255,7 +247,7 @@ impl Client {
             return Ok((answer, room));
         }
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let body = body_of_error(answer, code).await;
+        let body = timeout(DEADLINE, body_of_error(answer, code)).await.unwrap_or_default();
         Err(ApiError::answered(asked, code, retry_after.as_deref(), &body))
     }
 
@@ -318,6 +310,10 @@ fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, Ap
         let class = if error.is_eof() { Class::Unreachable } else { Class::Nonsense };
         ApiError::new(class, format!("cannot {asked}: the answer {what}"))
     })
+}
+
+fn late(asked: &str) -> ApiError {
+    ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
 }
 
 async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {

@@ -1,0 +1,104 @@
+//! `podfs push`: objects for a pod, from whoever reads them for it.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use super::status::pod_directory;
+use crate::manifest::{Document, parse_documents};
+use crate::source::{Deletion, Taken};
+use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
+
+/// Give objects to a pod that takes them (`podfs run --push`).
+///
+/// All of them are taken, and shown at once, or none is. An object that was pushed before is replaced. The first push says
+/// that everything which is not in it does not exist. What was pushed is forgotten when the pod goes on with another
+/// podfs, after a crash or an upgrade; its volumes keep what they show until the next push.
+///
+/// Beside ConfigMaps, Secrets, PersistentVolumeClaims, PersistentVolumes, ClusterTrustBundles and Nodes, a push may hold the
+/// pod itself, for its labels and annotations, and TokenRequests whose spec is what a volume asks for and whose status has
+/// the token.
+///
+/// Exit code: 0 when everything was taken; 1 when there is no such pod, or it refuses; 2 for bad arguments or manifests; 3
+/// when a privilege is missing.
+#[derive(Args)]
+#[command(after_help = "EXAMPLES:\n  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 -f objects.yaml\n  \
+                  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --delete ConfigMap/app")]
+pub(super) struct Push {
+    /// The pod; podfs status lists all.
+    #[arg(long, value_name = "UID")]
+    pod: String,
+    /// Objects, in YAML or JSON; `-` reads standard input; may be given several times.
+    #[arg(short = 'f', long = "file", value_name = "FILE|-")]
+    files: Vec<PathBuf>,
+    /// An object that does not exist any more; may be given several times.
+    #[arg(long, value_name = "KIND/NAME", value_parser = deletion)]
+    delete: Vec<Deletion>,
+    /// Forget everything that was pushed before.
+    #[arg(long)]
+    replace: bool,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    run_dir: PathBuf,
+}
+
+impl Push {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        if self.files.is_empty() && self.delete.is_empty() && !self.replace {
+            return Err(Failure::input(anyhow!("there is nothing to push; give objects with -f")));
+        }
+        let mut objects = Vec::new();
+        for file in &self.files {
+            objects.extend(read(file)?.into_iter().map(Document::into_value));
+        }
+        let directory = pod_directory(&self.run_dir, &self.pod)?;
+        let push = crate::source::Push { objects, delete: self.delete, replace: self.replace };
+        let question = Question::Push(push);
+        check_size(&question)?;
+        match ask(&directory, &question, None).map_err(Failure::general)? {
+            Answer::Pushed(Taken { objects, tokens }) => {
+                eprintln!("podfs: pod {} knows {objects} objects and {tokens} tokens now", self.pod);
+                Ok(())
+            }
+            Answer::Refused(reason) | Answer::Busy(reason) => Err(Failure::general(anyhow!(reason))),
+            other => Err(Failure::general(anyhow!("the supervisor gave an answer to another question: {other:?}"))),
+        }
+    }
+}
+
+fn deletion(text: &str) -> Result<Deletion, String> {
+    match text.split_once('/') {
+        Some((kind, name)) if !kind.is_empty() && !name.is_empty() => {
+            Ok(Deletion { kind: kind.to_owned(), name: name.to_owned() })
+        }
+        _ => Err("write the kind and the name, such as ConfigMap/app".to_owned()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Document>, Failure> {
+    let (name, bytes) = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
+    } else {
+        (path, std::fs::read(path))
+    };
+    let bytes = bytes.with_context(|| format!("{}: cannot be read", name.display()));
+    Ok(parse_documents(name, &bytes.map_err(|error| Failure::input(anyhow!("{error:#}")))?)?)
+}
+
+/// The pod hangs up on whoever sends more.
+fn check_size(question: &Question) -> Result<(), Failure> {
+    // Some room for what goes around it.
+    const LIMIT: usize = LONGEST_PUSH - (64 << 10);
+    let bytes = serde_json::to_vec(question).map_err(Failure::general)?.len();
+    if bytes <= LIMIT {
+        return Ok(());
+    }
+    Err(Failure::input(anyhow!(
+        "the objects have {bytes} bytes together, and a push may have at most {LIMIT}; push them one after another"
+    )))
+}

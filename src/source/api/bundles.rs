@@ -1,0 +1,148 @@
+//! ClusterTrustBundles of signers: all of a signer are followed, and volumes pick theirs by labels. So one watch will do
+//! for a signer, however many volumes there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tracing::warn;
+
+use super::address::Collection;
+use super::client::Client;
+use super::contacts::Contacts;
+use super::error::{ApiError, Class};
+use super::follower::{Follower, News};
+use super::single::{Task, Told, note, parse};
+use crate::manifest::ManifestError;
+use crate::manifest::objects::{Missing, NamedObject};
+
+const QUEUE: usize = 16;
+
+/// Those of one signer, by name.
+pub(super) type Bundles = BTreeMap<String, Arc<NamedObject>>;
+
+/// The signers whose bundles are followed.
+pub(super) struct Signers {
+    client: Client,
+    contacts: Contacts,
+    signers: BTreeMap<String, Signer>,
+    tell: Sender<(String, Told<Bundles>)>,
+    told: Receiver<(String, Told<Bundles>)>,
+}
+
+struct Signer {
+    bundles: Option<Arc<Bundles>>,
+    trouble: Option<String>,
+    _task: Task,
+}
+
+impl Signers {
+    /// No signers.
+    pub(super) fn new(client: Client, contacts: Contacts) -> Signers {
+        let (tell, told) = channel(QUEUE);
+        Signers { client, contacts, signers: BTreeMap::new(), tell, told }
+    }
+
+    /// Follows the bundles of these signers, and of no others.
+    pub(super) fn want(&mut self, signers: &BTreeSet<&str>) {
+        self.signers.retain(|signer, _| signers.contains(signer.as_str()));
+        for signer in signers {
+            if self.signers.contains_key(*signer) {
+                continue;
+            }
+            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
+            let followed = Signer { bundles: None, trouble: None, _task: Task::spawn(task) };
+            self.signers.insert((*signer).to_owned(), followed);
+        }
+    }
+
+    /// The next news. Cancel-safe.
+    pub(super) async fn next(&mut self) -> (String, Told<Bundles>) {
+        self.told.recv().await.expect("an end to tell is kept here, too")
+    }
+
+    /// Takes in what was told. Whether the bundles differ then.
+    pub(super) fn take(&mut self, signer: &str, told: Told<Bundles>) -> bool {
+        let Some(followed) = self.signers.get_mut(signer) else { return false };
+        let unknown = followed.bundles.is_none();
+        match told {
+            Told::Is(bundles) => {
+                followed.trouble = None;
+                let same = followed.bundles.as_ref() == Some(&bundles);
+                followed.bundles = Some(bundles);
+                !same
+            }
+            Told::Absent | Told::Alive => {
+                followed.trouble = None;
+                false
+            }
+            Told::Trouble(error) => {
+                if error.class != Class::Unreachable {
+                    warn!("{}{}", error.sentence, if unknown { "" } else { "; what is known of them stays in use" });
+                }
+                followed.trouble = Some(error.sentence);
+                unknown
+            }
+        }
+    }
+
+    /// Whether there is an answer for each of them.
+    pub(super) fn are_answered(&self) -> bool {
+        self.signers.values().all(|signer| signer.bundles.is_some() || signer.trouble.is_some())
+    }
+
+    /// The bundles of all signers.
+    pub(super) fn bundles(&self) -> impl Iterator<Item = &Arc<NamedObject>> {
+        self.signers.values().flat_map(|signer| signer.bundles.iter().flat_map(|bundles| bundles.values()))
+    }
+
+    /// Why nobody knows which bundles there are.
+    pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
+        let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
+        unknown.map(|(name, signer)| {
+            let reason =
+                signer.trouble.clone().unwrap_or_else(|| format!("clustertrustbundles of {name:?}: not heard of yet"));
+            (Missing::BundlesOf(name.clone()), reason)
+        })
+    }
+}
+
+/// Tells what bundles a signer has, for as long as anybody listens.
+async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender<(String, Told<Bundles>)>) {
+    let title = format!("ClusterTrustBundles of {signer}");
+    let mut follower = Follower::new(client, Collection::of_signer(&signer));
+    let mut bundles = Bundles::new();
+    loop {
+        let told = match change(&mut bundles, follower.next().await, &title) {
+            Ok(told) => told,
+            Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        };
+        note(&contacts, &title, follower.doing(), follower.version(), &told);
+        if tell.send((signer.clone(), told)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
+fn change(bundles: &mut Bundles, news: News, title: &str) -> Result<Told<Bundles>, ManifestError> {
+    let named = |bundle: Value| {
+        let bundle = parse(bundle, title)?;
+        Ok::<_, ManifestError>((bundle.key.name.clone(), Arc::new(bundle)))
+    };
+    match news {
+        News::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,
+        News::Put(bundle) => {
+            let (name, bundle) = named(bundle)?;
+            bundles.insert(name, bundle);
+        }
+        News::Deleted(bundle) => {
+            let name = bundle.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+            bundles.remove(name);
+        }
+        News::Alive => return Ok(Told::Alive),
+        News::Trouble(error) => return Ok(Told::Trouble(error)),
+    }
+    Ok(Told::Is(Arc::new(bundles.clone())))
+}

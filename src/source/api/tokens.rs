@@ -1,0 +1,356 @@
+//! Tokens of the pod's service account: issued by the server, bound to the pod, and replaced long before they expire.
+//!
+//! Each token that volumes ask for has a task of its own. It goes on for as long as the pod is served, also while the pod
+//! terminates (TK-10). When a token cannot be replaced, the one before stays until it expires (TK-06).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::address::Resource;
+use super::backoff::Backoff;
+use super::client::Client;
+use super::contacts::Contacts;
+use super::error::{ApiError, Class};
+use super::follower::LONGEST_ASKED;
+use super::single::{Task, Told};
+use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::source::Tokens;
+use crate::volume::TokenKey;
+
+/// A token is replaced at this age, however long it is valid.
+const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
+/// A token is replaced when no more than this part of its life is left.
+const REST: f64 = 0.2;
+/// Up to so much earlier, so that not all pods ask at once.
+const SPREAD: Duration = Duration::from_secs(10);
+/// Tokens are not replaced more often than this, unless they are valid for less: a clock may be wrong.
+const SHORTEST_USE: Duration = Duration::from_secs(60);
+/// Clocks can be set, and time passes while a machine sleeps: so often the age of a token is looked at.
+const LOOK: Duration = Duration::from_secs(600);
+const QUEUE: usize = 16;
+
+/// All tokens of a pod.
+pub(super) struct Issued {
+    client: Client,
+    contacts: Contacts,
+    owner: Option<Owner>,
+    tokens: BTreeMap<TokenKey, Token>,
+    tell: Sender<(TokenKey, Told<Vec<u8>>)>,
+    told: Receiver<(TokenKey, Told<Vec<u8>>)>,
+}
+
+/// Whom tokens are for. Those of another pod or another service account are of no use (TK-07).
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Owner {
+    pod: PodIdentity,
+    service_account: String,
+}
+
+struct Token {
+    bytes: Option<Vec<u8>>,
+    trouble: Option<String>,
+    _task: Task,
+}
+
+impl Issued {
+    /// No tokens.
+    pub(super) fn new(client: Client, contacts: Contacts) -> Issued {
+        let (tell, told) = channel(QUEUE);
+        Issued { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
+    }
+
+    /// Has these tokens issued for this pod, and no others.
+    pub(super) fn want(&mut self, keys: &BTreeSet<TokenKey>, pod: &PodIdentity, facts: &PodFacts) {
+        let owner = Owner { pod: pod.clone(), service_account: facts.service_account.clone() };
+        if self.owner.as_ref() != Some(&owner) {
+            self.tokens.clear();
+        }
+        self.tokens.retain(|key, _| keys.contains(key));
+        for key in keys {
+            if self.tokens.contains_key(key) {
+                continue;
+            }
+            debug!("{} is asked for", owner.title(key));
+            let task =
+                keep_issued(self.client.clone(), owner.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
+            self.tokens.insert(key.clone(), Token { bytes: None, trouble: None, _task: Task::spawn(task) });
+        }
+        self.owner = Some(owner);
+    }
+
+    /// The next news. Cancel-safe.
+    pub(super) async fn next(&mut self) -> (TokenKey, Told<Vec<u8>>) {
+        self.told.recv().await.expect("an end to tell is kept here, too")
+    }
+
+    /// Takes in what was told. Whether the tokens differ then.
+    pub(super) fn take(&mut self, key: &TokenKey, told: Told<Vec<u8>>) -> bool {
+        let Some(token) = self.tokens.get_mut(key) else { return false };
+        match told {
+            Told::Is(bytes) => {
+                token.bytes = Some(bytes.to_vec());
+                token.trouble = None;
+                true
+            }
+            Told::Absent => {
+                token.bytes = None;
+                false
+            }
+            Told::Alive => false,
+            Told::Trouble(error) => {
+                if error.class != Class::Unreachable {
+                    warn!("{}{}", error.sentence, if token.bytes.is_none() { "" } else { "; the token before stays" });
+                }
+                token.trouble = Some(error.sentence);
+                token.bytes.is_none()
+            }
+        }
+    }
+
+    /// Whether there is an answer for each of them.
+    pub(super) fn are_answered(&self) -> bool {
+        self.tokens.values().all(|token| token.bytes.is_some() || token.trouble.is_some())
+    }
+
+    /// What there is.
+    pub(super) fn tokens(&self) -> Tokens {
+        let token = |token: &Token| match (&token.bytes, &token.trouble) {
+            (Some(bytes), _) => Ok(bytes.clone()),
+            (None, Some(trouble)) => Err(trouble.clone()),
+            (None, None) => Err("the server has not answered yet".to_owned()),
+        };
+        self.tokens.iter().map(|(key, of_key)| (key.clone(), token(of_key))).collect()
+    }
+}
+
+impl Owner {
+    /// What a token goes by: `Token default/app for "vault"`.
+    fn title(&self, key: &TokenKey) -> String {
+        let account = format!("{}/{}", self.pod.namespace, self.service_account);
+        match &key.audience {
+            Some(audience) => format!("Token {account} for {audience:?}, {} s", key.expiration_seconds),
+            None => format!("Token {account}, {} s", key.expiration_seconds),
+        }
+    }
+
+    /// What the server is asked for (TK-01).
+    fn request(&self, key: &TokenKey) -> Value {
+        json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {
+                "audiences": key.audience.iter().collect::<Vec<_>>(),
+                "expirationSeconds": key.expiration_seconds,
+                "boundObjectRef":
+                    {"apiVersion": "v1", "kind": "Pod", "name": self.pod.name, "uid": self.pod.uid.as_str()},
+            },
+        })
+    }
+}
+
+/// Tells a token, and another one in time, for as long as anybody listens.
+async fn keep_issued(
+    client: Client,
+    owner: Owner,
+    key: TokenKey,
+    contacts: Contacts,
+    tell: Sender<(TokenKey, Told<Vec<u8>>)>,
+) {
+    let title = owner.title(&key);
+    let request = owner.request(&key);
+    let below = [owner.service_account.as_str(), "token"];
+    let mut backoff = Backoff::default();
+    let mut life: Option<Life> = None;
+    loop {
+        let answer = client.create(Resource::SERVICE_ACCOUNT, &owner.pod.namespace, &below, &request).await;
+        match answer.and_then(|answer| Grant::parse(answer, SystemTime::now())) {
+            Ok(Grant { token, life: granted }) => {
+                backoff.reset();
+                contacts.heard(&title, "issued", None);
+                if tell.send((key.clone(), Told::Is(token.into()))).await.is_err() {
+                    return;
+                }
+                granted.until_due().await;
+                life = Some(granted);
+            }
+            Err(mut error) => {
+                contacts.trouble(&title, "waiting", &error.sentence);
+                let delay = backoff.fail().max(error.retry_after.unwrap_or_default().min(LONGEST_ASKED));
+                let away = error.class == Class::Unreachable;
+                if life.as_ref().is_some_and(Life::is_over) {
+                    error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
+                    // Whoever does not listen any more is found out below.
+                    let _ = tell.send((key.clone(), Told::Absent)).await;
+                }
+                if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
+                    return;
+                }
+                tokio::select! {
+                    () = sleep(delay) => {}
+                    () = client.recovered(), if away => {}
+                }
+            }
+        }
+    }
+}
+
+/// A token that was issued.
+struct Grant {
+    token: Vec<u8>,
+    life: Life,
+}
+
+/// When a token is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Life {
+    issued: (SystemTime, Instant),
+    due: Duration,
+    end: Duration,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    spec: Spec,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    expiration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    token: String,
+    expiration_timestamp: Time,
+}
+
+impl Grant {
+    /// Reads the server's answer. Nothing of it is told when it is wrong: there is a token in it.
+    fn parse(answer: Value, now: SystemTime) -> Result<Grant, ApiError> {
+        let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
+        let answer: Answer =
+            serde_json::from_value(answer).map_err(|_| nonsense("the answer of the server is no TokenRequest"))?;
+        let status = answer.status.filter(|status| !status.token.is_empty());
+        let Status { token, expiration_timestamp } =
+            status.ok_or_else(|| nonsense("the answer of the server has no token"))?;
+        let left = SystemTime::from(expiration_timestamp.0).duration_since(now).unwrap_or_default();
+        if left.is_zero() {
+            let sentence = "the server issued a token that has expired already; the clock here, or there, is wrong";
+            return Err(nonsense(sentence));
+        }
+        let whole = answer.spec.expiration_seconds.map_or(left, Duration::from_secs);
+        Ok(Grant { token: token.into_bytes(), life: Life::new(now, whole, left, fastrand::f64()) })
+    }
+}
+
+impl Life {
+    /// Of a token that is valid for `left` of its `whole` life. `early` is where in the spread it is replaced.
+    fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> Life {
+        let age = whole.saturating_sub(left);
+        let spread = SPREAD.min(whole.mul_f64(REST / 2.0)).mul_f64(early);
+        let by_rest = left.saturating_sub(whole.mul_f64(REST));
+        let by_age = LONGEST_USE.saturating_sub(age);
+        let due = by_rest.min(by_age).saturating_sub(spread).max(SHORTEST_USE.min(left / 2));
+        Life { issued: (now, Instant::now()), due, end: left }
+    }
+
+    /// Waits until the token is to be replaced (TK-05).
+    async fn until_due(&self) {
+        loop {
+            let left = self.due.saturating_sub(self.passed());
+            if left.is_zero() {
+                return;
+            }
+            sleep(left.min(LOOK)).await;
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.passed() >= self.end
+    }
+
+    fn passed(&self) -> Duration {
+        let (clock, instant) = self.issued;
+        clock.elapsed().unwrap_or_default().max(instant.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+
+    fn due(whole: u64, left: u64) -> u64 {
+        let seconds = Duration::from_secs;
+        let exact = |early| Life::new(SystemTime::now(), seconds(whole), seconds(left), early).due;
+        let (last, first) = (exact(0.0), exact(1.0));
+        assert!(first <= last && last - first <= SPREAD, "{first:?} {last:?}");
+        last.as_secs()
+    }
+
+    #[test]
+    fn tk_05_a_token_is_replaced_when_a_fifth_of_its_life_is_left_or_after_a_day() {
+        assert_eq!(due(HOUR, HOUR), 48 * MINUTE);
+        assert_eq!(due(HOUR, 50 * MINUTE), 38 * MINUTE);
+        assert_eq!(due(60 * HOUR, 60 * HOUR), 24 * HOUR);
+        assert_eq!(due(60 * HOUR, 59 * HOUR), 23 * HOUR);
+        assert_eq!(due(30 * HOUR, 30 * HOUR), 24 * HOUR);
+    }
+
+    #[test]
+    fn tk_05_clocks_that_differ_do_not_lead_to_a_storm_of_requests() {
+        assert_eq!(due(HOUR, 5 * MINUTE), MINUTE);
+        assert_eq!(due(HOUR, 10), 5);
+        assert_eq!(due(10 * HOUR, 10 * HOUR), 8 * HOUR);
+    }
+
+    #[test]
+    fn tk_05_a_token_of_a_few_seconds_is_replaced_in_its_life() {
+        let life = Life::new(SystemTime::now(), Duration::from_secs(5), Duration::from_secs(5), 1.0);
+        assert_eq!(life.due, Duration::from_millis(3500));
+    }
+
+    #[test]
+    fn tk_01_the_request_is_bound_to_the_pod() {
+        let owner = Owner { pod: PodIdentity::stand_in(), service_account: "app".to_owned() };
+        let uid = owner.pod.uid.as_str();
+        let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "podfs", "uid": uid});
+        let spec = |key: &TokenKey| owner.request(key)["spec"].clone();
+        assert_eq!(
+            spec(&TokenKey::new(Some("vault".to_owned()), None)),
+            json!({"audiences": ["vault"], "expirationSeconds": 3600, "boundObjectRef": bound})
+        );
+        assert_eq!(
+            spec(&TokenKey::new(None, Some(7200))),
+            json!({"audiences": [], "expirationSeconds": 7200, "boundObjectRef": bound})
+        );
+    }
+
+    #[test]
+    fn an_answer_without_a_good_token_is_told_and_not_quoted() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+        let parse =
+            |answer: Value| Grant::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);
+        let answer = |token: &str, until: &str| json!({"spec": {"expirationSeconds": 3600}, "status": {"token": token, "expirationTimestamp": until}});
+        assert_eq!(parse(answer("hunter2", "2030-03-17T18:46:40Z")), Ok(Duration::from_secs(3600)));
+        assert_eq!(
+            parse(answer("hunter2", "2030-03-17T17:46:40Z")),
+            Err("the server issued a token that has expired already; the clock here, or there, is wrong".to_owned())
+        );
+        assert_eq!(parse(answer("", "2030-03-17T18:46:40Z")), Err("the answer of the server has no token".to_owned()));
+        assert_eq!(parse(answer("hunter2", "tomorrow")), Err("the answer of the server is no TokenRequest".to_owned()));
+    }
+}

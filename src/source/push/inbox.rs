@@ -1,0 +1,74 @@
+//! What was pushed, all together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch::{Receiver, Sender, channel};
+
+use super::message::{Parsed, Push, PushError, Taken};
+use crate::manifest::objects::{NamedObject, ObjectKey};
+use crate::manifest::pod::{Pod, PodIdentity};
+use crate::volume::TokenKey;
+
+/// Most objects that are kept for a pod; each of them has at most 1 MiB.
+const MAX_OBJECTS: usize = 1000;
+
+/// Where pushes for one pod go. Cheap to clone; it may be used from any thread.
+#[derive(Clone)]
+pub struct Inbox {
+    pod: Arc<PodIdentity>,
+    known: Arc<Sender<Known>>,
+}
+
+/// What was pushed until now.
+#[derive(Clone, Default)]
+pub(super) struct Known {
+    /// Whether there was any push.
+    pub(super) began: bool,
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
+    pub(super) tokens: BTreeMap<TokenKey, Vec<u8>>,
+}
+
+impl Inbox {
+    /// An empty inbox for this pod, and the way to hear of pushes.
+    pub(super) fn new(pod: PodIdentity) -> (Inbox, Receiver<Known>) {
+        let (known, pushed) = channel(Known::default());
+        (Inbox { pod: Arc::new(pod), known: Arc::new(known) }, pushed)
+    }
+
+    /// Takes a push, all of it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it; then nothing of it was taken.
+    pub fn take(&self, push: Push) -> Result<Taken, PushError> {
+        let parsed = Parsed::parse(push, &self.pod)?;
+        let mut outcome = None;
+        self.known.send_if_modified(|known| {
+            let after = known.after(parsed);
+            let is_taken = after.is_ok();
+            outcome = Some(after.map(|after| {
+                *known = after;
+                Taken { objects: known.objects.len(), tokens: known.tokens.len() }
+            }));
+            is_taken
+        });
+        outcome.expect("it was modified or not, just now")
+    }
+}
+
+impl Known {
+    fn after(&self, push: Parsed) -> Result<Known, PushError> {
+        let Parsed { pod, objects, tokens, deleted, replace } = push;
+        let mut after = if replace { Known { pod: self.pod.clone(), ..Known::default() } } else { self.clone() };
+        after.began = true;
+        after.pod = pod.or(after.pod);
+        deleted.iter().for_each(|key| drop(after.objects.remove(key)));
+        after.objects.extend(objects.into_iter().map(|object| (object.key.clone(), object)));
+        after.tokens.extend(tokens);
+        match after.objects.len() {
+            0..=MAX_OBJECTS => Ok(after),
+            objects => Err(PushError::TooMany { objects, limit: MAX_OBJECTS }),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One push: objects as the API server writes them, parsed and checked.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::manifest::objects::{NamedObject, ObjectKey, ObjectKind, parse_object};
+use crate::manifest::pod::{Pod, PodIdentity};
+use crate::manifest::{Document, ManifestError, Origin};
+use crate::volume::TokenKey;
+
+/// What an agent pushes, all of it at once. An object that was pushed before is replaced.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Push {
+    /// Objects; the pod itself for its labels and annotations; TokenRequests with the API server's answer.
+    #[serde(default)]
+    pub objects: Vec<Value>,
+    /// Objects that do not exist any more.
+    #[serde(default)]
+    pub delete: Vec<Deletion>,
+    /// Whether everything that was pushed before is forgotten first.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+/// Shows how much it is; the objects may be secret.
+impl fmt::Debug for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} objects, {:?}, replace: {}", self.objects.len(), self.delete, self.replace)
+    }
+}
+
+/// An object that does not exist any more. It was in the pod's namespace, unless it is of a kind that has none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Deletion {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What is known after a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// How many objects.
+    pub objects: usize,
+    /// How many tokens.
+    pub tokens: usize,
+}
+
+/// Why nothing of a push was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// An object the API would refuse.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// An object of a kind that volumes do not show.
+    #[error(
+        "{origin}: no volume shows a {kind}; podfs takes ConfigMaps, Secrets, PersistentVolumeClaims, \
+         PersistentVolumes, ClusterTrustBundles, Nodes, TokenRequests and the pod"
+    )]
+    Kind {
+        /// The object.
+        origin: Origin,
+        /// Its kind.
+        kind: String,
+    },
+    /// An object of another namespace than the pod's (SE-03).
+    #[error("{origin}: {object} is not of the pod's namespace {namespace}; push it to pods of its own")]
+    Namespace {
+        /// The object.
+        origin: Origin,
+        /// Its key.
+        object: ObjectKey,
+        /// The pod's namespace.
+        namespace: String,
+    },
+    /// A pod that is not the one that is served.
+    #[error("{origin}: it is pod {pushed}, and podfs serves {served}; push it to the podfs of that pod")]
+    OtherPod {
+        /// The pod's place.
+        origin: Origin,
+        /// The pushed pod.
+        pushed: String,
+        /// The pod that is served.
+        served: String,
+    },
+    /// One object stands in a push twice.
+    #[error("the push has {0} twice; remove one of them")]
+    Twice(ObjectKey),
+    /// Something of another kind that volumes do not show is to be deleted.
+    #[error(
+        "no volume shows a {0}, so there is nothing to delete; a kind is written as in manifests, such as ConfigMap"
+    )]
+    DeletedKind(String),
+    /// More than the process is ready to keep.
+    #[error(
+        "there would be {objects} objects, and podfs keeps at most {limit} for a pod; push only what its volumes show"
+    )]
+    TooMany {
+        /// How many there would be.
+        objects: usize,
+        /// Most that are kept.
+        limit: usize,
+    },
+}
+
+/// A push that can be taken.
+#[derive(Default)]
+pub(super) struct Parsed {
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) objects: Vec<Arc<NamedObject>>,
+    pub(super) tokens: Vec<(TokenKey, Vec<u8>)>,
+    pub(super) deleted: Vec<ObjectKey>,
+    pub(super) replace: bool,
+}
+
+impl Parsed {
+    /// Checks all of a push for this pod.
+    pub(super) fn parse(push: Push, pod: &PodIdentity) -> Result<Parsed, PushError> {
+        let Push { objects, delete, replace } = push;
+        let mut parsed = Parsed { replace, ..Parsed::default() };
+        let whole = Origin::file(Path::new("the push"));
+        for (number, value) in (1..).zip(objects) {
+            parsed.add(Document::of_server(whole.item(number), value)?, pod)?;
+        }
+        for Deletion { kind, name } in delete {
+            let kind = ObjectKind::parse(&kind).ok_or(PushError::DeletedKind(kind))?;
+            let namespace = if kind.is_of_cluster() { String::new() } else { pod.namespace.clone() };
+            parsed.deleted.push(ObjectKey { kind, namespace, name });
+        }
+        Ok(parsed)
+    }
+
+    fn add(&mut self, document: Document, pod: &PodIdentity) -> Result<(), PushError> {
+        let origin = document.origin.clone();
+        match (document.api_version.as_str(), document.kind.as_str()) {
+            ("v1", "Pod") => {
+                let pushed = Pod::parse(document)?;
+                if pushed.identity != *pod {
+                    let told = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
+                    let (pushed, served) = (told(&pushed.identity), told(pod));
+                    return Err(PushError::OtherPod { origin, pushed, served });
+                }
+                self.pod = Some(Arc::new(pushed));
+            }
+            ("authentication.k8s.io/v1", "TokenRequest") => {
+                let request: TokenRequest = document.into_typed()?;
+                self.tokens.push(request.into_token(&origin)?);
+            }
+            _ => {
+                let kind = document.kind.clone();
+                let object = parse_object(document)?.ok_or_else(|| PushError::Kind { origin: origin.clone(), kind })?;
+                let key = &object.key;
+                if !key.kind.is_of_cluster() && key.namespace != pod.namespace {
+                    let (object, namespace) = (key.clone(), pod.namespace.clone());
+                    return Err(PushError::Namespace { origin, object, namespace });
+                }
+                if self.objects.iter().any(|other| other.key == *key) {
+                    return Err(PushError::Twice(key.clone()));
+                }
+                self.objects.push(Arc::new(object));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a volume asks of a token, and the API server's answer.
+#[derive(Deserialize)]
+struct TokenRequest {
+    spec: TokenRequestSpec,
+    status: TokenRequestStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenRequestSpec {
+    audiences: Option<Vec<String>>,
+    expiration_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct TokenRequestStatus {
+    token: String,
+}
+
+impl TokenRequest {
+    fn into_token(self, origin: &Origin) -> Result<(TokenKey, Vec<u8>), ManifestError> {
+        let mut audiences = self.spec.audiences.unwrap_or_default();
+        let audience = audiences.pop().filter(|audience| !audience.is_empty());
+        if !audiences.is_empty() {
+            let sentence = "a volume asks for one audience, or for none; write what it asks for";
+            return Err(ManifestError::invalid(origin, "spec.audiences", sentence));
+        }
+        if self.status.token.is_empty() {
+            return Err(ManifestError::invalid(origin, "status.token", "is required"));
+        }
+        let key = TokenKey::new(audience, self.spec.expiration_seconds);
+        Ok((key, self.status.token.into_bytes()))
+    }
+}

@@ -1,0 +1,110 @@
+//! Objects that an agent of the node pushes: it reads them from the API server for all pods, so that no pod needs a
+//! connection of its own.
+//!
+//! The pod manifest and, if there are any, objects in files are read as ever ([`FileSource`]); an object found there is
+//! taken from there. Everything else comes through the [`Inbox`], which the control socket fills.
+//!
+//! 1. A push is taken as a whole or not at all: it is parsed and checked before anything of it can be seen, and what it
+//!    comes to is published in one step.
+//! 2. Before the first push nobody knows what exists: volumes wait, also for what is optional. After it, what was not pushed
+//!    does not exist.
+//! 3. What was pushed is in this process alone. When another one goes on with the pod, volumes keep what they show
+//!    and wait for the next push.
+//! 4. The agent speaks for the API server: an immutable object that it pushes with other content was deleted and made
+//!    again meanwhile.
+
+mod inbox;
+mod message;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::watch::Receiver;
+
+use super::{FileSource, Snapshot, Tokens};
+use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+use crate::manifest::pod::{Pod, PodIdentity};
+use crate::volume::{BundleKey, References, references};
+use inbox::Known;
+
+pub use inbox::Inbox;
+pub use message::{Deletion, Push, PushError, Taken};
+
+/// Why a token is not there.
+const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
+
+/// A pod and objects in files, and what is pushed beside them.
+pub struct PushSource {
+    files: FileSource,
+    /// What the files say.
+    read: Snapshot,
+    pod: Arc<Pod>,
+    pushed: Receiver<Known>,
+    inbox: Inbox,
+}
+
+impl PushSource {
+    /// Goes on from what the files say of this pod. Nothing is pushed yet.
+    pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
+        let (inbox, pushed) = Inbox::new(pod.identity.clone());
+        let source = PushSource { files, read, pod, pushed, inbox };
+        let snapshot = source.snapshot();
+        (source, snapshot)
+    }
+
+    /// Where to push to.
+    pub fn inbox(&self) -> Inbox {
+        self.inbox.clone()
+    }
+
+    /// The next snapshot, when files changed or something was pushed. Cancel-safe.
+    pub async fn changed(&mut self) -> Snapshot {
+        tokio::select! {
+            read = self.files.changed() => self.read = read,
+            pushed = self.pushed.changed() => pushed.expect("the inbox is kept here, too"),
+        }
+        self.snapshot()
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let known = self.pushed.borrow();
+        let pod = known.pod.clone().or_else(|| self.read.pod.clone()).unwrap_or_else(|| Arc::clone(&self.pod));
+        let references = references(&self.pod.volumes, &self.pod.identity, &pod.facts);
+        let objects = self.read.objects.clone().with(known.objects.values().cloned());
+        let objects = match known.began {
+            true => objects,
+            false => objects.with_absences(unknown(&references, &pod.identity, pod.facts.node_name.as_deref())),
+        };
+        let token = |key| known.tokens.get(key).cloned().ok_or_else(|| NO_TOKEN.to_owned());
+        let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
+        Snapshot { pod: Some(pod), objects, tokens }
+    }
+}
+
+/// Everything that volumes refer to, with the reason why nobody knows whether it exists.
+fn unknown(references: &References, pod: &PodIdentity, node: Option<&str>) -> Vec<(Missing, String)> {
+    let object = |kind: ObjectKind, namespace: &str, name: &str| {
+        let reason = format!("{} {name:?} is not known yet: nothing was pushed", kind.to_string().to_lowercase());
+        let key = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        (Missing::Object(key), reason)
+    };
+    let of_pod = |kind, names: &BTreeSet<String>| -> Vec<_> {
+        names.iter().map(|name| object(kind, &pod.namespace, name)).collect()
+    };
+    let bundle = |key: &BundleKey| match key {
+        BundleKey::Named(name) => object(ObjectKind::ClusterTrustBundle, "", name),
+        BundleKey::OfSigner { signer, .. } => {
+            let reason = format!("clustertrustbundles of {signer:?} are not known yet: nothing was pushed");
+            (Missing::BundlesOf(signer.clone()), reason)
+        }
+    };
+    let mut all = of_pod(ObjectKind::ConfigMap, &references.config_maps);
+    all.extend(of_pod(ObjectKind::Secret, &references.secrets));
+    all.extend(of_pod(ObjectKind::PersistentVolumeClaim, &references.claims));
+    all.extend(references.bundles.iter().map(bundle));
+    all.extend(node.filter(|_| references.node).map(|node| object(ObjectKind::Node, "", node)));
+    all
+}
+
+#[cfg(test)]
+mod tests;
