@@ -1,5 +1,9 @@
 //! What there is to ask for: the resources, as paths and objects spell them.
 
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
+};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// One resource in one version of its API.
@@ -68,6 +72,22 @@ impl Resource {
         RESOURCES.iter().find(|resource| resource.kind == kind)
     }
 
+    /// Panics where an object is not of its type: a test has made a mistake.
+    #[track_caller]
+    pub fn check(&self, object: &Value) {
+        match self.kind {
+            "ConfigMap" => is::<ConfigMap>(object),
+            "Secret" => is::<Secret>(object),
+            "Pod" => is::<Pod>(object),
+            "Event" => is::<Event>(object),
+            "ServiceAccount" => is::<ServiceAccount>(object),
+            "PersistentVolumeClaim" => is::<PersistentVolumeClaim>(object),
+            "PersistentVolume" => is::<PersistentVolume>(object),
+            "Node" => is::<Node>(object),
+            _ => {}
+        }
+    }
+
     pub fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
@@ -78,5 +98,12 @@ impl Resource {
         object["apiVersion"] = self.api_version().into();
         object["kind"] = self.kind.into();
         object
+    }
+}
+
+#[track_caller]
+fn is<T: DeserializeOwned>(object: &Value) {
+    if let Err(error) = T::deserialize(object) {
+        panic!("{error}: {object}");
     }
 }

@@ -87,6 +87,7 @@ impl Store {
     /// Creates an object, or replaces it. Gives its version.
     pub fn put(&mut self, mut object: Value) -> u64 {
         let resource = Resource::of(&object).unwrap_or_else(|| panic!("no resource that is served: {object}"));
+        resource.check(&object);
         let name = object["metadata"]["name"].as_str().expect("an object has a name").to_owned();
         if resource.namespaced && object["metadata"]["namespace"].is_null() {
             object["metadata"]["namespace"] = "default".into();
