@@ -68,7 +68,7 @@ fn mg_02_an_immutable_object_is_read_once_and_not_watched() {
 }
 
 #[test]
-fn cm_04_a_missing_object_is_waited_for_in_the_kubelets_words() {
+fn cm_04_me_02_a_missing_object_is_waited_for_in_the_kubelets_words() {
     let rig = Rig::new("[{name: config, configMap: {name: app}}]");
     let mut running = rig.start();
     running.wait_log(r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#);
