@@ -17,7 +17,7 @@ use podfs_fuse::confinement::Profile;
 use podfs_fuse::server::protocol::Greeting;
 use podfs_fuse::server::{AdoptedVolume, LastKeeper, Server, Succession};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use super::cgroup::Cgroup;
@@ -27,7 +27,7 @@ use crate::manifest::pod::PodIdentity;
 use process::Process;
 pub(super) use process::Program;
 pub(crate) use process::kill_server;
-use watchdog::Watchdog;
+use watchdog::Rounds;
 
 /// The first pause before another server is started, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -48,7 +48,7 @@ pub(super) struct PodServer {
     record: Record,
     /// Volumes were given up, and nobody was told.
     gave_up: bool,
-    watchdog: Watchdog,
+    rounds: Rounds,
 }
 
 /// What has become of the servers of a pod.
@@ -81,7 +81,8 @@ pub enum UpgradeError {
 enum Event {
     Ended(String),
     Keeper(Change),
-    Time,
+    /// The watchdog has looked at it, and this is wrong.
+    Looked(Option<String>),
 }
 
 /// Whether there is a server.
@@ -143,7 +144,7 @@ impl PodServer {
             keeper: Keeper::Unknown,
             record,
             gave_up: false,
-            watchdog: Watchdog::default(),
+            rounds: Rounds::default(),
         };
         server.watch_keeper();
         server
@@ -191,12 +192,12 @@ impl PodServer {
                 let event = tokio::select! {
                     how = process.ended() => Event::Ended(how),
                     change = self.keeper.changed() => Event::Keeper(change),
-                    () = sleep(watchdog::INTERVAL) => Event::Time,
+                    found = self.rounds.looked(process.pid(), &self.client) => Event::Looked(found),
                 };
                 match event {
                     Event::Ended(how) => self.bury(how),
                     Event::Keeper(change) => self.keep_again(change),
-                    Event::Time => self.look().await,
+                    Event::Looked(found) => self.looked(found).await,
                 }
             }
             Life::Dead { until, .. } => {
@@ -224,16 +225,11 @@ impl PodServer {
         }
     }
 
-    /// Lets the watchdog look at the server, and kills it if it hangs.
-    async fn look(&mut self) {
-        let Life::Serving { process, .. } = &self.life else { return };
-        let (pid, client) = (process.pid(), Arc::clone(&self.client));
-        let mut watchdog = std::mem::take(&mut self.watchdog);
-        let (found, watchdog) = blocking(move || (watchdog.look(pid, &client), watchdog)).await;
-        self.record.silent_sources = watchdog.silent_sources();
-        self.watchdog = watchdog;
-        if let Some(reason) = found {
-            error!("the server (pid {pid}) hangs: {reason}; another one takes its place");
+    /// Kills a server that hangs.
+    async fn looked(&mut self, found: Option<String>) {
+        self.record.silent_sources = self.rounds.silent_sources();
+        if let (Some(reason), Life::Serving { process, .. }) = (found, &self.life) {
+            error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
             let how = process.ended().await;
             self.bury(format!("{reason}; {how}"));
@@ -245,7 +241,7 @@ impl PodServer {
         let answered = self.client.requests() > *answered_before;
         self.record.in_vain = if answered { 0 } else { self.record.in_vain + 1 };
         self.record.silent_sources.clear();
-        self.watchdog = Watchdog::default();
+        self.rounds = Rounds::default();
         self.record.pid = None;
         self.record.last_end = Some(how);
         let keeper = self.client.bury();

@@ -11,17 +11,63 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use podfs_fuse::server::{Doing, Server};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::sleep_until;
 use tracing::warn;
 
-/// How often the watchdog looks.
-pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the watchdog looks while nothing happens: each look wakes an idle machine.
+const CALM: Duration = Duration::from_secs(5);
+/// How often it looks while requests are under way.
+const ALERT: Duration = Duration::from_secs(1);
 /// For how long a volume may be stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the server may take to say that it is there.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// The watchdog's looks at the server, one after another.
+pub(super) enum Rounds {
+    /// Until the next one is due.
+    Resting { watchdog: Watchdog, until: Instant },
+    /// A look takes as long as the server takes to answer.
+    Looking(JoinHandle<(Option<String>, Watchdog)>),
+}
+
+impl Default for Rounds {
+    fn default() -> Self {
+        Self::rest(Watchdog::default())
+    }
+}
+
+impl Rounds {
+    fn rest(watchdog: Watchdog) -> Self {
+        Self::Resting { until: Instant::now() + watchdog.interval(), watchdog }
+    }
+
+    /// The next look at the server. Gives what is wrong if it hangs. A call that is given up goes on with the next one.
+    pub(super) async fn looked(&mut self, pid: i32, client: &Arc<Server>) -> Option<String> {
+        if let Self::Resting { watchdog, until } = self {
+            sleep_until((*until).into()).await;
+            let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
+            *self = Self::Looking(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
+        }
+        let Self::Looking(look) = self else { return None };
+        let (found, watchdog) = look.await.expect("a blocking thread that panics ends the process");
+        *self = Self::rest(watchdog);
+        found
+    }
+
+    /// The volumes whose sources do not answer.
+    pub(super) fn silent_sources(&self) -> Vec<String> {
+        match self {
+            Self::Resting { watchdog, .. } => watchdog.silent_sources(),
+            Self::Looking(_) => Vec::new(),
+        }
+    }
+}
 
 /// What the watchdog saw when it looked last.
 #[derive(Default)]
@@ -40,7 +86,7 @@ struct Stuck {
 
 impl Watchdog {
     /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
-    pub(super) fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
+    fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
         let now = Instant::now();
         match is_stopped(pid) {
             true if now - *self.stopped.get_or_insert(now) >= PATIENCE => return Some("it is stopped".to_owned()),
@@ -80,8 +126,12 @@ impl Watchdog {
         (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
     }
 
-    /// The volumes whose sources do not answer.
-    pub(super) fn silent_sources(&self) -> Vec<String> {
+    /// How long after the last look the next one is due.
+    fn interval(&self) -> Duration {
+        if self.stuck.is_empty() && self.stopped.is_none() { CALM } else { ALERT }
+    }
+
+    fn silent_sources(&self) -> Vec<String> {
         self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume.clone()).collect()
     }
 }
