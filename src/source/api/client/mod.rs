@@ -139,8 +139,9 @@ impl Client {
 
     /// An answer has broken off, perhaps with the connection.
     pub(super) async fn broke(&self) {
-        self.0.connection.lock().await.connection.note(false);
-        self.doubt(Doubt::Connection).await;
+        let mut current = self.0.connection.lock().await;
+        current.connection.note(false);
+        current.doubt = current.doubt.max(Doubt::Connection);
     }
 
     /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
@@ -189,7 +190,7 @@ impl Client {
         let connection = self.connection().await;
         match self.answer_on(&connection, asked, lasts, request).await {
             Err(error) if error.class == Class::Unauthorized => {
-                self.doubt(Doubt::Identity).await;
+                self.doubt_what_was(&connection, Doubt::Identity).await;
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
@@ -198,7 +199,7 @@ impl Client {
             }
             Err(error) => {
                 if matches!(error.class, Class::Unreachable | Class::Untrusted) {
-                    self.doubt(Doubt::Connection).await;
+                    self.doubt_what_was(&connection, Doubt::Connection).await;
                 }
                 Err(error)
             }
@@ -280,9 +281,12 @@ impl Client {
         Arc::clone(&current.connection)
     }
 
-    async fn doubt(&self, doubt: Doubt) {
+    /// Whatever was read after this connection is not in doubt: others have met the same trouble.
+    async fn doubt_what_was(&self, connection: &Arc<Connection>, doubt: Doubt) {
         let mut current = self.0.connection.lock().await;
-        current.doubt = current.doubt.max(doubt);
+        if Arc::ptr_eq(&current.connection, connection) {
+            current.doubt = current.doubt.max(doubt);
+        }
     }
 }
 
