@@ -4,7 +4,7 @@
 //!
 //! 1. The server's cgroup is `podfs-<pod uid>`, made in the cgroup that podfs is in, if podfs may divide that one: systemd
 //!    has delegated it (`Delegate=yes`), or systemd has no part in it, as in a container.
-//! 2. A server enters it between `fork` and `exec`, so all it ever takes is counted there. A keeper is a child of its
+//! 2. A server is made in it, so all it ever takes is counted there. A keeper is a child of its
 //!    server, and stays.
 //! 3. A limit needs the memory controller. The kernel gives it to children only where the parent has no process of its own,
 //!    so the supervisor moves to `podfs-supervisors` beside them, but only then.
@@ -14,10 +14,10 @@
 //!
 //! Without such a cgroup everything works, and the server shares that of podfs.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const PROCESSES: &str = "cgroup.procs";
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
-    entrance: Arc<File>,
+    directory: File,
 }
 
 impl Cgroup {
@@ -74,9 +74,10 @@ impl Cgroup {
     }
 
     fn open(path: &Path) -> io::Result<Cgroup> {
-        let entrance = OpenOptions::new().write(true).open(path.join(PROCESSES));
-        let entrance = entrance.map_err(|error| io::Error::other(format!("cannot use {}: {error}", path.display())))?;
-        Ok(Cgroup { path: path.to_owned(), entrance: Arc::new(entrance) })
+        let directory = File::open(path);
+        let directory =
+            directory.map_err(|error| io::Error::other(format!("cannot use {}: {error}", path.display())))?;
+        Ok(Cgroup { path: path.to_owned(), directory })
     }
 
     /// Where it is.
@@ -84,9 +85,9 @@ impl Cgroup {
         &self.path
     }
 
-    /// A process that writes `0` here is in it from then on.
-    pub(super) fn entrance(&self) -> Arc<File> {
-        Arc::clone(&self.entrance)
+    /// Its directory, for those who start processes in it.
+    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
     }
 
     fn limit_memory(&self, most: &str) -> io::Result<()> {

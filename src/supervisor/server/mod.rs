@@ -5,6 +5,7 @@
 //! the mounts are never given up.
 
 mod process;
+mod spawn;
 mod watchdog;
 
 use std::io;
@@ -201,7 +202,10 @@ impl PodServer {
                 }
             }
             Life::Dead { until, .. } => {
-                sleep_until(*until).await;
+                // A timer takes a millisecond even when it is over.
+                if *until > Instant::now() {
+                    sleep_until(*until).await;
+                }
                 self.follow();
             }
             Life::Following { process, attempt } => {

@@ -4,9 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -16,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::spawn::Start;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::cgroup::Cgroup;
 use crate::supervisor::oom;
@@ -64,26 +63,26 @@ impl Process {
             Profile::Projection => "projection",
             Profile::Passthrough => "passthrough",
         };
-        let mut command = Command::new(path);
-        command
-            .arg0("podfs")
-            .args(["server", "--pod", &pod.to_string(), "--uid", pod.uid.as_str()])
-            .args(["--profile", profile, "--log-format", audience.log_format()])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .current_dir("/")
-            .env_remove(super::super::upgrade::LEGACY)
-            // Its own process group: a Ctrl-C is for the supervisor, which unmounts first.
-            .process_group(0);
-        if let Some(entrance) = cgroup.map(Cgroup::entrance) {
-            // A server outside serves as well, should somebody have removed the cgroup.
-            let enter = move || {
-                let _ = rustix::io::write(&*entrance, b"0");
-                Ok(())
-            };
-            // SAFETY: the closure makes one system call, on a descriptor that stays open.
-            unsafe { command.pre_exec(enter) };
-        }
-        let mut process = Self::with_pid(command.spawn()?.id().cast_signed())?;
+        let pod_name = pod.to_string();
+        let start = Start {
+            program: &path,
+            arguments: &[
+                "podfs",
+                "server",
+                "--pod",
+                &pod_name,
+                "--uid",
+                pod.uid.as_str(),
+                "--profile",
+                profile,
+                "--log-format",
+                audience.log_format(),
+            ],
+            without: super::super::upgrade::LEGACY,
+            input: theirs.into(),
+            cgroup: cgroup.map(Cgroup::directory),
+        };
+        let mut process = Self::with_pid(start.spawn()?)?;
         oom::protect_server(process.pid());
         process.control = Some(ours.try_clone()?);
         Ok((process, ours))

@@ -1,0 +1,128 @@
+//! Starting a server, in its cgroup from its first moment.
+//!
+//! `clone3(2)` makes the child there (`CLONE_INTO_CGROUP`, Linux 5.7). To enter a cgroup later takes the kernel about ten
+//! milliseconds, since it waits for all CPUs: longer than everything else that happens between the end of a server and the
+//! first answer of the next one. The standard library cannot do it, so what it does between `fork` and `exec` is done here.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// From `linux/sched.h`; the one in libc is too narrow.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// What is started.
+pub(super) struct Start<'a> {
+    /// The program's path.
+    pub(super) program: &'a Path,
+    /// Its arguments, the first of which is its name.
+    pub(super) arguments: &'a [&'a str],
+    /// The variable that it does not get of this process' environment.
+    pub(super) without: &'a str,
+    /// Its standard input.
+    pub(super) input: OwnedFd,
+    /// The directory of its cgroup. A server outside serves as well, where this cannot be had.
+    pub(super) cgroup: Option<BorrowedFd<'a>>,
+}
+
+impl Start<'_> {
+    /// Starts it, in the root directory and in a process group of its own: a Ctrl-C is for the supervisor, which unmounts
+    /// first. Gives its process id.
+    ///
+    /// # Errors
+    /// When there are no more processes or descriptors, or the program cannot be executed.
+    pub(super) fn spawn(self) -> io::Result<i32> {
+        let program = CString::new(self.program.as_os_str().as_bytes())?;
+        let arguments = self.arguments.iter().map(|argument| CString::new(*argument)).collect::<Result<Vec<_>, _>>()?;
+        let variables = std::env::vars_os().filter(|(name, _)| name != self.without);
+        let environment = variables.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
+        let (argv, envp) = (pointers(&arguments), pointers(&environment));
+        let (failure, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.
+        let pid = unsafe {
+            match fork_into(self.cgroup)? {
+                0 => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd()),
+                pid => pid,
+            }
+        };
+        drop((tell, self.input));
+        let mut errno = [0; 4];
+        match File::from(failure).read_exact(&mut errno) {
+            Ok(()) => {
+                let _ = waitpid(Pid::from_raw(pid), None);
+                Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)))
+            }
+            // The other end was closed by the program that was executed.
+            Err(_end) => Ok(pid),
+        }
+    }
+}
+
+fn variable(name: &OsStr, value: &OsStr) -> io::Result<CString> {
+    Ok(CString::new([name.as_bytes(), b"=", value.as_bytes()].concat())?)
+}
+
+/// As `execve(2)` wants them. They are good for as long as the strings.
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// A child of this process, in a cgroup if that can be had. Gives 0 in the child.
+///
+/// # Safety
+/// The child may make nothing but system calls: other threads held locks when they were left behind.
+unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>) -> io::Result<libc::pid_t> {
+    if let Some(cgroup) = cgroup {
+        // SAFETY: zeros are a valid value of each field.
+        let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
+        how.flags = CLONE_INTO_CGROUP;
+        how.exit_signal = libc::SIGCHLD as u64;
+        how.cgroup = cgroup.as_raw_fd() as u64;
+        // SAFETY: the struct outlives the call, and its size is given.
+        let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of::<libc::clone_args>()) };
+        if pid >= 0 {
+            return Ok(pid as libc::pid_t);
+        }
+        // The cgroup is gone, or a sandbox does not allow the call.
+    }
+    // SAFETY: the caller sees to what the child does.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        pid => Ok(pid),
+    }
+}
+
+/// The life of the child. What fails is written to `tell`, which the program closes.
+///
+/// # Safety
+/// To be called in a child that has its memory for itself; the pointers end with null and point to C strings.
+unsafe fn become_program(
+    program: &CStr,
+    argv: &[*const libc::c_char],
+    envp: &[*const libc::c_char],
+    input: RawFd,
+    tell: RawFd,
+) -> ! {
+    // SAFETY: these calls take numbers, and memory that outlives them.
+    unsafe {
+        let ready = libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0 && libc::setpgid(0, 0) == 0;
+        if ready {
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+            libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
+        }
+        let errno = *libc::__errno_location();
+        libc::write(tell, (&raw const errno).cast(), size_of_val(&errno));
+        libc::_exit(127)
+    }
+}
