@@ -1,0 +1,126 @@
+//! Server processes without a supervisor, and projections with one, used through the library.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use nix::mount::{MntFlags, umount2};
+use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::private::MountOptions;
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::projection::image::DirectoryAttributes;
+use podfs_fuse::projection::tree::Root;
+use podfs_fuse::projection::{Commit, Entry, Layout, Projection};
+use podfs_fuse::server::Server;
+use podfs_fuse::server::protocol::Greeting;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::PODFS;
+
+pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
+
+/// A server process, killed when the test ends.
+pub struct ServerChild(Child);
+
+impl ServerChild {
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for ServerChild {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a server process without a supervisor, for directories of the host.
+pub fn start_server() -> (Server, ServerChild) {
+    start_server_command(&mut server_command("passthrough"))
+}
+
+/// Starts a server process that never gets `CAP_SYS_ADMIN`.
+pub fn start_server_without_admin() -> (Server, ServerChild) {
+    const CAP_SYS_ADMIN: libc::c_ulong = 21;
+    let mut command = server_command("passthrough");
+    // SAFETY: the call is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    start_server_command(&mut command)
+}
+
+fn server_command(profile: &str) -> Command {
+    let mut command = Command::new(PODFS);
+    command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", profile]);
+    command
+}
+
+fn start_server_command(command: &mut Command) -> (Server, ServerChild) {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server starts");
+    let server = ServerChild(server);
+    let client = Server::new(ours, Greeting::new("test", "test")).expect("the server answers");
+    (client, server)
+}
+
+/// A projection with its own server process, used through the library.
+pub struct Served {
+    pub visible: VisibleMount,
+    pub projection: Projection,
+    pub server: ServerChild,
+    _directory: TempDir,
+}
+
+impl Served {
+    /// Mounts an empty projection, visible before its first commit.
+    pub fn new(root: &Root) -> Self {
+        let (client, server) = start_server_command(&mut server_command("projection"));
+        let projection = Projection::start(Arc::new(client), root, &MountOptions::default(), Value::Null, false);
+        let projection = projection.expect("a mount");
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let mut directories = Directories::default();
+        let point =
+            MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
+        let visible = projection.show(&point).expect("a visible mount");
+        Self { visible, projection, server, _directory: directory }
+    }
+
+    pub fn with(payload: &[(&str, &str)]) -> Self {
+        let mut served = Self::new(&plain_root());
+        served.commit(payload);
+        served
+    }
+
+    pub fn path(&self) -> &Path {
+        self.visible.path()
+    }
+
+    pub fn commit(&mut self, payload: &[(&str, &str)]) -> Commit {
+        self.projection.commit(&layout(payload), DIRECTORIES).expect("a commit")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = umount2(self.visible.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+pub fn plain_root() -> Root {
+    Root { mode: 0o777, gid: 0, directories: Default::default() }
+}
+
+pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
+    let entries =
+        payload.iter().map(|(path, content)| Entry { path, content: content.as_bytes(), mode: 0o644, uid: 0, gid: 0 });
+    Layout::new(entries, DIRECTORIES).expect("a tree")
+}
