@@ -5,8 +5,11 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::MountError;
+use super::table::mounts_at;
 
 /// Mode of what is made, as the kubelet makes its directories.
 const MODE: u32 = 0o750;
@@ -102,10 +105,25 @@ impl Drop for Directories {
             take_back_file(file);
         }
         for directory in self.made.iter().rev() {
-            // Somebody else may use it by now, and then it is not ours to take.
-            let _ = fs::remove_dir(directory);
+            take_back_directory(directory);
         }
     }
+}
+
+/// Removes a directory that is empty. For a moment after an unmount, the kernel may still take it for a mount point.
+fn take_back_directory(directory: &Path) {
+    const MOMENT: Duration = Duration::from_millis(1);
+    for _ in 0..50 {
+        match fs::remove_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(MOMENT),
+            // Somebody else may use it by now, and then it is not ours to take.
+            _ => return,
+        }
+    }
+}
+
+fn is_unmounted(directory: &Path) -> bool {
+    mounts_at(directory).is_ok_and(|mounts| mounts.is_empty())
 }
 
 /// Removes a file that is still as it was made. One that is mounted on cannot be removed.
