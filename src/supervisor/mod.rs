@@ -13,6 +13,7 @@
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
@@ -43,6 +44,7 @@ pub mod control;
 mod health;
 mod machine;
 mod oom;
+pub(crate) mod progress;
 mod questions;
 pub mod report;
 pub mod scaffold;
@@ -304,6 +306,8 @@ impl Supervisor {
 
     /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
     async fn upgrade(&mut self, upgrading: Upgrading) {
+        // Whoever goes on shows it anew.
+        self.report.hide_progress();
         let path = match upgrade::program_on_disk() {
             Ok(path) => path,
             Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),

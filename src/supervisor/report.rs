@@ -3,6 +3,7 @@
 //! | to | when | what |
 //! |---|---|---|
 //! | people, on standard error | once, when ready | one line |
+//! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, and `READY=1` when ready |
 //! | whoever asks on the control socket | at any time | the board, see `board` |
@@ -19,6 +20,7 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use super::board::{Board, Known, VolumeReport};
+use super::progress::{Progress, StandardError, Upcoming};
 use super::server::Record;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
@@ -63,6 +65,7 @@ pub struct Report {
     ready_fd: Option<OwnedFd>,
     ready: bool,
     status: String,
+    progress: Progress,
 }
 
 #[derive(Serialize)]
@@ -102,7 +105,8 @@ impl Report {
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (board, status) = (Board::new(identity.clone()), String::new());
-        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status }
+        let progress = Progress::new(audience == Audience::People);
+        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status, progress }
     }
 
     /// The supervisor begins.
@@ -146,12 +150,21 @@ impl Report {
         }
         if !self.ready && self.is_ready() {
             self.ready = true;
+            self.progress.clear();
             self.tell_ready();
+        } else if !self.ready && self.progress.is_wanted() {
+            self.show_progress();
         }
+    }
+
+    /// Takes away what a terminal shows of volumes that come up, until it changes.
+    pub(super) fn hide_progress(&mut self) {
+        self.progress.clear();
     }
 
     /// The supervisor ends.
     pub(super) fn stopping(&mut self) {
+        self.hide_progress();
         self.board.known().trouble("podfs ends and unmounts the volumes");
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
@@ -161,6 +174,19 @@ impl Report {
         let known = self.board.known();
         let volumes = &known.volumes;
         volumes.len() == self.expected && !volumes.values().any(|volume| matches!(volume.state, State::Waiting(_)))
+    }
+
+    fn show_progress(&mut self) {
+        let known = self.board.known();
+        let pod = (self.subject == Subject::Pod).then_some(&self.identity);
+        let mut upcoming = Upcoming { pod, expected: self.expected, up: Vec::new(), waiting: Vec::new() };
+        for volume in known.volumes.values() {
+            match &volume.state {
+                State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
+                State::Live(_) | State::Behind(..) => upcoming.up.push(&volume.name),
+            }
+        }
+        self.progress.show(&upcoming);
     }
 
     fn describe(&self) -> String {
@@ -188,7 +214,8 @@ impl Report {
             Subject::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.audience {
-            Audience::People => eprintln!("podfs: {line}"),
+            // In one piece: a server may write there, too.
+            Audience::People => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
             Audience::Logs => info!("{line}"),
         }
         if let Some(descriptor) = self.ready_fd.take()

@@ -15,6 +15,7 @@ pub mod passthrough;
 pub mod scratch;
 pub mod served;
 pub mod stopped;
+pub mod terminal;
 pub mod tracer;
 pub mod tree;
 pub mod twins;
