@@ -117,6 +117,25 @@ fn logs_for_programs_are_nothing_but_json_at_a_terminal_too() {
 }
 
 #[test]
+fn lines_of_the_access_log_are_not_written_over() {
+    let (fixture, terminal) = (fixture(), Terminal::new(24, 400));
+    let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
+    let audited =
+        manifest.replace("{name: web, labels", "{name: web, annotations: {podfs.io/audit.config: open}, labels");
+    fixture.write("pod.yaml", &audited);
+    let mut running = start(&fixture, &terminal, |command| command);
+    terminal.wait_line("the volume is up", |line| line.contains("mode=\"audited\""));
+    let pods = fixture.pods();
+    let volume = pods[0]["volumes"][0]["path"].as_str().expect("a path");
+    assert_eq!(fs::read_to_string(format!("{volume}/a")).expect("a key"), "1");
+    fixture.write("objects/late.json", &config_map("late", &[("a", "1")]));
+    running.wait_ready();
+    let screen = terminal.wait_line("ready", |line| line.starts_with("podfs: pod default/web is ready"));
+    let is_whole = |line: &&String| line.starts_with("{\"audit\":\"open\"") && line.ends_with('}');
+    assert_eq!(screen.iter().filter(is_whole).count(), 1, "{screen:#?}");
+}
+
+#[test]
 fn what_is_no_terminal_gets_plain_lines() {
     let fixture = fixture();
     let mut running = fixture.start();

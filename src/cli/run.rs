@@ -88,7 +88,7 @@ impl Run {
             server_memory: self.server_memory_max,
         };
         let report =
-            Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
+            Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.log_format.audience(), ready_fd);
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 }

@@ -11,7 +11,7 @@ use podfs_fuse::server::Watch;
 
 use super::health::Health;
 use super::server::Record;
-use super::status::{ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts};
@@ -197,6 +197,7 @@ impl VolumeReport {
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
             requests: self.watch.as_ref().map(Watch::requests),
+            audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
             restarts: self.restarts,
             last_error: self.last_error.clone(),
         }

@@ -169,8 +169,7 @@ pub async fn run(
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
     let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
-    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
-    let profile = if projected { Profile::Projection } else { Profile::Passthrough };
+    let profile = profile(&volumes);
     let continuing = Continuing::find();
     let found = directory.as_deref().and_then(|directory| {
         let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
@@ -229,6 +228,16 @@ pub async fn run(
         scaffold.take_back();
     }
     outcome
+}
+
+/// What the server of these volumes is for.
+fn profile(volumes: &[Volume]) -> Profile {
+    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
+    match projected {
+        true if volumes.iter().any(|volume| volume.preferences.audit) => Profile::Audit,
+        true => Profile::Projection,
+        false => Profile::Passthrough,
+    }
 }
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.

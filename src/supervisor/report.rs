@@ -96,16 +96,19 @@ struct ReadyVolume<'a> {
 }
 
 impl Report {
-    /// Reports on `expected` volumes.
+    /// Reports on these volumes.
     pub fn new(
         subject: Subject,
         identity: PodIdentity,
-        expected: usize,
+        volumes: &[Volume],
         audience: Audience,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (board, status) = (Board::new(identity.clone()), String::new());
-        let progress = Progress::new(audience == Audience::People);
+        // A server that writes to the same terminal would be written over.
+        let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
+        let progress = Progress::new(audience == Audience::People && is_quiet);
+        let expected = volumes.len();
         Self { subject, identity, expected, board, audience, ready_fd, ready: false, status, progress }
     }
 

@@ -4,6 +4,7 @@
 
 pub mod builds;
 pub mod caller;
+pub mod cgroup;
 pub mod identity;
 pub mod idmap;
 pub mod limit;

@@ -32,7 +32,7 @@ use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::server::client::Answering;
 use crate::server::held::Held;
-use crate::server::protocol::VolumeId;
+use crate::server::protocol::{Reporting, VolumeId};
 use crate::server::{Server, Watch};
 
 /// Why a commit did not happen.
@@ -93,12 +93,12 @@ impl Projection {
         root: &Root,
         options: &MountOptions,
         about: Value,
-        trace: bool,
+        reporting: &Reporting,
     ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
         let (volume, held) = server
-            .project(device, mount, root, about, trace)
+            .project(device, mount, root, about, reporting)
             .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
         Ok(Self::of(server, volume, held))
     }
@@ -122,6 +122,11 @@ impl Projection {
     /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
+    }
+
+    /// Whether each open is written down.
+    pub fn is_audited(&self) -> bool {
+        self.held.is_audited()
     }
 
     /// The generation that `..data` points to.

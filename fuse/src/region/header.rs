@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::opens::Opens;
 use super::seats::Seats;
 use super::shared::shared;
 use super::waits::Waits;
@@ -14,7 +15,8 @@ pub(super) const LAYOUT: u32 = 1;
 pub(super) const SIZE: usize = 3 * 4096;
 
 shared! {
-    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number.
+    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number, unless
+    /// who does not know them may leave them alone.
     pub(crate) struct Header {
         magic: AtomicU64,
         layout: AtomicU32,
@@ -30,7 +32,9 @@ shared! {
         applied: AtomicU64,
         /// What a passthrough volume counts.
         counters: Counters,
-        spare: [AtomicU64; 32],
+        /// What an audited projection counts.
+        opens: Opens,
+        spare: [AtomicU64; 29],
         seats: Seats,
         waits: Waits,
     }

@@ -33,11 +33,13 @@
 //! | `header` | what a region begins with |
 //! | `seats` | what each thread is doing |
 //! | `waits` | requests that are answered later |
+//! | `opens` | what an audited projection counts |
 //! | `cells` | places for what else has to be known |
 
 pub(crate) mod cells;
 pub(crate) mod header;
 mod memory;
+pub(crate) mod opens;
 pub(crate) mod seats;
 pub(crate) mod shared;
 pub(crate) mod waits;
@@ -49,6 +51,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use cells::{CELL, Cells, Free, MOST};
 use header::{Header, LAYOUT, MAGIC};
 use memory::Memory;
+pub use opens::OpenCount;
+use opens::Opens;
 use seats::Seats;
 pub use seats::{Begun, SEATS};
 use waits::Waits;
@@ -172,6 +176,10 @@ impl Region {
 
     pub(crate) fn seats(&self) -> &Seats {
         &self.header().seats
+    }
+
+    pub(crate) fn opens(&self) -> &Opens {
+        &self.header().opens
     }
 
     pub(crate) fn waits(&self) -> &Waits {

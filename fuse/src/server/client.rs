@@ -14,13 +14,13 @@ use serde_json::Value;
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
 use super::held::{Content, Held};
-use super::protocol::{Greeting, Reply, Request, VolumeId};
+use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
-use crate::region::{Kind, Region};
+use crate::region::{Kind, OpenCount, Region};
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
@@ -43,17 +43,23 @@ pub struct Watch {
     server: Arc<Server>,
     volume: VolumeId,
     region: Arc<Region>,
+    audited: bool,
 }
 
 impl Watch {
     /// Looks at a volume of `server`.
     pub(crate) fn new(server: &Arc<Server>, volume: VolumeId, held: &Held) -> Self {
-        Self { server: Arc::clone(server), volume, region: Arc::clone(&held.region) }
+        Self { server: Arc::clone(server), volume, region: Arc::clone(&held.region), audited: held.is_audited() }
     }
 
     /// Number of FUSE requests served so far. Blocks never.
     pub fn requests(&self) -> u64 {
         self.region.requests()
+    }
+
+    /// What became of the opens so far, if each is written down. Blocks never.
+    pub fn opens(&self) -> Option<OpenCount> {
+        self.audited.then(|| self.region.opens().counted())
     }
 
     /// Lets the server write a line per FUSE request to `pipe`, until nobody reads it or the volume ends. Blocks as the
@@ -142,13 +148,14 @@ impl Server {
         mount: PrivateMount,
         root: &Root,
         about: Value,
-        trace: bool,
+        reporting: &Reporting,
     ) -> io::Result<(VolumeId, Arc<Held>)> {
         let region = Region::create(Kind::Projection)?;
         let tree = Box::new(Mutex::new(Tree::new(root.clone(), SystemTime::now())));
-        let held = Held::new(about, device, mount, region, Content::Projection { tree, trace });
+        let held = Held::new(about, device, mount, region, Content::Projection { tree, reporting: reporting.clone() });
         let about = held.about.clone();
-        let request = |volume| Request::Serve { volume, about, root: root.clone(), trace };
+        let (root, reporting) = (root.clone(), reporting.clone());
+        let request = |volume| Request::Serve { volume, about, root, reporting };
         self.join(held, request).map(|(volume, held, _)| (volume, held))
     }
 

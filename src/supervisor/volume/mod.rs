@@ -126,6 +126,8 @@ impl State {
 pub enum Shown {
     /// A generation of files, which the kernel keeps and asks nobody for.
     Generation(GenerationName),
+    /// A generation of files; podfs is asked at each open, and writes down who it was.
+    Audited(GenerationName),
     /// A source of the host; reads and writes go from the kernel to it.
     Passthrough,
     /// A source of the host; podfs reads and writes.
@@ -139,6 +141,7 @@ impl Shown {
     pub fn mode(&self) -> &'static str {
         match self {
             Shown::Generation(_) => "zero-message",
+            Shown::Audited(_) => "audited",
             Shown::Passthrough => "passthrough",
             Shown::ReadWrite => "read-write",
             Shown::Bind => "bind",
@@ -148,7 +151,7 @@ impl Shown {
     /// The generation, if there is one.
     pub fn generation(&self) -> Option<&GenerationName> {
         match self {
-            Shown::Generation(generation) => Some(generation),
+            Shown::Generation(generation) | Shown::Audited(generation) => Some(generation),
             _ => None,
         }
     }
@@ -287,7 +290,7 @@ impl PodVolume {
     pub fn refresh(&mut self, refresh: &Refresh) -> Attempt {
         let outcome = match (&mut self.body, &self.spec.source) {
             (Body::Projected(projected), VolumeSource::Projection(source)) => {
-                projected.show(&self.spec, source, refresh).map(Shown::Generation)
+                projected.show(&self.spec, source, refresh)
             }
             (Body::Passthrough(passthrough), _) => passthrough.show(&self.spec, refresh),
             (Body::Projected(_), _) => unreachable!("only a projection is projected"),
@@ -323,7 +326,7 @@ impl PodVolume {
 
     fn shown(&self) -> Option<Shown> {
         match &self.body {
-            Body::Projected(projected) => projected.generation().map(Shown::Generation),
+            Body::Projected(projected) => projected.shown(),
             Body::Passthrough(passthrough) => passthrough.shown(),
         }
     }
