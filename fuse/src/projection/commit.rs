@@ -160,6 +160,7 @@ impl Projection {
         let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
         self.perform(&steps[..switch])?;
         let switched_in = began.elapsed() - staged_in;
+        self.held.region.counts().commits.add(staged_in + switched_in);
         let old = self.current.replace((generation.clone(), image));
         self.perform(&steps[switch..])?;
         if let Some((old, image)) = &old {
@@ -185,6 +186,11 @@ impl Projection {
     #[doc(hidden)]
     pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
         point.attach(&self.held.mount.read_only_clone_before_6_15()?)
+    }
+
+    /// Notes how long it took from when a change was heard of until it could be seen.
+    pub fn note_propagation(&self, took: Duration) {
+        self.held.region.counts().propagations.add(took);
     }
 
     /// A way to look at the volume from elsewhere.

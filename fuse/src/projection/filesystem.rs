@@ -88,7 +88,7 @@ impl ProjectionFilesystem {
             return self.dispatch(request, node, exchange);
         };
         let outcome = self.dispatch(request, node, exchange);
-        line.end(request.operation.name(), request.caller, outcome.as_ref().err().copied());
+        line.end(request.name(), request.caller, outcome.as_ref().err().copied());
         outcome
     }
 
