@@ -3,6 +3,7 @@
 mod cleanup;
 mod exit;
 mod log;
+mod metrics;
 mod mount;
 mod push;
 mod run;
@@ -33,6 +34,7 @@ enum Command {
     Run(run::Run),
     Mount(mount::Mount),
     Status(status::Status),
+    Metrics(metrics::Metrics),
     Trace(trace::Trace),
     Push(push::Push),
     Upgrade(upgrade::Upgrade),
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Status(status) => status.execute(),
+        Command::Metrics(metrics) => metrics.execute(),
         Command::Trace(trace) => trace.execute(),
         Command::Push(push) => push.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),

@@ -100,6 +100,7 @@ impl Mount {
             inheritance: Inheritance::default(),
             trace: self.trace,
             server_memory: None,
+            metrics: None,
         };
         block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }

@@ -97,7 +97,7 @@ fn json(pods: &[PodStatus]) -> Result<String, Failure> {
 }
 
 /// Whoever reads may have seen enough.
-fn print(text: &str) -> Result<(), Failure> {
+pub(super) fn print(text: &str) -> Result<(), Failure> {
     use std::io::{ErrorKind, Write};
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

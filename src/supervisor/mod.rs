@@ -17,8 +17,12 @@
 //! | `board` | what is known at this moment, for who asks |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
+//! | [`metrics`] | the same in numbers |
+//! | `tally` | what is counted, and kept for the next supervisor |
+//! | `rooms` | how much room there is in volumes whose sources may not answer |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
+//! | `signals` | being told to end |
 //! | `socket` | sockets in the run directory, however long its path is |
 //! | `machine` | what this machine offers to pods |
 //!
@@ -43,25 +47,29 @@ pub mod claim;
 pub mod control;
 mod health;
 mod machine;
+pub mod metrics;
 mod oom;
 pub(crate) mod progress;
 mod questions;
 pub mod report;
+mod rooms;
 pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
+pub(crate) mod signals;
 pub mod site;
 mod socket;
 pub mod status;
-mod upgrade;
+mod tally;
+pub mod upgrade;
 pub mod volume;
 
 use std::collections::HashMap;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{self, Duration};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -73,6 +81,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
@@ -83,9 +92,10 @@ use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
+use signals::StopSignals;
 use site::Site;
 use upgrade::Continuing;
-use volume::{Attempt, End, PodVolume, Refresh, Setting};
+use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -108,6 +118,8 @@ pub struct Assignment {
     pub trace: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
+    /// Where metrics are served over HTTP, too.
+    pub metrics: Option<TcpListener>,
 }
 
 /// Why a supervisor ended early. Everything it had mounted is unmounted again.
@@ -151,7 +163,8 @@ pub async fn run(
     mut report: Report,
 ) -> Result<(), SupervisorError> {
     let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
-    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
+    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory, metrics } =
+        assignment;
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
         cgroup::warn_of_kubelet();
@@ -164,7 +177,14 @@ pub async fn run(
     let Snapshot { objects, tokens, .. } = snapshot;
     let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
+    if let Some(claim) = &claim {
+        report.count_in(claim.directory());
+    }
+    if let Some(listener) = metrics {
+        serve_metrics(listener, &report);
+    }
     report.contacts(source.contacts());
+    report.tokens(refresh.tokens.clone());
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
@@ -207,6 +227,7 @@ pub async fn run(
         server,
         working: JoinSet::new(),
         refreshed: vec![0; volumes.len()],
+        heard: vec![None; volumes.len()],
         retry_at: vec![None; volumes.len()],
         refresh: Arc::new(refresh),
         version: 1,
@@ -246,6 +267,15 @@ fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 
+/// Likewise.
+fn serve_metrics(listener: TcpListener, report: &Report) {
+    let board = report.board();
+    let read = move || Exposition::of(vec![metrics::read(&board)]);
+    if let Err(error) = exporter::start(listener, read) {
+        warn!("metrics are not served: {error}");
+    }
+}
+
 /// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
 /// passthroughs are made when their sources are found.
 fn mount_points(
@@ -275,9 +305,11 @@ struct Supervisor {
     server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.
     idle: HashMap<usize, PodVolume>,
-    working: JoinSet<(usize, PodVolume, Attempt)>,
+    working: JoinSet<Done>,
     /// What each volume was last refreshed with; it is behind while this is not `version`.
     refreshed: Vec<u64>,
+    /// When the oldest change was heard of that it was not refreshed with.
+    heard: Vec<Option<time::Instant>>,
     retry_at: Vec<Option<Instant>>,
     refresh: Arc<Refresh>,
     version: u64,
@@ -285,6 +317,15 @@ struct Supervisor {
     volumes: Vec<Volume>,
     /// Those who wish for an upgrade.
     upgrades: mpsc::Receiver<Upgrading>,
+}
+
+/// Work that was done on a blocking thread.
+struct Done {
+    place: usize,
+    volume: PodVolume,
+    attempt: Attempt,
+    /// How long it took, if the volume was to be mounted.
+    mounting: Option<Duration>,
 }
 
 impl Supervisor {
@@ -356,19 +397,25 @@ impl Supervisor {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
             self.refreshed[place] = self.version;
             self.retry_at[place] = None;
-            let refresh = Arc::clone(&self.refresh);
+            let (refresh, heard) = (Arc::clone(&self.refresh), self.heard[place].take());
             self.working.spawn_blocking(move || {
-                let attempt = volume.refresh(&refresh);
-                (place, volume, attempt)
+                let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
+                let attempt = volume.refresh(&refresh, heard);
+                Done { place, volume, attempt, mounting: waits.then(|| began.elapsed()) }
             });
         }
     }
 
-    fn finish_work(
-        &mut self,
-        done: Result<(usize, PodVolume, Attempt), tokio::task::JoinError>,
-    ) -> Result<(), SupervisorError> {
-        let (place, volume, attempt) = done.expect("a blocking thread that panics ends the process");
+    fn finish_work(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<(), SupervisorError> {
+        let done = done.expect("a blocking thread that panics ends the process");
+        let Done { place, volume, attempt, mounting } = done;
+        let succeeded = volume.state().reason().is_none();
+        if let Some(took) = mounting {
+            self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
+        }
+        if !succeeded {
+            self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
+        }
         match attempt {
             Attempt::Settled => {}
             Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
@@ -418,6 +465,8 @@ impl Supervisor {
             None => self.refresh.facts.clone(),
         };
         debug!("the pod or its objects changed");
+        self.heard.iter_mut().for_each(|heard| *heard = heard.or(snapshot.heard));
+        self.report.tokens(snapshot.tokens.clone());
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
             identity: identity.clone(),
@@ -440,8 +489,13 @@ impl Supervisor {
             }
         }
         for (_, volume) in self.idle {
-            let name = volume.spec().name.clone();
-            if let Err(error) = volume.take_down(end) {
+            let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
+            let was_mounted = !matches!(volume.state(), State::Waiting(_));
+            let taken_down = volume.take_down(end);
+            if was_mounted {
+                self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
+            }
+            if let Err(error) = taken_down {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
@@ -450,34 +504,9 @@ impl Supervisor {
 
     async fn finish_all(&mut self) {
         while let Some(done) = self.working.join_next().await {
-            if let Ok((place, volume, _)) = done {
+            if let Ok(Done { place, volume, .. }) = done {
                 self.idle.insert(place, volume);
             }
-        }
-    }
-}
-
-/// The signals that mean: unmount and end.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl StopSignals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn received(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hang_up.recv() => "SIGHUP",
         }
     }
 }

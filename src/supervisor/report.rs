@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use podfs_fuse::projection::GenerationName;
 use sd_notify::NotifyState;
@@ -22,9 +23,10 @@ use tracing::{info, warn};
 use super::board::{Board, Known, VolumeReport};
 use super::progress::{Progress, StandardError, Upcoming};
 use super::server::Record;
+use super::tally::Tally;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
-use crate::source::Contacts;
+use crate::source::{Contacts, Tokens};
 use crate::volume::Volume;
 
 /// How a person at a terminal, or a program that reads logs, wants to be told.
@@ -131,12 +133,35 @@ impl Report {
 
     /// What has become of the servers, and the version of the one that serves.
     pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
-        self.board.known().server(record, version);
+        let restarts = self.board.known().server(record, version);
+        if restarts > 0 {
+            self.board.tally().restarted(restarts);
+        }
     }
 
     /// Where to look for what is known of the talk with an API server.
     pub(super) fn contacts(&mut self, contacts: Contacts) {
         self.board.known().contacts(contacts);
+    }
+
+    /// Goes on counting where the supervisor before stopped, in the pod's run directory.
+    pub(super) fn count_in(&mut self, directory: &Path) {
+        *self.board.tally() = Tally::of(directory);
+    }
+
+    /// A volume could not be mounted or refreshed.
+    pub(super) fn failed(&mut self, volume: &Volume) {
+        self.board.tally().failed(volume.name.as_str());
+    }
+
+    /// An operation on a volume came to its end.
+    pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+        self.board.tally().operated(name, plugin, succeeded, took);
+    }
+
+    /// The tokens that volumes show from now on.
+    pub(super) fn tokens(&mut self, tokens: Tokens) {
+        self.board.known().tokens = tokens;
     }
 
     /// What is known, for those who ask.

@@ -192,7 +192,17 @@ impl PodStatus {
     }
 }
 
+impl VolumeState {
+    /// All there are.
+    pub const ALL: [VolumeState; 4] =
+        [VolumeState::Waiting, VolumeState::Live, VolumeState::Behind, VolumeState::Silent];
+}
+
 impl PodState {
+    /// All there are.
+    pub const ALL: [PodState; 5] =
+        [PodState::Running, PodState::Degraded, PodState::NoSupervisor, PodState::NotAnswering, PodState::Dead];
+
     /// For people.
     pub fn word(self) -> &'static str {
         match self {

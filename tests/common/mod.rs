@@ -15,6 +15,7 @@ pub mod outcome;
 pub mod passthrough;
 pub mod scratch;
 pub mod served;
+pub mod stoppable;
 pub mod stopped;
 pub mod terminal;
 pub mod tracer;

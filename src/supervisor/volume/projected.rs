@@ -1,11 +1,12 @@
 //! A volume that podfs assembles: committed generation by generation.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::projection::commit::CommitError;
+use podfs_fuse::projection::commit::{Commit, CommitError};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Entry, ImageError, Layout, Projection};
@@ -78,14 +79,15 @@ impl ProjectedVolume {
         self.mounted.as_ref().map(|mounted| mounted.projection.watch())
     }
 
-    /// Shows the files that `refresh` comes to.
+    /// Shows the files that `refresh` comes to, because of a change that was `heard` of then.
     pub(super) fn show(
         &mut self,
         spec: &Volume,
         source: &volume::Projection,
         refresh: &Refresh,
+        heard: Option<Instant>,
     ) -> Result<Shown, Trouble> {
-        Ok(self.show_payload(spec, source, refresh)?)
+        Ok(self.show_payload(spec, source, refresh, heard)?)
     }
 
     pub(super) fn take_down(self) -> Result<(), MountError> {
@@ -97,6 +99,7 @@ impl ProjectedVolume {
         spec: &Volume,
         source: &volume::Projection,
         refresh: &Refresh,
+        heard: Option<Instant>,
     ) -> Result<Shown, RefreshError> {
         let inputs = Inputs {
             identity: &refresh.identity,
@@ -112,7 +115,12 @@ impl ProjectedVolume {
         let layout = Layout::new(entries(payload), directories)?;
         let mounted = match &mut self.mounted {
             Some(mounted) if !mounted.projection.is_given_up() => {
-                mounted.projection.commit(&layout, directories)?;
+                let began = Instant::now();
+                let commit = mounted.projection.commit(&layout, directories)?;
+                if let (Some(heard), Commit::Switched { staged_in, switched_in, .. }) = (heard, commit) {
+                    let before = began.saturating_duration_since(heard);
+                    mounted.projection.note_propagation(before + staged_in + switched_in);
+                }
                 mounted
             }
             _ => {
@@ -120,6 +128,9 @@ impl ProjectedVolume {
                 let mut mounted = self.bring_up(spec, &layout, directories, refresh, mode)?;
                 if let Some(given_up) = self.mounted.take() {
                     mounted.visible.cover(given_up.visible);
+                }
+                if let Some(heard) = heard {
+                    mounted.projection.note_propagation(heard.elapsed());
                 }
                 self.mounted.insert(mounted)
             }
