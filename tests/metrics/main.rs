@@ -8,6 +8,7 @@ mod common;
 mod rig;
 
 mod api;
+mod examples;
 mod http;
 mod labels;
 mod moves;
