@@ -1,8 +1,11 @@
 //! The command line: one file per subcommand, and what they share.
 
 mod cleanup;
+mod completions;
+mod config;
 mod exit;
 mod log;
+mod manual;
 mod mount;
 mod push;
 mod run;
@@ -13,9 +16,11 @@ mod trace;
 mod upgrade;
 mod version;
 
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueHint};
 
 use crate::volume::{Volume, VolumeSource};
 use exit::Failure;
@@ -24,6 +29,9 @@ use exit::Failure;
 #[derive(Parser)]
 #[command(name = "podfs", disable_version_flag = true, arg_required_else_help = true)]
 struct Cli {
+    /// Take the settings of the node from FILE instead of /etc/podfs/podfs.toml.
+    #[arg(long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -37,7 +45,11 @@ enum Command {
     Push(push::Push),
     Upgrade(upgrade::Upgrade),
     Cleanup(cleanup::Cleaning),
+    Config(config::show::Show),
+    Completions(completions::Completions),
     Version(version::Version),
+    #[command(hide = true)]
+    Man(manual::Man),
     #[command(hide = true)]
     Server(server::Server),
 }
@@ -45,7 +57,14 @@ enum Command {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     podfs_fuse::server::secrecy::tune_allocator();
-    let outcome = match Cli::parse().command {
+    match config::arguments().and_then(execute) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
+    match command {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Status(status) => status.execute(),
@@ -53,12 +72,11 @@ pub fn main() -> ExitCode {
         Command::Push(push) => push.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),
         Command::Cleanup(cleanup) => cleanup.execute(),
+        Command::Config(show) => show.execute(config),
+        Command::Completions(completions) => completions.execute(),
         Command::Version(version) => version.execute(),
+        Command::Man(man) => man.execute(),
         Command::Server(server) => server.execute(),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
     }
 }
 
@@ -77,4 +95,14 @@ fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failur
     // A thread that waits for a source which never answers is not waited for.
     runtime.shutdown_background();
     outcome
+}
+
+/// Prints what was asked for. Whoever reads may have seen enough.
+fn print(text: &str) -> Result<(), Failure> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::general(anyhow::anyhow!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
 }
