@@ -15,6 +15,7 @@ use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
 use super::source::SourceOptions;
+use crate::manifest::pod::PodIdentity;
 use crate::quantity::Quantity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
@@ -60,6 +61,9 @@ pub(super) struct Run {
     /// Ask the API server for this pod, and follow it.
     #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
     pod_name: Option<PodName>,
+    /// Refuse a pod with another uid.
+    #[arg(long, value_name = "UID")]
+    uid: Option<String>,
     #[command(flatten)]
     source: SourceOptions,
     /// Take objects from an agent of the node, which gives them to podfs push. What --objects describes is taken from
@@ -93,6 +97,7 @@ impl Run {
         check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        self.check_uid(&pod.identity)?;
         let (source, snapshot) = match source {
             Source::Files(files) if self.push => {
                 let (source, snapshot) = PushSource::new(files, snapshot, Arc::clone(&pod));
@@ -114,6 +119,17 @@ impl Run {
         let report =
             Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+    }
+
+    /// Whoever has started this for one pod is not to serve another by a mix-up of files.
+    fn check_uid(&self, pod: &PodIdentity) -> Result<(), Failure> {
+        match &self.uid {
+            Some(wanted) if wanted != pod.uid.as_str() => Err(Failure::input(anyhow!(
+                "pod {pod} has the uid {}, and not {wanted} as asked for; correct its metadata.uid, or ask for that one",
+                pod.uid
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -14,6 +14,8 @@
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `board` | what is known at this moment, for who asks |
+//! | `signals` | what signals tell |
+//! | `heartbeat` | telling systemd that this process goes on |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
 //! | [`control`] | the socket on which the supervisor is asked |
@@ -29,11 +31,14 @@
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
 //!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
 //!    is not mounted yet.
-//! 2. Each volume is unmounted while the server still answers. When podfs was told to stop, the content of emptyDirs
+//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for. When podfs was told to stop, the content of emptyDirs
 //!    is deleted; after a failure the next podfs finds it again.
 //! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
 //!    socket any more.
 //! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
+//!
+//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
+//! leaves, so the next one adopts it.
 
 mod adoption;
 mod board;
@@ -41,6 +46,7 @@ pub(crate) mod cgroup;
 pub mod claim;
 pub mod control;
 mod health;
+mod heartbeat;
 mod machine;
 mod oom;
 mod questions;
@@ -48,6 +54,7 @@ pub mod report;
 pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
+mod signals;
 pub mod site;
 mod socket;
 pub mod status;
@@ -59,9 +66,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
@@ -77,10 +83,12 @@ use adoption::Kept;
 use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
 use control::{Control, Upgrade, Upgrading};
+use heartbeat::Heartbeat;
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
+use signals::{Order, Signals};
 use site::Site;
 use upgrade::Continuing;
 use volume::{Attempt, End, PodVolume, Refresh, Setting};
@@ -148,7 +156,7 @@ pub async fn run(
     snapshot: Snapshot,
     mut report: Report,
 ) -> Result<(), SupervisorError> {
-    let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
+    let mut signals = Signals::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
@@ -219,7 +227,12 @@ pub async fn run(
     if let Some(continuing) = continuing {
         continuing.complete();
     }
-    let outcome = supervisor.serve(&mut stop).await;
+    let outcome = match supervisor.serve(&mut signals).await {
+        // Without a claim, nobody would find the volumes.
+        Ok(Order::Leave) if directory.is_some() => supervisor.leave().await,
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
     supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
     drop(control);
     // The volumes are gone, and with them every other hold on it.
@@ -277,16 +290,17 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, stop: &mut StopSignals) -> Result<(), SupervisorError> {
+    async fn serve(&mut self, signals: &mut Signals) -> Result<Order, SupervisorError> {
         self.report.started();
+        let mut heartbeat = Heartbeat::of_unit();
         loop {
             self.start_work();
             self.report.progress();
             let retry = self.retry_at.iter().flatten().min().copied();
             tokio::select! {
-                signal = stop.received() => {
-                    info!("{signal} received: unmounting");
-                    return Ok(());
+                (signal, order) = signals.received() => {
+                    info!("{signal} received");
+                    return Ok(order);
                 }
                 () = self.server.guard() => {
                     self.report_server();
@@ -297,6 +311,7 @@ impl Supervisor {
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
+                () = heartbeat.beat() => {}
                 () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
             }
         }
@@ -416,7 +431,16 @@ impl Supervisor {
         self.version += 1;
     }
 
+    /// Ends this process, and nothing else: nothing is dropped.
+    async fn leave(mut self) -> ! {
+        let _ = timeout(PATIENCE, self.finish_all()).await;
+        info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
+        self.report.leaving();
+        std::process::exit(0)
+    }
+
     async fn shut_down(mut self, end: End) {
+        info!("unmounting");
         self.report.stopping();
         if timeout(PATIENCE, self.finish_all()).await.is_err() {
             warn!("a commit does not end; the server is killed");
@@ -426,13 +450,34 @@ impl Supervisor {
                 warn!("a source does not answer; its volume is left as it is");
             }
         }
-        for (_, volume) in self.idle {
+        let volumes: Vec<_> = self.idle.drain().map(|(_, volume)| volume).collect();
+        let all = volumes.len();
+        for (done, volume) in volumes.into_iter().enumerate() {
+            self.report.unmounting(all - done);
             let name = volume.spec().name.clone();
-            if let Err(error) = volume.take_down(end) {
+            if let Err(error) = self.take_down(volume, end).await {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
         self.server.stop(PATIENCE).await;
+    }
+
+    /// Takes a volume down. A server that is lost meanwhile is not waited for.
+    async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
+        let mut work = spawn_blocking(move || volume.take_down(end));
+        let done = tokio::select! {
+            done = &mut work => Some(done),
+            () = self.server.lost() => None,
+        };
+        let done = match done {
+            Some(done) => done,
+            None => {
+                warn!("the server is gone while the volumes are unmounted");
+                self.server.kill().await;
+                work.await
+            }
+        };
+        done.expect("a blocking thread that panics ends the process")
     }
 
     async fn finish_all(&mut self) {
@@ -440,31 +485,6 @@ impl Supervisor {
             if let Ok((place, volume, _)) = done {
                 self.idle.insert(place, volume);
             }
-        }
-    }
-}
-
-/// The signals that mean: unmount and end.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl StopSignals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn received(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hang_up.recv() => "SIGHUP",
         }
     }
 }
