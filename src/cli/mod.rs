@@ -16,7 +16,6 @@ mod trace;
 mod upgrade;
 mod version;
 
-use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -95,14 +94,4 @@ fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failur
     // A thread that waits for a source which never answers is not waited for.
     runtime.shutdown_background();
     outcome
-}
-
-/// Prints what was asked for. Whoever reads may have seen enough.
-fn print(text: &str) -> Result<(), Failure> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::general(anyhow::anyhow!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
 }

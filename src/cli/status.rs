@@ -7,7 +7,6 @@ use clap::{Args, ValueEnum, ValueHint};
 use serde::Serialize;
 
 use super::exit::Failure;
-use super::print;
 use super::run::RUN_DIRECTORY;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::{PodState, PodStatus};
@@ -101,6 +100,17 @@ fn json(pods: &[PodStatus]) -> Result<String, Failure> {
     }
     let text = serde_json::to_string_pretty(&Document { pods }).map_err(Failure::general)?;
     Ok(text + "\n")
+}
+
+/// Whoever reads may have seen enough.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::general(anyhow::Error::new(error).context("cannot write to standard output")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn judge(statuses: &[PodStatus]) -> Result<(), Failure> {

@@ -7,8 +7,9 @@ use clap::{Args, Command, CommandFactory};
 
 use super::keys::{KEYS, Key, visible};
 use super::{Setting, environment, example, file, place};
+use crate::cli::Cli;
 use crate::cli::exit::Failure;
-use crate::cli::{Cli, print};
+use crate::cli::status::print;
 
 /// Show the settings of this node, and where they come from.
 ///
