@@ -300,3 +300,55 @@ fn a_pod_keeps_the_settings_that_it_was_started_with() {
     fixture.assert_nothing_left();
     assert!(!Path::new(&fixture.path("other")).exists());
 }
+
+/// `podfs run` of a fixture, with another run directory.
+fn run_in(fixture: &Fixture, run_directory: &Path) -> Command {
+    let mut command = podfs(&["run", "--pod"]);
+    command.arg(fixture.pod()).arg("--objects").arg(fixture.objects());
+    command.arg("--root-dir").arg(fixture.path("root")).arg("--run-dir").arg(run_directory);
+    command
+}
+
+#[test]
+fn a_run_directory_may_be_longer_than_the_address_of_a_socket() {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let long = fixture.path("run").join("r".repeat(200));
+    let mut running = fixture.start_command(run_in(&fixture, &long));
+    running.wait_ready();
+    let outcome = finish(podfs(&["status"]).env("PODFS_RUN_DIR", &long));
+    assert!(outcome.code == Some(0) && outcome.stdout.starts_with("default/web  running\n"), "{}", outcome.stdout);
+    let server = fixture.kill_supervisor(&mut running);
+    let mut running = fixture.start_command(run_in(&fixture, &long));
+    running.wait_ready();
+    assert_eq!(running.server(), server, "it is found by its socket");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_run_directory_that_is_too_long_for_the_kernel_is_told_before_anything_is_mounted() {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    // A path has 4095 bytes at most.
+    let path_of = |length: usize| {
+        let mut path = fixture.path("run").into_os_string().into_string().expect("text");
+        while path.len() + 201 < length {
+            path += &("/".to_owned() + &"r".repeat(199));
+        }
+        path += &("/".to_owned() + &"r".repeat(length - path.len() - 1));
+        assert_eq!(path.len(), length);
+        PathBuf::from(path)
+    };
+    let longest = 4095 - "/c15bdfd1-80e6-5c53-bf5e-e426594a4c7e/control.sock".len();
+    for (length, told) in [(longest + 1, "4096"), (5000, "5050")] {
+        let outcome = fixture.refused(&mut run_in(&fixture, &path_of(length)));
+        outcome.says(2, &[told, "bytes, and Linux takes 4095; choose a shorter --run-dir"]);
+        assert_eq!(outcome.stderr.lines().count(), 1, "nothing was begun: {}", outcome.stderr);
+        fixture.assert_nothing_left();
+    }
+    let mut running = fixture.start_command(run_in(&fixture, &path_of(longest)));
+    running.wait_ready();
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
