@@ -189,8 +189,12 @@ fn a_container_that_fails_is_told() {
 
 #[test]
 fn the_scripts_are_clean() {
-    let scripts = fs::read_dir(EXAMPLES).expect("examples").map(|entry| entry.expect("an entry").path());
+    let pods = [WEB, WORKER].map(|uid| Path::new(EXAMPLES).join("pods").join(uid));
+    let directories = [PathBuf::from(EXAMPLES)].into_iter().chain(pods);
+    let files = directories.flat_map(|directory| fs::read_dir(directory).expect("examples"));
+    let scripts = files.map(|entry| entry.expect("an entry").path());
     let scripts: Vec<_> = scripts.filter(|path| path.extension().is_some_and(|extension| extension == "sh")).collect();
+    assert!(scripts.len() >= 5, "{scripts:?}");
     let checked = Command::new("shellcheck").args(scripts).output().expect("shellcheck");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }

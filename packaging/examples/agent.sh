@@ -82,7 +82,7 @@ start_container() {
   mkdir "$pod/container"
   mkfifo "$pod/started"
   jq -r '.volumes[] | "\(.name)\t\(.path)"' "$pod/status" >"$pod/volumes"
-  setsid "$here/container.sh" "$pod/container" "$pod/program.sh" <"$pod/volumes" 4>"$pod/started" &
+  setsid sh "$here/container.sh" "$pod/container" "$pod/program.sh" <"$pod/volumes" 4>"$pod/started" &
   containers[$uid]=$!
   grep -q . "$pod/started" &
   wait $! || { fail "pod $uid: its container ended before it had begun"; return 1; }

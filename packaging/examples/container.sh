@@ -5,7 +5,7 @@
 #
 # ROOT is an empty directory. VOLUMES has a line NAME<tab>PATH for each volume, which is then at /volumes/NAME.
 set -eu
-[ $$ = 1 ] || exec unshare --mount --propagation slave --pid --fork --kill-child "$0" "$@"
+[ $$ = 1 ] || exec unshare --mount --propagation slave --pid --fork --kill-child sh "$0" "$@"
 
 mount -t tmpfs -o mode=0755 container "$1"
 cp "$2" "$1/program"

@@ -14,11 +14,12 @@ use crate::cli::status::print;
 /// Show the settings of this node, and where they come from.
 ///
 /// It is the file of settings that would have the same effect as what holds now: the environment, the file, and defaults.
-/// Flags of a command win over all of them. Settings are described in podfs.toml(5).
+/// Flags of a command win over all of them. Settings and their variables are described in
+/// podfs.toml(5).
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
-  0  always, but for
+  0  the settings are shown
   2  bad arguments, or a setting that cannot be used
 
 EXAMPLES:

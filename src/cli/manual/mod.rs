@@ -40,9 +40,13 @@ fn in_sentences(podfs: Command) -> Command {
         Some(help) => option.help(help.clone()).long_help(help),
         None => option,
     };
+    let description = |command: Command| match command.get_about().map(|about| format!("{about}.")) {
+        Some(about) if command.get_long_about().is_none() => command.long_about(about),
+        _ => command,
+    };
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true).help("Print help.");
-    let podfs = podfs.disable_help_subcommand(true).disable_help_flag(true);
-    let mut podfs = podfs.mut_args(sentence).mut_subcommands(|command| command.mut_args(sentence)).arg(help);
+    let podfs = podfs.disable_help_subcommand(true).disable_help_flag(true).mut_args(sentence).arg(help);
+    let mut podfs = podfs.mut_subcommands(|command| description(command.mut_args(sentence)));
     podfs.build();
     podfs
 }

@@ -34,7 +34,7 @@ pub(super) fn of_command(command: &Command, podfs: &Command) -> String {
     if let Some(help) = command.get_after_help() {
         sections(&mut roff, &help.to_string());
     }
-    if KEYS.iter().any(|key| key.of(command).is_some()) {
+    if command.get_name() == "config" || KEYS.iter().any(|key| key.of(command).is_some()) {
         environment(&mut roff, command);
         files(&mut roff, command);
     }
