@@ -10,21 +10,26 @@ use crate::supervisor::report::Audience;
 
 /// Where the server of a pod, and another podfs that this one becomes, find what is logged.
 const FILTER: &str = "RUST_LOG";
+/// What is logged where nobody has said anything.
+const DEFAULT: &str = "info";
 
 /// What is logged.
 #[derive(Args)]
 pub(super) struct LogOptions {
     /// What is logged: error, warn, info, debug or trace and what is worse, or a filter of the crate tracing-subscriber, such
     /// as warn,podfs::source=debug.
-    #[arg(long, value_name = "FILTER", default_value = "info", value_parser = filter)]
+    #[arg(long, value_name = "FILTER", default_value = DEFAULT, value_parser = filter)]
     log: String,
 }
 
 impl LogOptions {
     /// Starts logging, here and in what is started from here. No other thread may run yet.
     pub(super) fn start(&self, format: LogFormat) {
-        // SAFETY: the command has just begun, and starts its threads after its log.
-        unsafe { env::set_var(FILTER, &self.log) };
+        // Programs that podfs runs are not to be told what nobody has decided.
+        if self.log != DEFAULT || env::var_os(FILTER).is_some() {
+            // SAFETY: the command has just begun, and starts its threads after its log.
+            unsafe { env::set_var(FILTER, &self.log) };
+        }
         format.start();
     }
 }
