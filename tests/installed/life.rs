@@ -1,6 +1,8 @@
 //! A package's life: installed, upgraded, removed, purged.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 
 use crate::install;
 use crate::load::Load;
@@ -50,6 +52,32 @@ fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
 }
 
 #[test]
+fn what_dpkg_and_rpm_run_is_plain_shell() {
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts");
+    let all: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
+    let checked = Command::new("shellcheck").args(["--shell", "sh"]).args(&all).output().expect("shellcheck runs");
+    assert!(all.len() == 6 && checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+#[test]
+fn rpm_is_understood_as_dpkg_is() {
+    let Some(machine) = crate::installed("rpm_is_understood_as_dpkg_is", Init::Nothing) else { return };
+    for script in ["rpm-post", "rpm-preun", "rpm-postun"] {
+        machine
+            .copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts").join(script), &format!("/{script}"));
+    }
+    let says = |call: &str| machine.does(&format!("sh /{call} 2>&1"));
+    machine.does("rmdir /run/podfs");
+    assert_eq!(says("rpm-post 1"), "", "a first installation has nothing to upgrade");
+    machine.does("[ -d /run/podfs ]");
+    assert_eq!(says("rpm-post 2"), "podfs: no pod is served here (/run/podfs)");
+    for call in ["rpm-preun 1", "rpm-postun 1", "rpm-preun 0", "rpm-postun 0"] {
+        assert_eq!(says(call), "", "{call}");
+    }
+    machine.does("[ -d /etc/podfs/pods ]");
+}
+
+#[test]
 fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     let test = "an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used";
     let Some(machine) = crate::machine(test, Init::Systemd) else { return };
@@ -72,6 +100,7 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     let said = install(&machine, &packages.stranger());
     assert!(said.contains("refused: ") && said.contains("speaks another protocol"), "{said}");
     assert!(said.contains("podfs: these pods are served on by the podfs before"), "{said}");
+    assert_eq!(machine.run(&format!("systemctl reload {UNIT}")).code, Some(1));
     assert_eq!(processes(&machine), upgraded, "the same processes serve");
     load.goes_on();
 

@@ -1,6 +1,7 @@
 //! The units under systemd.
 
 use std::fs;
+use std::io::{Write, stderr};
 
 use crate::common::eventually;
 use crate::installed;
@@ -32,6 +33,11 @@ fn a_pod_is_started_ready_refreshed_and_stopped_as_a_unit() {
     assert_eq!(namespace(supervisor), namespace(1), "what the unit mounts is seen outside");
     let cgroup = machine.does(&format!("cat /proc/{server}/cgroup"));
     assert_eq!(cgroup.lines().last(), Some(&*format!("0::/podfs.slice/{UNIT}/podfs-{UID}")));
+    // What the unit may not do, containers still may in its volumes.
+    machine.does(&format!(
+        "cd {HOST} && mknod null c 1 3 && mknod loop b 7 0 && mkfifo fifo && install -m 6755 /bin/true true &&
+         chown 1000:1000 true && [ $(stat -c %u true) = 1000 ]"
+    ));
     write_config(&machine, "2");
     machine.eventually(&format!("[ $(cat {CONFIG}/a) = 2 ]"));
     let log = journal(&machine);
@@ -96,6 +102,47 @@ fn a_restart_a_crash_and_a_reload_are_not_noticed_by_who_uses_the_volumes() {
 }
 
 #[test]
+fn a_pod_that_waits_for_an_object_can_be_restarted_and_stopped() {
+    let test = "a_pod_that_waits_for_an_object_can_be_restarted_and_stopped";
+    let Some(machine) = installed(test, Init::Systemd) else { return };
+    pods::write_manifests(&machine);
+    machine.does(&format!("rm {}", manifest("objects/app.json")));
+    let waiting = r#"3 of 4 volumes are up; config waits: configmap "app" not found"#;
+    machine.does(&format!("systemctl start --no-block {UNIT}"));
+    eventually("the pod waits", || property(&machine, UNIT, "StatusText") == waiting);
+    let before = processes(&machine);
+    machine.does(&format!("systemctl restart --no-block {UNIT}"));
+    eventually("another supervisor is there", || {
+        let main = property(&machine, UNIT, "MainPID");
+        main != "0" && main != before.0.to_string() && property(&machine, UNIT, "StatusText") == waiting
+    });
+    assert_eq!(processes(&machine).1, before.1, "the same server");
+    assert_eq!(property(&machine, UNIT, "ActiveState"), "activating");
+    machine.does(&format!("systemctl stop {UNIT}"));
+    nothing_is_served(&machine);
+}
+
+#[test]
+fn a_limit_of_memory_outlives_a_restart() {
+    let test = "a_limit_of_memory_outlives_a_restart";
+    let Some(machine) = installed(test, Init::Systemd) else { return };
+    if !machine.does("cat /sys/fs/cgroup/cgroup.controllers").contains("memory") {
+        let _ = writeln!(stderr(), "skipped: {test}: no cgroup of version 2 has the memory controller here");
+        return;
+    }
+    let run = "ExecStart=/usr/bin/podfs run --pod /etc/podfs/pods/%i/pod.yaml --objects /etc/podfs/pods/%i/objects";
+    let drop_in = format!("[Service]\nExecStart=\n{run} --server-memory-max 64Mi\n");
+    machine.write(&format!("/etc/systemd/system/{UNIT}.d/memory.conf"), drop_in);
+    machine.does("systemctl daemon-reload");
+    pods::start(&machine);
+    let limit = format!("/sys/fs/cgroup/podfs.slice/{UNIT}/podfs-{UID}/memory.max");
+    assert_eq!(machine.does(&format!("cat {limit}")), "67108864");
+    let (_, server) = processes(&machine);
+    machine.does(&format!("systemctl restart {UNIT}"));
+    assert_eq!((machine.does(&format!("cat {limit}")), processes(&machine).1), ("67108864".to_owned(), server));
+}
+
+#[test]
 fn a_stop_reaches_a_pod_however_it_is_sent() {
     let Some(machine) = installed("a_stop_reaches_a_pod_however_it_is_sent", Init::Systemd) else { return };
     pods::start(&machine);
@@ -107,9 +154,9 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
     // Everything is killed at once: the next supervisor mounts over what is dead.
     machine.does(&format!("systemctl kill --signal KILL {UNIT}"));
     machine.eventually(&format!("[ $(cat {CONFIG}/a) = 1 ] && echo new >{HOST}/f"));
-    // A unit that nobody has told systemd about: all its processes get the signal.
     machine.does(&format!("systemctl stop {UNIT}"));
     nothing_is_served(&machine);
+    // In a unit with settings of nobody's choice, all processes get the signal.
     let run = format!("podfs run --pod {} --objects {}", manifest("pod.yaml"), manifest("objects"));
     machine.does(&format!("systemd-run --quiet --service-type notify --unit transient {run}"));
     machine.does("systemctl stop transient && [ $(systemctl show -P Result transient) = success ]");
