@@ -12,6 +12,7 @@
 //! | [`checkers`] | lintian and rpmlint |
 //! | [`rpm_root`] | the rpm is installed into a root, and removed |
 //! | [`equal_builds`] | two builds from two directories |
+//! | [`refusals`] | what the script says when it cannot work |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -20,6 +21,7 @@ mod checkers;
 mod contents;
 mod equal_builds;
 mod licences;
+mod refusals;
 mod rpm_root;
 mod symbols;
 mod unpacked;
