@@ -153,7 +153,7 @@ impl Fixture {
     }
 
     /// Lets [`Self::processes`] find the command and all it starts.
-    fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(MARK, self.directory.path())
     }
 

@@ -11,10 +11,12 @@
 //! | [`load`] | who uses its volumes meanwhile |
 //! | [`units`] | tests of the units |
 //! | [`life`] | tests of a package's life |
+//! | [`agent`] | tests of the example of a node agent |
 
 #[path = "../common/mod.rs"]
 mod common;
 
+mod agent;
 mod life;
 mod load;
 mod machine;
