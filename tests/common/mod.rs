@@ -11,6 +11,7 @@ pub mod locker;
 pub mod namespace;
 pub mod operator;
 pub mod outcome;
+pub mod packages;
 pub mod passthrough;
 pub mod scratch;
 pub mod served;

@@ -13,7 +13,8 @@ use crate::common::builds::other_build;
 
 /// What is installed in these tests.
 pub struct Packages {
-    directory: TempDir,
+    /// It stays beside the build, for the next run to write over.
+    directory: PathBuf,
     /// The version that the program of [`Packages::second`] tells.
     pub second_version: String,
 }
@@ -26,18 +27,19 @@ impl Packages {
     }
 
     fn make() -> Packages {
-        // Where the build is: the system's directory for temporary files may be small.
-        let directory = TempDir::with_prefix_in("podfs-test-", env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).expect("a directory");
         let mut build = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/build"));
-        build.args(["--program", PODFS, "--revision", "1", "--output"]).arg(directory.path().join("built"));
+        build.args(["--program", PODFS, "--revision", "1", "--output"]).arg(directory.join("built"));
         done(&mut build);
-        let built = fs::read_dir(directory.path().join("built")).expect("packages").flatten().map(|entry| entry.path());
+        let built = fs::read_dir(directory.join("built")).expect("packages").flatten().map(|entry| entry.path());
         let is_it = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             name.starts_with("podfs_") && name.ends_with(".deb")
         };
         let deb = built.into_iter().find(is_it).expect("a package for Debian");
-        fs::rename(deb, directory.path().join("first.deb")).expect("renamed");
+        fs::rename(deb, directory.join("first.deb")).expect("renamed");
         let mut packages = Packages { directory, second_version: String::new() };
         let (version, program) = other_build(&packages.program());
         packages.variant("second", "2", &program);
@@ -49,17 +51,17 @@ impl Packages {
 
     /// This build.
     pub fn first(&self) -> PathBuf {
-        self.directory.path().join("first.deb")
+        self.directory.join("first.deb")
     }
 
     /// A later package, whose program tells another version.
     pub fn second(&self) -> PathBuf {
-        self.directory.path().join("second.deb")
+        self.directory.join("second.deb")
     }
 
     /// A package later than that, whose servers refuse to talk to podfs of other packages.
     pub fn stranger(&self) -> PathBuf {
-        self.directory.path().join("stranger.deb")
+        self.directory.join("stranger.deb")
     }
 
     /// The program in the first package.
@@ -69,7 +71,7 @@ impl Packages {
     }
 
     fn unpacked(&self) -> TempDir {
-        let tree = TempDir::with_prefix_in("tree-", self.directory.path()).expect("a directory");
+        let tree = TempDir::with_prefix_in("tree-", &self.directory).expect("a directory");
         done(Command::new("dpkg-deb").arg("--raw-extract").arg(self.first()).arg(tree.path()));
         fs::set_permissions(tree.path(), Permissions::from_mode(0o755)).expect("permissions");
         tree
@@ -91,7 +93,7 @@ impl Packages {
         fs::write(tree.path().join("usr/bin/podfs"), program).expect("written");
         // The program is another one than its package says.
         let _ = fs::remove_file(tree.path().join("DEBIAN/md5sums"));
-        let packed = self.directory.path().join(format!("{name}.deb"));
+        let packed = self.directory.join(format!("{name}.deb"));
         done(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));
     }
 }
