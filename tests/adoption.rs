@@ -106,6 +106,26 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
 }
 
 #[test]
+fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volumes() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let mut open = File::create(host.join("f")).expect("a file");
+    let server = running.server();
+    let before = (identity(&config), identity(&host));
+    running.signal(Signal::SIGUSR1);
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    open.write_all(b"!").expect("the server serves on");
+    assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "1");
+    let mut running = pod.fixture.run();
+    assert_eq!((identity(&config), identity(&host)), before);
+    assert_eq!(running.server(), server, "it is the same server");
+    drop(open);
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();

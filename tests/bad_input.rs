@@ -53,6 +53,19 @@ fn text_that_is_not_utf_8_is_refused_with_line_and_column() {
 }
 
 #[test]
+fn a_pod_with_another_uid_than_was_asked_for_is_refused() {
+    let given = config_pod().replace("name: web, labels", "name: web, uid: 0f-given, labels");
+    let fixture = Fixture::new(&given);
+    let told = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];
+    assert_refuses(&fixture, &["--uid", "1e-other"].map(OsStr::new), &told);
+    let mut command = fixture.command();
+    command.args(["--uid", "0f-given"]);
+    let mut running = fixture.start_command(command);
+    running.wait_log(r#"configmap "app" not found"#);
+    assert!(running.stop().success());
+}
+
+#[test]
 fn exactly_one_pod_is_needed() {
     let app = config_map("app", &[]);
     let pods = format!("{}\n---\n{app}\n---\n{}", config_pod(), config_pod());

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::*;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use serde_json::{Value, json};
 
 /// A pod with one volume of each kind.
@@ -98,6 +98,7 @@ fn systemd_hears_what_a_volume_waits_for_and_then_of_readiness_and_the_end() {
     };
     let mut command = fixture.command();
     command.env("NOTIFY_SOCKET", fixture.path("notify"));
+    command.env("WATCHDOG_USEC", "20000");
     let mut running = fixture.start_command(command);
     let waiting = r#"STATUS=0 of 1 volumes are up; config waits: configmap "app" not found"#;
     assert!(!hear(waiting).contains(&"READY=1".to_owned()), "ready without a volume");
@@ -105,8 +106,12 @@ fn systemd_hears_what_a_volume_waits_for_and_then_of_readiness_and_the_end() {
     let heard = hear("READY=1");
     assert!(heard.contains(&"STATUS=1 of 1 volumes are up".to_owned()), "{heard:?}");
     running.wait_ready();
+    hear("WATCHDOG=1");
+    hear("WATCHDOG=1");
     running.signal(Signal::SIGTERM);
     hear("STOPPING=1");
+    let heard = hear("EXTEND_TIMEOUT_USEC=");
+    assert!(heard.contains(&"STATUS=unmounting; 1 volumes are left".to_owned()), "{heard:?}");
     assert_eq!(running.wait().code(), Some(0));
 }
 
@@ -200,6 +205,46 @@ fn both_stop_signals_end_podfs_with_nothing_left() {
         assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
         fixture.assert_nothing_left();
     }
+}
+
+#[test]
+fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
+    // As service managers do that know of no main process.
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let fixture = fixture_of_all_kinds();
+        let mut running = fixture.run();
+        let supervisor = running.pid();
+        let others = fixture.processes().into_iter().filter(|pid| *pid != supervisor);
+        others.for_each(|pid| kill(pid, signal).expect("it is there"));
+        assert!(fs::read_dir(running.volume("config")).expect("somebody answers").count() > 0);
+        running.signal(signal);
+        assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
+        assert!(!running.log().contains("another one (pid "), "the first server served to the end");
+        fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_server_that_hangs_and_dies_while_volumes_are_unmounted_is_not_waited_for() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    let server = running.server();
+    kill(server, Signal::SIGSTOP).expect("it is there");
+    running.signal(Signal::SIGTERM);
+    running.wait_log("unmounting");
+    kill(server, Signal::SIGKILL).expect("it is there");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_hangs_while_volumes_are_unmounted_is_killed() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    kill(running.server(), Signal::SIGSTOP).expect("it is there");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
 }
 
 #[test]

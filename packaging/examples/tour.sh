@@ -29,7 +29,7 @@ cat "$work/ready" >"$work/ready.json" # ends when podfs is ready, or when it end
 volumes=$(echo "$work"/root/pods/*/volumes)
 config=$volumes/kubernetes.io~configmap/config
 say "One FUSE mount per volume, where the kubelet would put it"
-(cd "$volumes" && ls -d */*)
+(cd "$volumes" && ls -d -- */*)
 
 say "The layout is the kubelet's: ls -l $(basename "$config")"
 ls -lA "$config"

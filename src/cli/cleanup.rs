@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::exit::Failure;
 use super::run::{ROOT_DIRECTORY, RUN_DIRECTORY};
@@ -24,16 +24,23 @@ use crate::upkeep::cleanup::{Cleanup, Deed, Line};
 ///
 /// One line is printed for each thing: "unmounted PATH", "removed PATH", "left PATH: reason". Doing it twice does nothing
 /// more, and two at once are safe.
-///
-/// Exit code: 0 when it could look at everything; 1 otherwise; 2 for bad arguments; 3 when a privilege is missing.
 #[derive(Args)]
-#[command(after_help = "EXAMPLES:\n  podfs cleanup --dry-run\n  podfs cleanup")]
+#[command(after_help = "\
+EXIT STATUS:
+  0  it could look at everything
+  1  something could not be looked at
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs cleanup --dry-run
+  podfs cleanup")]
 pub(super) struct Cleaning {
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Dead mounts below this directory are taken away even if nobody knows their pod; others are named.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
     /// Tell what would be done, and do nothing.
     #[arg(long)]

@@ -70,6 +70,7 @@ impl From<ClaimError> for Failure {
     fn from(error: ClaimError) -> Self {
         match error {
             ClaimError::Directory(error) => error.into(),
+            ClaimError::TooLong { .. } => Self::input(error),
             other => Self::general(other),
         }
     }

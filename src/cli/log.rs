@@ -2,12 +2,42 @@
 
 use std::env;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use podfs_fuse::confinement::refusal::Lines;
 use tracing_subscriber::EnvFilter;
 
 use crate::supervisor::progress::StandardError;
 use crate::supervisor::report::Audience;
+
+/// Where the server of a pod, and another podfs that this one becomes, find what is logged.
+const FILTER: &str = "RUST_LOG";
+/// What is logged where nobody has said anything.
+const DEFAULT: &str = "info";
+
+/// What is logged.
+#[derive(Args)]
+pub(super) struct LogOptions {
+    /// What is logged: error, warn, info, debug or trace and what is worse, or a filter of the crate tracing-subscriber, such
+    /// as warn,podfs::source=debug.
+    #[arg(long, value_name = "FILTER", default_value = DEFAULT, value_parser = filter)]
+    log: String,
+}
+
+impl LogOptions {
+    /// Starts logging, here and in what is started from here. No other thread may run yet.
+    pub(super) fn start(&self, format: LogFormat) {
+        // Programs that podfs runs are not to be told what nobody has decided.
+        if self.log != DEFAULT || env::var_os(FILTER).is_some() {
+            // SAFETY: the command has just begun, and starts its threads after its log.
+            unsafe { env::set_var(FILTER, &self.log) };
+        }
+        format.start();
+    }
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -20,7 +50,7 @@ pub(super) enum LogFormat {
 }
 
 impl LogFormat {
-    /// Starts logging. `RUST_LOG` chooses what is logged; without it, `info` and above.
+    /// Starts logging what the environment says; if it says nothing, `info` and above.
     pub(super) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);

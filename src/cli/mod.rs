@@ -1,8 +1,11 @@
 //! The command line: one file per subcommand, and what they share.
 
 mod cleanup;
+mod completions;
+mod config;
 mod exit;
 mod log;
+mod manual;
 mod metrics;
 mod mount;
 mod push;
@@ -14,9 +17,10 @@ mod trace;
 mod upgrade;
 mod version;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueHint};
 
 use crate::volume::{Volume, VolumeSource};
 use exit::Failure;
@@ -25,6 +29,9 @@ use exit::Failure;
 #[derive(Parser)]
 #[command(name = "podfs", disable_version_flag = true, arg_required_else_help = true)]
 struct Cli {
+    /// Take the settings of the node from FILE instead of /etc/podfs/podfs.toml.
+    #[arg(long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -39,7 +46,11 @@ enum Command {
     Push(push::Push),
     Upgrade(upgrade::Upgrade),
     Cleanup(cleanup::Cleaning),
+    Config(config::show::Show),
+    Completions(completions::Completions),
     Version(version::Version),
+    #[command(hide = true)]
+    Man(manual::Man),
     #[command(hide = true)]
     Server(server::Server),
 }
@@ -47,7 +58,14 @@ enum Command {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     podfs_fuse::server::secrecy::tune_allocator();
-    let outcome = match Cli::parse().command {
+    match config::arguments().and_then(execute) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
+    match command {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Status(status) => status.execute(),
@@ -56,12 +74,11 @@ pub fn main() -> ExitCode {
         Command::Push(push) => push.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),
         Command::Cleanup(cleanup) => cleanup.execute(),
+        Command::Config(show) => show.execute(config),
+        Command::Completions(completions) => completions.execute(),
         Command::Version(version) => version.execute(),
+        Command::Man(man) => man.execute(),
         Command::Server(server) => server.execute(),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
     }
 }
 

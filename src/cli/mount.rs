@@ -4,13 +4,13 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use k8s_openapi::api::core::v1 as core;
 use podfs_fuse::passthrough;
 
 use super::block_on;
 use super::exit::Failure;
-use super::log::LogFormat;
+use super::log::{LogFormat, LogOptions};
 use super::run::check_machine;
 use super::source::SourceOptions;
 use crate::manifest::parse_bare;
@@ -23,13 +23,27 @@ use crate::supervisor::{self, Assignment};
 use crate::volume::{Claim, ClaimReference, Containers, Projection, Volume, VolumeSource};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
+///
+/// It is for people who look at a volume. Without --objects or an API server, it says which objects the volume needs.
+/// Annotations of the pod for its volume of the same name hold; --cache wins over them. An emptyDir keeps its content in a
+/// private directory below TMPDIR.
 #[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  stopped as asked
+  1  failed
+  2  bad arguments, settings or manifests
+  3  a privilege or a kernel feature is missing
+
+EXAMPLES:
+  podfs mount --volume volume.yaml --objects objects/ --trace /mnt/volume
+  podfs mount --volume volume.yaml --pod-name default/web --kubeconfig kubelet.conf /mnt/volume")]
 pub(super) struct Mount {
-    /// The volume, as it stands in a pod's `spec.volumes`; `-` reads standard input.
-    #[arg(long, value_name = "FILE|-")]
+    /// The volume, as it stands in a pod's spec.volumes; - reads standard input.
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     volume: PathBuf,
     /// The pod it belongs to: for downwardAPI, fsGroup, and limits of memory.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for the pod it belongs to.
     #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
@@ -37,7 +51,7 @@ pub(super) struct Mount {
     #[command(flatten)]
     source: SourceOptions,
     /// How long the kernel may believe what it was told of names and attributes of a directory of the host.
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "HOW", value_enum)]
     cache: Option<Cache>,
     /// Write one JSON line on standard error for each open of a file: when, which, and by whom.
     #[arg(long)]
@@ -45,8 +59,10 @@ pub(super) struct Mount {
     /// Print one line per FUSE request on standard output.
     #[arg(long)]
     trace: bool,
+    #[command(flatten)]
+    log: LogOptions,
     /// An empty directory; it is made if it does not exist, and removed at the end.
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     directory: PathBuf,
 }
 
@@ -73,7 +89,7 @@ impl From<Cache> for passthrough::Cache {
 
 impl Mount {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        LogFormat::Text.start();
+        self.log.start(LogFormat::Text);
         let mut volume = read_volume(&self.volume)?;
         check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), Some(&volume))?;

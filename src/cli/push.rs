@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
@@ -13,7 +13,7 @@ use crate::manifest::{Document, parse_documents};
 use crate::source::{Deletion, Taken};
 use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
 
-/// Give objects to a pod that takes them (`podfs run --push`).
+/// Give objects to a pod that takes them, which is one of podfs run --push.
 ///
 /// All of them are taken, and shown at once, or none is. An object that was pushed before is replaced. The first push says
 /// that everything which is not in it does not exist. What was pushed is forgotten when the pod goes on with another
@@ -22,27 +22,32 @@ use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
 /// Beside ConfigMaps, Secrets, PersistentVolumeClaims, PersistentVolumes, ClusterTrustBundles and Nodes, a push may hold the
 /// pod itself, for its labels and annotations, and TokenRequests whose spec is what a volume asks for and whose status has
 /// the token.
-///
-/// Exit code: 0 when everything was taken; 1 when there is no such pod, or it refuses; 2 for bad arguments or manifests; 3
-/// when a privilege is missing.
 #[derive(Args)]
-#[command(after_help = "EXAMPLES:\n  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 -f objects.yaml\n  \
-                  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --delete ConfigMap/app")]
+#[command(after_help = "\
+EXIT STATUS:
+  0  everything was taken
+  1  there is no such pod, or it refuses
+  2  bad arguments, settings or manifests
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 -f objects.yaml
+  podfs push --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --delete ConfigMap/app")]
 pub(super) struct Push {
     /// The pod; podfs status lists all.
     #[arg(long, value_name = "UID")]
     pod: String,
-    /// Objects, in YAML or JSON; `-` reads standard input; may be given several times.
-    #[arg(short = 'f', long = "file", value_name = "FILE|-")]
+    /// Objects, in YAML or JSON; - reads standard input. May be given several times.
+    #[arg(short = 'f', long = "file", value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     files: Vec<PathBuf>,
-    /// An object that does not exist any more; may be given several times.
+    /// An object that does not exist any more. May be given several times.
     #[arg(long, value_name = "KIND/NAME", value_parser = deletion)]
     delete: Vec<Deletion>,
     /// Forget everything that was pushed before.
     #[arg(long)]
     replace: bool,
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

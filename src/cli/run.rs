@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::mount::private::open_device;
 use podfs_fuse::server::secrecy;
@@ -14,9 +14,10 @@ use tracing::{info, warn};
 
 use super::block_on;
 use super::exit::Failure;
-use super::log::LogFormat;
+use super::log::{LogFormat, LogOptions};
 use super::metrics;
 use super::source::SourceOptions;
+use crate::manifest::pod::PodIdentity;
 use crate::quantity::Quantity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
@@ -32,49 +33,77 @@ pub(super) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
 pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
+///
+/// Volumes appear where the kubelet would have put them, below the root directory. A volume whose objects are missing
+/// waits, and the others come up. When all are visible, podfs is ready, and tells so on standard error, on --ready-fd and to
+/// systemd. Changes of objects are shown as soon as they are heard of, all files of a volume at once. What is up never loses
+/// its content because an object disappeared or does not parse any more.
+///
+/// SIGTERM and SIGINT unmount the volumes, delete the content of emptyDirs, and remove the directories that podfs made. When
+/// podfs is killed instead, its volumes are served on; start it again with the same arguments, and it takes them over.
+///
+/// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
+/// it, and hands volumes to containers in podfs-agent(7).
 #[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  stopped as asked
+  1  failed; the last line on standard error says what, where and what to do
+  2  bad arguments, settings or manifests
+  3  a privilege or a kernel feature is missing
+
+EXAMPLES:
+  podfs run --pod pod.yaml --objects objects/
+  podfs run --pod-name default/web --kubeconfig /etc/kubernetes/kubelet.conf --node-name worker-1
+  podfs run --pod pod.json --push --ready-fd 3 3>ready.json")]
 pub(super) struct Run {
-    /// The pod's manifest, in YAML or JSON; `-` reads standard input.
-    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name")]
+    /// The pod's manifest, in YAML or JSON; - reads standard input.
+    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for this pod, and follow it.
     #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
     pod_name: Option<PodName>,
+    /// Refuse a pod with another uid.
+    #[arg(long, value_name = "UID")]
+    uid: Option<String>,
     #[command(flatten)]
     source: SourceOptions,
-    /// Take objects from an agent of the node, which gives them to `podfs push`. What --objects describes is taken from
+    /// Take objects from an agent of the node, which gives them to podfs push. What --objects describes is taken from
     /// there.
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
-    /// Volumes appear below `pods/<uid>/volumes` of this directory.
-    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY)]
+    /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
-    /// Where podfs keeps what is gone with a reboot.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    /// Where podfs keeps what is gone with a reboot: for each pod, the lock that it has one podfs, and its sockets.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
     #[arg(long, value_name = "N")]
     ready_fd: Option<RawFd>,
     /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the server is killed
-    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (`Delegate=yes` of its unit).
+    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     server_memory_max: Option<u64>,
     /// Serve the metrics of this pod at `http://ADDR:PORT/metrics`. One port for all pods of the node is served by
     /// `podfs metrics --all --metrics-addr`.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_addr: Option<SocketAddr>,
+    #[command(flatten)]
+    log: LogOptions,
     /// How log lines on standard error look.
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
 
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        self.log_format.start();
+        self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        self.check_uid(&pod.identity)?;
         let (source, snapshot) = match source {
             Source::Files(files) if self.push => {
                 let (source, snapshot) = PushSource::new(files, snapshot, Arc::clone(&pod));
@@ -98,6 +127,17 @@ impl Run {
         let report =
             Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.log_format.audience(), ready_fd);
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+    }
+
+    /// Whoever has started this for one pod is not to serve another by a mix-up of files.
+    fn check_uid(&self, pod: &PodIdentity) -> Result<(), Failure> {
+        match &self.uid {
+            Some(wanted) if wanted != pod.uid.as_str() => Err(Failure::input(anyhow!(
+                "pod {pod} has the uid {}, and not {wanted} as asked for; correct its metadata.uid, or ask for that one",
+                pod.uid
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueHint};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::dup2_stdin;
 
@@ -16,12 +16,13 @@ use crate::volume::Volume;
 /// Where objects come from: files, an API server, or both.
 #[derive(Args)]
 pub(super) struct SourceOptions {
-    /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes; may be given several times.
-    #[arg(long, value_name = "PATH")]
+    /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes and others. May
+    /// be given several times.
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     objects: Vec<PathBuf>,
     /// Ask the API server of this kubeconfig's current context for the objects, and hear of changes at once. What --objects
     /// describes is taken from there.
-    #[arg(long, value_name = "FILE", conflicts_with = "in_cluster")]
+    #[arg(long, value_name = "FILE", conflicts_with = "in_cluster", value_hint = ValueHint::FilePath)]
     kubeconfig: Option<PathBuf>,
     /// Ask the API server of the cluster that podfs itself runs in, as its service account.
     #[arg(long)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use serde::Serialize;
 
 use super::exit::Failure;
@@ -20,21 +20,27 @@ use crate::upkeep::{survey, table};
 /// The state of a pod is one of: running; degraded (a volume waits, shows an old generation, or the server does not stay
 /// up); no supervisor (the volumes are served, but not refreshed); not answering; dead (nobody serves it, but something of
 /// it is left).
-///
-/// Exit code: 0 when every pod is running, or there is none; 1 when one is not, or is not found; 2 for bad arguments; 3
-/// when a privilege is missing.
 #[derive(Args)]
-#[command(after_help = "EXAMPLES:\n  podfs status\n  podfs status --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10\n  \
-    podfs status --output json | jq '.pods[] | select(.state != \"running\")'")]
+#[command(after_help = "\
+EXIT STATUS:
+  0  every pod is running, or there is none
+  1  a pod is not running, or is not found
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs status
+  podfs status --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10
+  podfs status --output json | jq '.pods[] | select(.state != \"running\")'")]
 pub(super) struct Status {
     /// Show this pod only.
     #[arg(long, value_name = "UID")]
     pod: Option<String>,
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// For people, or for programs.
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: Output,
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
@@ -17,18 +17,23 @@ const TRIES: u32 = 20;
 
 /// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
 ///
-/// Each line is: time (UTC), operation, path, the caller's pid and uid, result, microseconds. A `-` stands where the kernel
+/// Each line is: time (UTC), operation, path, the caller's pid and uid, result, microseconds. A - stands where the kernel
 /// does not tell: the uid of most callers when volumes may be ID-mapped (Linux 6.12), and both for the kernel's own
-/// requests. `podfs mount --trace` does without ID-mapped mounts and shows every uid.
+/// requests. podfs mount --trace does without ID-mapped mounts and shows every uid.
 ///
 /// The volume never waits for this command: when its output is not read fast enough, requests are left out, and a line
 /// says how many. Four traces of a volume may run at once. A projection that is warm sends no requests, and reads and
 /// writes of a volume in mode passthrough do not come to podfs.
-///
-/// Exit code: 0 when the volume ended; 1 when there is no such pod or volume; 2 for bad arguments; 3 when a privilege is
-/// missing.
 #[derive(Args)]
-#[command(after_help = "EXAMPLE:\n  podfs trace --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --volume config")]
+#[command(after_help = "\
+EXIT STATUS:
+  0  the volume ended
+  1  there is no such pod or volume
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs trace --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --volume config")]
 pub(super) struct Trace {
     /// The pod; podfs status lists all.
     #[arg(long, value_name = "UID")]
@@ -37,7 +42,7 @@ pub(super) struct Trace {
     #[arg(long, value_name = "NAME")]
     volume: String,
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

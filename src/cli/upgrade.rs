@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
@@ -23,12 +23,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// with the one it had.
 ///
 /// One line is printed for each pod, and the next one is upgraded when it is complete: "done", "refused" (nothing was
-/// tried), "rolled back" (the pod goes on as before) or "failed" (not known; podfs status shows how the pod is).
-///
-/// Exit code: 0 when all pods are upgraded, or there is none; 1 when one is not, or is not found; 2 for bad arguments; 3 when
-/// a privilege is missing.
+/// tried), "rolled back" (the pod goes on as before) or "failed" (not known; podfs status shows how the pod is). Pods keep
+/// the flags and settings that they were started with.
 #[derive(Args)]
-#[command(after_help = "EXAMPLES:\n  podfs upgrade --all\n  podfs upgrade --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10")]
+#[command(after_help = "\
+EXIT STATUS:
+  0  all pods are upgraded, or there is none
+  1  a pod is not upgraded, or is not found
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs upgrade --all
+  podfs upgrade --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10")]
 pub(super) struct Upgrade {
     /// This pod; podfs status lists all.
     #[arg(long, value_name = "UID", required_unless_present = "all")]
@@ -37,7 +44,7 @@ pub(super) struct Upgrade {
     #[arg(long, conflicts_with = "pod")]
     all: bool,
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

@@ -6,6 +6,13 @@ use super::exit::Failure;
 
 /// Print the version.
 #[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  it is printed
+  2  bad arguments
+
+EXAMPLES:
+  podfs version")]
 pub(super) struct Version {}
 
 impl Version {

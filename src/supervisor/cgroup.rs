@@ -7,7 +7,8 @@
 //! 2. A server is made in it, so all it ever takes is counted there. A keeper is a child of its
 //!    server, and stays.
 //! 3. A limit needs the memory controller. The kernel gives it to children only where the parent has no process of its own,
-//!    so the supervisor moves to `podfs-supervisors` beside them, but only then.
+//!    so the supervisor moves to `podfs-supervisors` beside them, but only then. systemd could not start the next one there: the
+//!    unit takes the controller back when a supervisor has ended, and what the server took until then is not counted again.
 //! 4. Nothing in it is killed as a whole (`memory.oom.group`): a server that takes too much dies, its keeper does not.
 //! 5. It is removed when the server and its keeper have ended, or by the next podfs for the pod: the claim has its path. A
 //!    server that is taken over stays where it is.

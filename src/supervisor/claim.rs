@@ -29,6 +29,9 @@ pub const SERVER: &str = "server.sock";
 /// The file there with what was counted, for the next supervisor.
 pub const COUNTS: &str = "counts.json";
 
+/// Most bytes of a path.
+const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
+
 /// How long somebody may hold the lock of a pod whose supervisor is gone: who cleans up after it, or looks at it.
 const CLEANING: Duration = Duration::from_secs(3);
 
@@ -42,6 +45,15 @@ pub enum ClaimError {
         uid: String,
         /// The other supervisor.
         pid: u32,
+    },
+    /// The kernel would not take the paths of its files.
+    #[error(
+        "the run directory has too long a path: the pod's sockets in it have paths of {length} bytes, and Linux takes \
+         {LONGEST_PATH}; choose a shorter --run-dir"
+    )]
+    TooLong {
+        /// Bytes of the longest of these paths.
+        length: usize,
     },
     /// The run directory cannot be made.
     #[error(transparent)]
@@ -136,6 +148,10 @@ impl Claim {
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
+        let length = directory.join(CONTROL).as_os_str().len();
+        if length > LONGEST_PATH {
+            return Err(ClaimError::TooLong { length });
+        }
         let mut run = Directories::default();
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };

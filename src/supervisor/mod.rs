@@ -15,6 +15,8 @@
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
+//! | `signals` | what signals tell |
+//! | `heartbeat` | telling systemd that this process goes on |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
 //! | [`metrics`] | the same in numbers |
@@ -22,7 +24,6 @@
 //! | `rooms` | how much room there is in volumes whose sources may not answer |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
-//! | `signals` | being told to end |
 //! | `socket` | sockets in the run directory, however long its path is |
 //! | `machine` | what this machine offers to pods |
 //!
@@ -34,11 +35,14 @@
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
 //!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
 //!    is not mounted yet.
-//! 2. Each volume is unmounted while the server still answers. When podfs was told to stop, the content of emptyDirs
+//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for. When podfs was told to stop, the content of emptyDirs
 //!    is deleted; after a failure the next podfs finds it again.
 //! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
 //!    socket any more.
 //! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
+//!
+//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
+//! leaves, so the next one adopts it.
 
 mod adoption;
 mod board;
@@ -46,6 +50,7 @@ pub(crate) mod cgroup;
 pub mod claim;
 pub mod control;
 mod health;
+mod heartbeat;
 mod machine;
 pub mod metrics;
 mod oom;
@@ -71,7 +76,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{self, Duration};
 
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
@@ -88,11 +93,12 @@ use adoption::Kept;
 use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
 use control::{Control, Upgrade, Upgrading};
+use heartbeat::Heartbeat;
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
-use signals::StopSignals;
+use signals::{Order, Signals};
 use site::Site;
 use upgrade::Continuing;
 use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
@@ -162,7 +168,7 @@ pub async fn run(
     snapshot: Snapshot,
     mut report: Report,
 ) -> Result<(), SupervisorError> {
-    let mut stop = StopSignals::listen().map_err(SupervisorError::Signals)?;
+    let mut signals = Signals::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory, metrics } =
         assignment;
     oom::protect_supervisor();
@@ -241,7 +247,12 @@ pub async fn run(
     if let Some(continuing) = continuing {
         continuing.complete();
     }
-    let outcome = supervisor.serve(&mut stop).await;
+    let outcome = match supervisor.serve(&mut signals).await {
+        // Without a claim, nobody would find the volumes.
+        Ok(Order::Leave) if directory.is_some() => supervisor.leave().await,
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
     supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
     drop(control);
     // The volumes are gone, and with them every other hold on it.
@@ -329,16 +340,17 @@ struct Done {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, stop: &mut StopSignals) -> Result<(), SupervisorError> {
+    async fn serve(&mut self, signals: &mut Signals) -> Result<Order, SupervisorError> {
         self.report.started();
+        let mut heartbeat = Heartbeat::of_unit();
         loop {
             self.start_work();
             self.report.progress();
             let retry = self.retry_at.iter().flatten().min().copied();
             tokio::select! {
-                signal = stop.received() => {
-                    info!("{signal} received: unmounting");
-                    return Ok(());
+                (signal, order) = signals.received() => {
+                    info!("{signal} received");
+                    return Ok(order);
                 }
                 () = self.server.guard() => {
                     self.report_server();
@@ -349,6 +361,7 @@ impl Supervisor {
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
+                () = heartbeat.beat() => {}
                 () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
             }
         }
@@ -478,7 +491,16 @@ impl Supervisor {
         self.version += 1;
     }
 
+    /// Ends this process, and nothing else: nothing is dropped.
+    async fn leave(mut self) -> ! {
+        let _ = timeout(PATIENCE, self.finish_all()).await;
+        info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
+        self.report.leaving();
+        std::process::exit(0)
+    }
+
     async fn shut_down(mut self, end: End) {
+        info!("unmounting");
         self.report.stopping();
         if timeout(PATIENCE, self.finish_all()).await.is_err() {
             warn!("a commit does not end; the server is killed");
@@ -488,10 +510,13 @@ impl Supervisor {
                 warn!("a source does not answer; its volume is left as it is");
             }
         }
-        for (_, volume) in self.idle {
+        let volumes: Vec<_> = self.idle.drain().map(|(_, volume)| volume).collect();
+        let all = volumes.len();
+        for (done, volume) in volumes.into_iter().enumerate() {
+            self.report.unmounting(all - done);
             let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
             let was_mounted = !matches!(volume.state(), State::Waiting(_));
-            let taken_down = volume.take_down(end);
+            let taken_down = self.take_down(volume, end).await;
             if was_mounted {
                 self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
             }
@@ -500,6 +525,24 @@ impl Supervisor {
             }
         }
         self.server.stop(PATIENCE).await;
+    }
+
+    /// Takes a volume down. A server that is lost meanwhile is not waited for.
+    async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
+        let mut work = spawn_blocking(move || volume.take_down(end));
+        let done = tokio::select! {
+            done = &mut work => Some(done),
+            () = self.server.lost() => None,
+        };
+        let done = match done {
+            Some(done) => done,
+            None => {
+                warn!("the server is gone while the volumes are unmounted");
+                self.server.kill().await;
+                work.await
+            }
+        };
+        done.expect("a blocking thread that panics ends the process")
     }
 
     async fn finish_all(&mut self) {

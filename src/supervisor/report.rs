@@ -5,7 +5,7 @@
 //! | people, on standard error | once, when ready | one line |
 //! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
-//! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, and `READY=1` when ready |
+//! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
 //! | whoever asks on the control socket | at any time | the board, see `board` |
 
 use std::collections::BTreeMap;
@@ -28,6 +28,9 @@ use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contacts, Tokens};
 use crate::volume::Volume;
+
+/// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
+const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
 
 /// How a person at a terminal, or a program that reads logs, wants to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +200,17 @@ impl Report {
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
+    /// So many volumes are still to be unmounted.
+    pub(super) fn unmounting(&self, left: usize) {
+        let status = format!("unmounting; {left} volumes are left");
+        notify(&[NotifyState::ExtendTimeoutUsec(FOR_ONE_VOLUME), NotifyState::Status(&status)]);
+    }
+
+    /// The supervisor ends, the server does not.
+    pub(super) fn leaving(&self) {
+        notify(&[NotifyState::Stopping, NotifyState::Status("the volumes are served on, and wait for the next podfs")]);
+    }
+
     /// Every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
         let known = self.board.known();
@@ -321,7 +335,8 @@ impl VolumeReport {
     }
 }
 
-fn notify(state: &[NotifyState<'_>]) {
+/// Tells systemd, if it wants to hear of this process.
+pub(super) fn notify(state: &[NotifyState<'_>]) {
     // Without systemd there is nobody to tell, and that is no error.
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify the service manager: {error}");

@@ -144,13 +144,14 @@ fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) ->
     cause
 }
 
-/// The arguments of this process, but for a descriptor that it has written to and closed.
+/// The arguments of this process, but for a descriptor that it has written to and closed, and for a file of settings, which
+/// are in the environment by now: a pod keeps those it was started with.
 fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    const READY: &[u8] = b"--ready-fd";
+    const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();
     let mut all = all.skip(1);
     while let Some(argument) = all.next() {
-        match argument.as_bytes().strip_prefix(READY) {
+        match LEFT_OUT.iter().find_map(|option| argument.as_bytes().strip_prefix(*option)) {
             Some(b"") => drop(all.next()),
             Some([b'=', ..]) => {}
             _ => arguments.push(argument),
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_that_was_written_to_is_not_asked_for_again() {
+    fn a_descriptor_that_was_written_to_and_settings_are_not_asked_for_again() {
         let given = |words: &[&str]| {
             arguments(words.iter().map(OsString::from)).into_iter().map(OsString::into_vec).collect::<Vec<_>>()
         };
@@ -174,5 +175,6 @@ mod tests {
             ["run", "--pod", "a", "--run-dir", "b"].map(|word| word.as_bytes().to_vec()).into();
         assert_eq!(given(&["podfs", "run", "--ready-fd", "9", "--pod", "a", "--run-dir", "b"]), expected);
         assert_eq!(given(&["podfs", "run", "--pod", "a", "--run-dir", "b", "--ready-fd=9"]), expected);
+        assert_eq!(given(&["podfs", "--config", "c", "run", "--pod", "a", "--run-dir", "b", "--config=c"]), expected);
     }
 }

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use super::outcome::{Outcome, finish};
 use super::{Fixture, PODFS, Running};
 
+/// The version that this build tells.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// Programs in the directory of a fixture.
 pub struct Builds {
     directory: PathBuf,
@@ -19,12 +22,11 @@ impl Builds {
     pub fn new(fixture: &Fixture) -> Self {
         let directory = fixture.path("builds");
         fs::create_dir(&directory).expect("a directory");
-        let version = env!("CARGO_PKG_VERSION");
-        let builds = Self { directory, versions: [version.to_owned(), another(version)], current: 0 };
-        let mut program = fs::read(PODFS).expect("a program");
+        let program = fs::read(PODFS).expect("a program");
+        let (other, other_program) = other_build(&program);
+        let builds = Self { directory, versions: [VERSION.to_owned(), other], current: 0 };
         builds.write(&builds.name(0), &program);
-        replace(&mut program, version.as_bytes(), builds.versions[1].as_bytes());
-        builds.write(&builds.name(1), &program);
+        builds.write(&builds.name(1), &other_program);
         builds.put(&builds.last());
         builds
     }
@@ -89,6 +91,13 @@ impl Builds {
 #[track_caller]
 pub fn upgrade(fixture: &Fixture) -> Outcome {
     finish(fixture.operator("upgrade").arg("--all"))
+}
+
+/// A build that differs from this one only in the version it tells, and that version.
+pub fn other_build(program: &[u8]) -> (String, Vec<u8>) {
+    let (version, mut other) = (another(VERSION), program.to_owned());
+    replace(&mut other, VERSION.as_bytes(), version.as_bytes());
+    (version, other)
 }
 
 /// A version that is as long, so that it fits where the first one is written.

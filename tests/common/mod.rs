@@ -12,6 +12,7 @@ pub mod locker;
 pub mod namespace;
 pub mod operator;
 pub mod outcome;
+pub mod packages;
 pub mod passthrough;
 pub mod scratch;
 pub mod served;
@@ -155,7 +156,7 @@ impl Fixture {
     }
 
     /// Lets [`Self::processes`] find the command and all it starts.
-    fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(MARK, self.directory.path())
     }
 

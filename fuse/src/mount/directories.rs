@@ -85,14 +85,20 @@ impl Directories {
     }
 
     fn make_missing(&mut self, path: &Path) -> io::Result<()> {
+        match self.make_one(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.make_missing(path.parent().ok_or(error)?)?;
+                self.make_one(path)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Another podfs may make it at the same moment.
+    fn make_one(&mut self, path: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(MODE).create(path) {
             Ok(()) => self.made.push(path.to_owned()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.make_missing(path.parent().ok_or(error)?)?;
-                DirBuilder::new().mode(MODE).create(path)?;
-                self.made.push(path.to_owned());
-            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -157,6 +163,8 @@ fn explain(kind: &str, path: &Path, cause: io::Error) -> MountError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -200,6 +208,26 @@ mod tests {
         assert!(path.is_file());
         drop(directories);
         assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 0);
+    }
+
+    #[test]
+    fn two_can_make_what_both_need() {
+        // Two pods that start at once on a node that has served none yet.
+        for _ in 0..100 {
+            let base = tempfile::tempdir().expect("a directory");
+            let start = Barrier::new(2);
+            let make = |own: &str| {
+                let mut directories = Directories::default();
+                start.wait();
+                directories.make(&base.path().join("common/pods").join(own)).map(|()| directories)
+            };
+            thread::scope(|scope| {
+                let other = scope.spawn(|| make("other"));
+                let kept = (make("own").expect("made"), other.join().expect("no panic").expect("made"));
+                assert!(base.path().join("common/pods/own").is_dir() && base.path().join("common/pods/other").is_dir());
+                drop(kept);
+            });
+        }
     }
 
     #[test]

@@ -232,6 +232,19 @@ impl PodServer {
         }
     }
 
+    /// Waits until the server answers no more, because it ended or hangs. For ever if there is none: then nobody waits for it.
+    pub(super) async fn lost(&mut self) {
+        let Life::Serving { process, .. } = &self.life else { return std::future::pending().await };
+        loop {
+            tokio::select! {
+                _ = process.ended() => return,
+                found = self.rounds.looked(process.pid(), &self.client) => if found.is_some() {
+                    return;
+                },
+            }
+        }
+    }
+
     /// Kills a server that hangs.
     async fn looked(&mut self, found: Option<String>) {
         self.record.silent_sources = self.rounds.silent_sources();

@@ -119,6 +119,9 @@ unsafe fn become_program(
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+            // Whoever tells a whole unit or a whole machine to end tells the supervisor, which unmounts before it ends this one.
+            libc::signal(libc::SIGTERM, libc::SIG_IGN);
+            libc::signal(libc::SIGHUP, libc::SIG_IGN);
             libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
         }
         let errno = *libc::__errno_location();

@@ -1,0 +1,63 @@
+//! Which settings a node has.
+
+use clap::{Arg, Command};
+
+/// A setting: an option that an operator may decide once for a node.
+pub(in crate::cli) struct Key {
+    /// What it is called in the file, and as an option.
+    pub(in crate::cli) name: &'static str,
+    /// What it is called in the environment.
+    pub(in crate::cli) variable: &'static str,
+}
+
+/// All of them. Type, meaning and default are those of the option; it applies to every command that has it. What is said of one
+/// pod is none, and neither is what only one pod of a node could have, such as an address to listen on.
+pub(in crate::cli) const KEYS: &[Key] = &[
+    Key { name: "root-dir", variable: "PODFS_ROOT_DIR" },
+    Key { name: "run-dir", variable: "PODFS_RUN_DIR" },
+    Key { name: "kubeconfig", variable: "PODFS_KUBECONFIG" },
+    Key { name: "in-cluster", variable: "PODFS_IN_CLUSTER" },
+    Key { name: "node-name", variable: "PODFS_NODE_NAME" },
+    Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
+    Key { name: "log", variable: "RUST_LOG" },
+    Key { name: "log-format", variable: "PODFS_LOG_FORMAT" },
+];
+
+impl Key {
+    /// Its option, where this command has it.
+    pub(in crate::cli) fn of<'a>(&self, command: &'a Command) -> Option<&'a Arg> {
+        command.get_arguments().find(|argument| argument.get_long() == Some(self.name))
+    }
+
+    /// The commands that have it.
+    pub(in crate::cli) fn commands<'a>(&self, podfs: &'a Command) -> impl Iterator<Item = &'a Command> {
+        visible(podfs).filter(|command| self.of(command).is_some())
+    }
+
+    /// Its option, as the first of these commands has it.
+    pub(in crate::cli) fn option<'a>(&self, podfs: &'a Command) -> &'a Arg {
+        visible(podfs).find_map(|command| self.of(command)).expect("every key is the name of an option")
+    }
+
+    /// Whether something holds where nobody has decided.
+    pub(in crate::cli) fn has_default(&self, podfs: &Command) -> bool {
+        let option = self.option(podfs);
+        !option.get_action().takes_values() || !option.get_default_values().is_empty()
+    }
+
+    /// What an option says in a file of settings: a flag is true or false, everything else a string.
+    pub(in crate::cli) fn example(&self, podfs: &Command) -> String {
+        let option = self.option(podfs);
+        if !option.get_action().takes_values() {
+            return "false".to_owned();
+        }
+        let default = option.get_default_values().first().map(|value| value.to_string_lossy());
+        let value = default.unwrap_or_else(|| option.get_value_names().unwrap_or_default().join(" ").into());
+        format!("{value:?}")
+    }
+}
+
+/// The commands that are for people. The others read no settings.
+pub(in crate::cli) fn visible(podfs: &Command) -> impl Iterator<Item = &Command> {
+    podfs.get_subcommands().filter(|command| !command.is_hide_set())
+}

@@ -1,0 +1,220 @@
+//! The settings of a node, and how they meet the command line.
+//!
+//! 1. A setting is an option that has a [`keys::Key`]. A flag wins over the environment, that over the file, that over the
+//!    default. What conflicts with something that wins is left out, so `--in-cluster` wins over a `kubeconfig` of the file.
+//! 2. What is left becomes the default of its option, before the command line is parsed. So types, checks, conflicts and
+//!    `--help` are those of the option.
+//! 3. The file is read once in the life of a process: what it says goes to the environment from there. So the server of a pod,
+//!    and another podfs that this one becomes, have the same settings, whatever the file says by then.
+
+mod example;
+mod file;
+pub(super) mod keys;
+pub(super) mod show;
+
+use std::env;
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+
+use super::Cli;
+use super::exit::Failure;
+use keys::{KEYS, Key};
+
+/// Where the settings of a node are, unless another place is given.
+pub(super) const FILE: &str = "/etc/podfs/podfs.toml";
+/// The environment variable that names another place.
+pub(super) const VARIABLE: &str = "PODFS_CONFIG";
+/// A file that says nothing.
+const NOTHING: &str = "/dev/null";
+
+/// One setting that somebody has decided.
+struct Setting {
+    key: &'static Key,
+    /// As it would stand on the command line; of a flag `true` or `false`.
+    value: OsString,
+    /// An environment variable, or a file and its line.
+    origin: String,
+}
+
+/// The arguments of this process, completed by the settings of the node.
+///
+/// # Errors
+/// A setting that cannot be used. Bad arguments and `--help` end the process.
+pub(super) fn arguments() -> Result<Cli, Failure> {
+    let words: Vec<OsString> = env::args_os().collect();
+    let parse = |podfs: Command| podfs.try_get_matches_from(&words);
+    let podfs = match settled(&words) {
+        Ok(podfs) => podfs,
+        Err(sentence) => {
+            // Whoever asks for help is helped.
+            let podfs = Cli::command();
+            if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
+                return Err(Failure::input(anyhow!(sentence)));
+            }
+            podfs
+        }
+    };
+    let matches = match parse(podfs.clone()) {
+        Err(error) if is_help(&error) => parse(documented(podfs)),
+        other => other,
+    };
+    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
+}
+
+/// podfs as its help shows it, with the environment variables.
+pub(super) fn documented(podfs: Command) -> Command {
+    let commands: Vec<_> = podfs.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let with_variable =
+        |command: Command, key: &'static Key| match key.of(&command).map(|option| option.get_id().clone()) {
+            Some(id) => command.mut_arg(id, |option| option.env(key.variable).hide_env_values(true)),
+            None => command,
+        };
+    let podfs = podfs.mut_arg("config", |option| option.env(VARIABLE).hide_env_values(true));
+    commands
+        .into_iter()
+        .fold(podfs, |podfs, name| podfs.mut_subcommand(name, |command| KEYS.iter().fold(command, with_variable)))
+}
+
+fn is_help(error: &clap::Error) -> bool {
+    matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
+}
+
+/// podfs with the settings as defaults of the command that is called.
+fn settled(words: &[OsString]) -> Result<Command, String> {
+    let podfs = Cli::command();
+    // Mistakes are found, and help is given, when it is parsed for good.
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
+    let given = podfs.clone().disable_help_flag(true).arg(help).ignore_errors(true).try_get_matches_from(words);
+    let Some((name, given, command)) = given.as_ref().ok().and_then(|given| called(given, &podfs)) else {
+        return Ok(podfs);
+    };
+    if KEYS.iter().all(|key| key.of(command).is_none()) {
+        return Ok(podfs);
+    }
+    let (path, named) = place(given.try_get_one("config").ok().flatten().cloned());
+    let from_file = file::read(&path, named, &podfs)?;
+    let from_environment = environment(command, &podfs)?;
+    let is_given = |option: &&Arg| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let flags = command.get_arguments().filter(is_given).map(|option| Decision { option, is_on: true });
+    let mut decided: Vec<_> = flags.collect();
+    let mut settings = chosen(from_environment, command, &mut decided)?;
+    let from_file = chosen(from_file, command, &mut decided)?;
+    publish(&from_file);
+    settings.extend(from_file);
+    let name = name.to_owned();
+    Ok(podfs.mut_subcommand(name, |command| settings.into_iter().fold(command, with_default)))
+}
+
+/// The command that is called, if it is one for people.
+fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a ArgMatches, &'a Command)> {
+    let (name, given) = given.subcommand()?;
+    keys::visible(podfs).find(|command| command.get_name() == name).map(|command| (name, given, command))
+}
+
+/// Where the settings are, and whether somebody said so.
+fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
+    match flag.or_else(|| variable(VARIABLE).map(PathBuf::from)) {
+        Some(path) => (path, true),
+        None => (PathBuf::from(FILE), false),
+    }
+}
+
+/// An environment variable that says something.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The settings of the environment that this command has.
+fn environment(command: &Command, podfs: &Command) -> Result<Vec<Setting>, String> {
+    let settings = KEYS.iter().filter(|key| key.of(command).is_some()).filter_map(|key| {
+        let origin = key.variable.to_owned();
+        variable(key.variable).map(|value| Setting { key, value, origin })
+    });
+    settings.map(|setting| check(&setting, podfs).map(|()| setting)).collect()
+}
+
+/// What somebody has decided: an option, and whether it takes effect. A flag that is `false` excludes no other.
+struct Decision<'a> {
+    option: &'a Arg,
+    is_on: bool,
+}
+
+/// Those of one place that hold: the command has them, and nothing that is decided already says otherwise. They are decided
+/// from then on.
+fn chosen<'a>(
+    settings: Vec<Setting>,
+    command: &'a Command,
+    decided: &mut Vec<Decision<'a>>,
+) -> Result<Vec<Setting>, String> {
+    let mut holding: Vec<(Setting, Decision<'a>)> = Vec::new();
+    for setting in settings {
+        let Some(option) = setting.key.of(command) else { continue };
+        let decision = Decision { option, is_on: option.get_action().takes_values() || setting.value == "true" };
+        let excludes = |other: &Decision<'_>| decision.is_on && other.is_on && exclude(command, option, other.option);
+        if decided.iter().any(|other| other.option == option || excludes(other)) {
+            continue;
+        }
+        if let Some((rival, _)) = holding.iter().find(|(_, other)| excludes(other)) {
+            let Setting { key, origin, .. } = &setting;
+            let (name, rival, there) = (key.name, rival.key.name, &rival.origin);
+            return Err(format!("{origin}: {name} and {rival} ({there}) exclude each other; remove one"));
+        }
+        holding.push((setting, decision));
+    }
+    let (holding, decisions): (Vec<_>, Vec<_>) = holding.into_iter().unzip();
+    decided.extend(decisions);
+    Ok(holding)
+}
+
+/// Whether a command cannot have both.
+fn exclude(command: &Command, one: &Arg, other: &Arg) -> bool {
+    command.get_arg_conflicts_with(one).contains(&other) || command.get_arg_conflicts_with(other).contains(&one)
+}
+
+fn with_default(command: Command, setting: Setting) -> Command {
+    let option = setting.key.of(&command).map(|option| option.get_id().clone());
+    option.into_iter().fold(command, |command, id| {
+        command.mut_arg(id, |option| option.default_value(clap::builder::OsStr::from(setting.value.clone())))
+    })
+}
+
+/// Puts what the file says into the environment, in place of the file.
+fn publish(settings: &[Setting]) {
+    // SAFETY: the process has only looked at its arguments: no other thread runs yet.
+    unsafe {
+        settings.iter().for_each(|setting| env::set_var(setting.key.variable, &setting.value));
+        env::set_var(VARIABLE, NOTHING);
+    }
+}
+
+/// The option's own check.
+fn check(setting: &Setting, podfs: &Command) -> Result<(), String> {
+    let Setting { key, value, origin } = setting;
+    let option = key.option(podfs);
+    if !option.get_action().takes_values() {
+        let is_one = value == "true" || value == "false";
+        return if is_one { Ok(()) } else { Err(format!("{origin}: {} must be true or false", key.name)) };
+    }
+    let alone = Arg::new(key.name).value_parser(option.get_value_parser().clone()).allow_hyphen_values(true);
+    let parsed = Command::new("podfs").no_binary_name(true).arg(alone).try_get_matches_from([value]);
+    parsed.map(drop).map_err(|error| format!("{origin}: {}: {}", key.name, objection(&error, value)))
+}
+
+/// What an option has against a value, without its usage.
+fn objection(error: &clap::Error, value: &OsStr) -> String {
+    if let Some(cause) = error.source() {
+        return cause.to_string();
+    }
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(words)) => {
+            format!("{:?} is none of {}", value.display().to_string(), words.join(", "))
+        }
+        _ => format!("{:?} cannot be used", value.display().to_string()),
+    }
+}

@@ -1,0 +1,61 @@
+//! `podfs config`: which settings hold on this node, and who says so.
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::{Args, Command, CommandFactory};
+
+use super::keys::{KEYS, Key, visible};
+use super::{Setting, environment, example, file, place};
+use crate::cli::Cli;
+use crate::cli::exit::Failure;
+use crate::cli::status::print;
+
+/// Show the settings of this node, and where they come from.
+///
+/// It is the file of settings that would have the same effect as what holds now: the environment, the file, and defaults.
+/// Flags of a command win over all of them. Settings and their variables are described in
+/// podfs.toml(5).
+#[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  the settings are shown
+  2  bad arguments, or a setting that cannot be used
+
+EXAMPLES:
+  podfs config
+  PODFS_RUN_DIR=/run/other podfs config
+  podfs config --example >/etc/podfs/podfs.toml")]
+pub(in crate::cli) struct Show {
+    /// Print a file that describes every setting instead, and sets none.
+    #[arg(long)]
+    example: bool,
+}
+
+impl Show {
+    pub(in crate::cli) fn execute(self, config: Option<PathBuf>) -> Result<(), Failure> {
+        let podfs = Cli::command();
+        let text = if self.example { Ok(example::text(&podfs)) } else { in_effect(config, &podfs) };
+        print(&text.map_err(|sentence| Failure::input(anyhow!(sentence)))?)
+    }
+}
+
+fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, String> {
+    let (path, named) = place(config);
+    let mut settings: Vec<Setting> = Vec::new();
+    for command in visible(podfs) {
+        settings.extend(environment(command, podfs)?);
+    }
+    settings.extend(file::read(&path, named, podfs)?);
+    let line = |key: &Key| match settings.iter().find(|setting| setting.key.name == key.name) {
+        Some(Setting { value, origin, .. }) => {
+            let is_flag = !key.option(podfs).get_action().takes_values();
+            let value = value.to_string_lossy();
+            let value = if is_flag { value.into_owned() } else { format!("{value:?}") };
+            format!("{} = {value} # {origin}\n", key.name)
+        }
+        None if key.has_default(podfs) => format!("{} = {} # the default\n", key.name, key.example(podfs)),
+        None => format!("# {} is not set\n", key.name),
+    };
+    Ok(KEYS.iter().map(line).collect())
+}

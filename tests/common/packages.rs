@@ -1,0 +1,81 @@
+//! The packages of podfs, as `packaging/build` makes them.
+//!
+//! `tests/run` builds them the way they are published and says where they are in `PODFS_TEST_PACKAGES`. A test that is
+//! run by itself has no time for that: it packs the podfs it was built with, which has the paths of its machine inside.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use super::PODFS;
+
+/// Where the four packages are.
+pub struct Packages {
+    pub deb: PathBuf,
+    pub dbgsym: PathBuf,
+    pub rpm: PathBuf,
+    pub debuginfo: PathBuf,
+    /// They hold the podfs that is published, not the one of these tests.
+    pub published: bool,
+}
+
+/// The packages of this tree.
+pub fn packages() -> &'static Packages {
+    static PACKAGES: LazyLock<Packages> = LazyLock::new(|| match env::var_os("PODFS_TEST_PACKAGES") {
+        Some(directory) => Packages { published: true, ..Packages::within(Path::new(&directory)) },
+        None => {
+            let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
+            build(
+                &top(),
+                Command::new(top().join("packaging/build"))
+                    .args(["--fast", "--program", PODFS])
+                    .arg("--output")
+                    .arg(&directory),
+            );
+            Packages::within(&directory)
+        }
+    });
+    &PACKAGES
+}
+
+impl Packages {
+    /// Those of this version and revision 1 that are in a directory.
+    pub fn within(directory: &Path) -> Self {
+        let version = env!("CARGO_PKG_VERSION");
+        let (debian, machine) = if cfg!(target_arch = "aarch64") { ("arm64", "aarch64") } else { ("amd64", "x86_64") };
+        Self {
+            deb: directory.join(format!("podfs_{version}-1_{debian}.deb")),
+            dbgsym: directory.join(format!("podfs-dbgsym_{version}-1_{debian}.deb")),
+            rpm: directory.join(format!("podfs-{version}-1.{machine}.rpm")),
+            debuginfo: directory.join(format!("podfs-debuginfo-{version}-1.{machine}.rpm")),
+            published: false,
+        }
+    }
+
+    /// All of them, in one order.
+    pub fn all(&self) -> [&Path; 4] {
+        [&self.deb, &self.dbgsym, &self.rpm, &self.debuginfo]
+    }
+}
+
+/// The top of this tree.
+pub fn top() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs `packaging/build` of a tree, as somebody would in a shell there.
+#[track_caller]
+pub fn build(top: &Path, command: &mut Command) {
+    let output = command.current_dir(top).output().expect("packaging/build starts");
+    assert!(output.status.success(), "packaging/build fails:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What a program prints that has to succeed.
+#[track_caller]
+pub fn told_by(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; tests/run installs it"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} fails:\n{said}{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,10 @@
+//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the README.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod completions;
+mod help;
+mod pages;
+mod readme;
+mod source;
