@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, ValueHint};
 use sd_notify::NotifyState;
 
 use super::exit::Failure;
@@ -25,14 +25,18 @@ use crate::upkeep::survey;
 ///
 /// With --metrics-addr, the command stays in the foreground until SIGTERM or Ctrl-C, and asks all pods whenever somebody
 /// gets http://ADDR:PORT/metrics; one port for all pods of the node. Whoever reaches the address is answered.
-///
-/// Exit code: 0 when the metrics were printed; 1 when there is no such pod, or the address is in use; 2 for bad arguments; 3
-/// when a privilege is missing.
 #[derive(Args)]
-#[command(
-    after_help = "EXAMPLES:\n  podfs metrics --all\n  podfs metrics --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10\n  \
-                  podfs metrics --all --metrics-addr 127.0.0.1:9753"
-)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  the metrics were printed
+  1  there is no such pod, or the address is in use
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs metrics --all
+  podfs metrics --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10
+  podfs metrics --all --metrics-addr 127.0.0.1:9753")]
 pub(super) struct Metrics {
     /// This pod; podfs status lists all.
     #[arg(long, value_name = "UID", required_unless_present = "all")]
@@ -40,11 +44,11 @@ pub(super) struct Metrics {
     /// Every pod of this node.
     #[arg(long, conflicts_with = "pod")]
     all: bool,
-    /// Serve them at `http://ADDR:PORT/metrics`.
+    /// Serve them at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod")]
     metrics_addr: Option<SocketAddr>,
     /// Where podfs run keeps what is gone with a reboot; give the same as there.
-    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
 

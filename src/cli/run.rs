@@ -85,8 +85,8 @@ pub(super) struct Run {
     /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     server_memory_max: Option<u64>,
-    /// Serve the metrics of this pod at `http://ADDR:PORT/metrics`. One port for all pods of the node is served by
-    /// `podfs metrics --all --metrics-addr`.
+    /// Serve the metrics of this pod at http://ADDR:PORT/metrics. One port for all pods of the node is served by
+    /// podfs metrics --all --metrics-addr.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
