@@ -14,12 +14,13 @@
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `board` | what is known at this moment, for who asks |
-//! | `signals` | what signals tell |
+//! | `orders` | what signals tell it to do |
 //! | `heartbeat` | telling systemd that this process goes on |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
+//! | `signals` | being told to end |
 //! | `socket` | sockets in the run directory, however long its path is |
 //! | `machine` | what this machine offers to pods |
 //!
@@ -49,12 +50,13 @@ mod health;
 mod heartbeat;
 mod machine;
 mod oom;
+mod orders;
 mod questions;
 pub mod report;
 pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
-mod signals;
+pub(crate) mod signals;
 pub mod site;
 mod socket;
 pub mod status;
@@ -84,11 +86,11 @@ use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
 use control::{Control, Upgrade, Upgrading};
 use heartbeat::Heartbeat;
+use orders::{Order, Orders};
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
-use signals::{Order, Signals};
 use site::Site;
 use upgrade::Continuing;
 use volume::{Attempt, End, PodVolume, Refresh, Setting};
@@ -156,7 +158,7 @@ pub async fn run(
     snapshot: Snapshot,
     mut report: Report,
 ) -> Result<(), SupervisorError> {
-    let mut signals = Signals::listen().map_err(SupervisorError::Signals)?;
+    let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
@@ -227,7 +229,7 @@ pub async fn run(
     if let Some(continuing) = continuing {
         continuing.complete();
     }
-    let outcome = match supervisor.serve(&mut signals).await {
+    let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, nobody would find the volumes.
         Ok(Order::Leave) if directory.is_some() => supervisor.leave().await,
         Ok(_) => Ok(()),
@@ -290,7 +292,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, signals: &mut Signals) -> Result<Order, SupervisorError> {
+    async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
         self.report.started();
         let mut heartbeat = Heartbeat::of_unit();
         loop {
@@ -298,7 +300,7 @@ impl Supervisor {
             self.report.progress();
             let retry = self.retry_at.iter().flatten().min().copied();
             tokio::select! {
-                (signal, order) = signals.received() => {
+                (signal, order) = orders.received() => {
                     info!("{signal} received");
                     return Ok(order);
                 }
