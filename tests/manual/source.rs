@@ -58,3 +58,28 @@ fn kinds_of_volumes_and_their_directories_are_those_of_the_source() {
         assert!(page.contains(&format!("kubernetes.io~{directory}\n")), "podfs-pod(5) does not have {directory}");
     }
 }
+
+/// `generation_age_seconds` becomes `generationAgeSeconds`.
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |all, word| all + &word[..1].to_uppercase() + &word[1..])
+}
+
+#[test]
+fn fields_of_a_status_are_those_of_the_source() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor/status.rs");
+    let source = fs::read_to_string(source).expect("the source");
+    let fields = source.lines().filter_map(|line| line.strip_prefix("    pub ")?.split_once(": "));
+    let fields = fields.filter(|(name, _)| !name.contains(' ')).map(|(name, _)| camel_case(name));
+    let fields: BTreeSet<_> = fields.collect();
+    assert!(fields.contains("generationAgeSeconds") && fields.len() > 15, "{fields:?}");
+    let (page, readme) = (&hand_written()["podfs-agent.7"], readme());
+    let state = page.split(".Sh STATE").nth(1).and_then(|rest| rest.split(".Sh ").next()).expect("a section");
+    // The process that a server is has its fields in that of the server.
+    for field in fields.iter().filter(|field| *field != "process") {
+        let has = |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == field);
+        assert!(has(state), "podfs-agent(7) does not describe {field}");
+        assert!(has(&readme), "the README does not describe {field}");
+    }
+}

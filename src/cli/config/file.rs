@@ -21,13 +21,18 @@ const LONGEST: u64 = 1 << 20;
 /// # Errors
 /// One sentence, with the line where there is one.
 pub(super) fn read(path: &Path, named: bool, podfs: &Command) -> Result<Vec<Setting>, String> {
-    let text = match text(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound && !named => return Ok(Vec::new()),
-        Err(error) => return Err(format!("{}: {}", path.display(), reason(&error))),
-    };
-    let place = |offset: usize| format!("{}:{}", path.display(), 1 + text[..offset].matches('\n').count());
-    let table = DeTable::parse(&text).map_err(|error| {
+    match text(path) {
+        Ok(text) => settings(path, &text, podfs),
+        Err(error) if error.kind() == ErrorKind::NotFound && !named => Ok(Vec::new()),
+        Err(error) => Err(format!("{}: {}", path.display(), reason(&error))),
+    }
+}
+
+/// The settings in the text of a file.
+fn settings(path: &Path, text: &str, podfs: &Command) -> Result<Vec<Setting>, String> {
+    let line = |offset: usize| 1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count();
+    let place = |offset: usize| format!("{}:{}", path.display(), line(offset));
+    let table = DeTable::parse(text).map_err(|error| {
         let Range { start, .. } = error.span().unwrap_or_default();
         let message = error.message().lines().collect::<Vec<_>>().join("; ");
         format!("{}: is not TOML: {message}", place(start))
@@ -87,6 +92,7 @@ fn typed(key: &Key, value: &DeValue<'_>, podfs: &Command) -> Result<OsString, St
         DeValue::String(_) | DeValue::Boolean(_) if !option.get_action().takes_values() => {
             Err("must be true or false, without quotes".to_owned())
         }
+        DeValue::String(value) if value.contains('\0') => Err("has a NUL character; remove it".to_owned()),
         DeValue::String(value) if value.is_empty() => Err("is empty; give a value, or remove the line".to_owned()),
         DeValue::String(value) if is_path(option) && Path::new(value.as_ref()).is_relative() => {
             Err(format!("must be an absolute path; {value:?} is another place for everybody who reads it"))
@@ -99,4 +105,26 @@ fn typed(key: &Key, value: &DeValue<'_>, podfs: &Command) -> Result<OsString, St
 
 fn is_path(option: &Arg) -> bool {
     matches!(option.get_value_hint(), ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_strange(text in ".*", line in "[a-z-]{1,8}[ =.]{1,3}[\"'\\[{]?[^\"]{0,9}[\"'\\]}]?", before in "(\n|#é\n){0,3}") {
+            let podfs = Cli::command();
+            for text in [&text, &(before + &line + "\n" + &text)] {
+                if let Err(sentence) = settings(Path::new("/f"), text, &podfs) {
+                    prop_assert!(sentence.starts_with("/f:"), "{}", sentence);
+                    prop_assert!(!sentence.contains('\n'), "{}", sentence);
+                }
+            }
+        }
+    }
 }

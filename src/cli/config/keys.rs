@@ -10,7 +10,8 @@ pub(in crate::cli) struct Key {
     pub(in crate::cli) variable: &'static str,
 }
 
-/// All of them. Type, meaning and default are those of the option; it applies to every command that has it.
+/// All of them. Type, meaning and default are those of the option; it applies to every command that has it. What is said of one
+/// pod is none, and neither is what only one pod of a node could have, such as an address to listen on.
 pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "root-dir", variable: "PODFS_ROOT_DIR" },
     Key { name: "run-dir", variable: "PODFS_RUN_DIR" },
