@@ -12,6 +12,7 @@
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`upkeep`] | what a person does with the pods of a node: asking how they are, cleaning up |
+//! | [`metrics`] | what is told to a Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
 //! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload` and `binding` do no I/O.
@@ -20,6 +21,7 @@ pub mod binding;
 pub mod cli;
 pub mod host;
 pub mod manifest;
+pub mod metrics;
 pub mod payload;
 pub mod quantity;
 pub mod secrecy;

@@ -309,6 +309,7 @@ fn a_claim_of_a_killed_podfs_is_taken_up_by_the_next_one() {
     killed.wait();
     let running = fixture.run();
     let mut mounts = fixture.mounts();
+    mounts.sort();
     mounts.dedup();
     assert_eq!(mounts.len(), 2, "each covers the dead one in its place");
     assert_stops_clean(running, &fixture);

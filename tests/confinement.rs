@@ -259,6 +259,43 @@ fn a_server_of_projections_reaches_no_file_network_or_process() {
 }
 
 #[test]
+fn a_server_of_audited_projections_may_only_look_at_processes_besides() {
+    let parent = Pid::this();
+    let probed = probe(Profile::Audit, |notes| {
+        try_to_get_out(notes, parent);
+        try_arguments(notes);
+        let opens = |notes: &mut Notes, name: &str, path: &str, flags: libc::c_int| {
+            let path = std::ffi::CString::new(path).expect("a path");
+            // SAFETY: the path is a string that outlives the call.
+            notes.call(name, unsafe { libc::open(path.as_ptr(), flags) });
+        };
+        let other = |name: &str| format!("/proc/{parent}/{name}");
+        opens(notes, "a file of the host", "/etc/passwd", libc::O_RDONLY);
+        opens(notes, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_RDONLY);
+        opens(notes, "memory of another", &other("mem"), libc::O_RDONLY);
+        opens(notes, "environment of another", &other("environ"), libc::O_RDONLY);
+        opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
+        opens(notes, "openat", &other("comm"), libc::O_WRONLY);
+        opens(notes, "status of another", &other("status"), libc::O_RDONLY);
+        opens(notes, "cgroup of another", &other("cgroup"), libc::O_RDONLY);
+        // SAFETY: the call takes numbers.
+        unsafe { notes.call("another process", libc::kill(parent.as_raw(), 0)) };
+        work_goes_on(notes);
+    });
+    probed.assert_all(&["missing"], "[]");
+    probed.assert_all(&OUT, "EPERM");
+    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&["openat", "another process"], "EPERM");
+    probed.assert_all(&["a file of the host", "a setting of the kernel"], "ENOENT");
+    probed.assert_all(&["memory of another", "environment of another", "root of another"], "EACCES");
+    probed.assert_all(&["status of another", "cgroup of another"], "done");
+    probed.assert_told(&OUT);
+    probed.assert_told(&["openat"]);
+    probed.assert_all(&["a thread"], "100000");
+    probed.assert_all(&WORK, "done");
+}
+
+#[test]
 fn a_server_of_directories_reaches_those_and_no_network_or_process() {
     let place = tempfile::tempdir().expect("a directory");
     fs::write(place.path().join("file"), "given").expect("written");

@@ -3,12 +3,11 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 
 use common::passthrough::within_patience;
+use common::stoppable::Stoppable;
 use common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -73,35 +72,6 @@ fn servers_that_die_again_and_again_are_followed_after_pauses_and_no_mount_is_gi
     wait_content(&config.join("a"), "2");
     assert!(running.stop().success());
     fixture.assert_nothing_left();
-}
-
-/// A file system whose process can be stopped, mounted over a directory.
-struct Stoppable {
-    process: Child,
-}
-
-impl Stoppable {
-    fn over(directory: &Path) -> Self {
-        let mut command = Command::new("bindfs");
-        command.arg("-f").arg(directory).arg(directory).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().expect("bindfs, which tests/run installs");
-        let mounted =
-            || fs::read_to_string("/proc/self/mountinfo").expect("a table").contains(directory.to_str().expect("text"));
-        eventually("bindfs has mounted", mounted);
-        Self { process }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.process.id() as i32), signal).expect("it is there");
-    }
-}
-
-impl Drop for Stoppable {
-    fn drop(&mut self) {
-        // What waits for it ends with it, also when a test fails.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 #[test]

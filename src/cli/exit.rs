@@ -1,5 +1,6 @@
 //! How a command ends: an exit code and one sentence.
 
+use std::fmt;
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
@@ -33,8 +34,14 @@ impl Failure {
     }
 
     pub(super) fn report(self) -> ExitCode {
-        eprintln!("podfs: {}", self.error);
+        eprintln!("podfs: {self}");
         ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
     }
 }
 

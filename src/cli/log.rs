@@ -1,11 +1,12 @@
 //! Logging, to standard error.
 
-use std::{env, io};
+use std::env;
 
 use clap::{Args, ValueEnum};
 use podfs_fuse::confinement::refusal::Lines;
 use tracing_subscriber::EnvFilter;
 
+use crate::supervisor::progress::StandardError;
 use crate::supervisor::report::Audience;
 
 /// Where the server of a pod, and another podfs that this one becomes, find what is logged.
@@ -52,9 +53,9 @@ impl LogFormat {
     /// Starts logging what the environment says; if it says nothing, `info` and above.
     pub(super) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
-        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);
         match self {
-            Self::Text => lines.with_ansi(rustix::termios::isatty(rustix::stdio::stderr())).init(),
+            Self::Text => lines.with_ansi(may_be_coloured()).init(),
             Self::Json => lines.json().init(),
         }
     }
@@ -73,4 +74,11 @@ impl LogFormat {
             Self::Json => Audience::Logs,
         }
     }
+}
+
+/// Whether standard error is a terminal whose user wants colours (no-color.org).
+fn may_be_coloured() -> bool {
+    let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    rustix::termios::isatty(rustix::stdio::stderr()) && !unwanted && !dumb
 }

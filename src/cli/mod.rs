@@ -6,6 +6,7 @@ mod config;
 mod exit;
 mod log;
 mod manual;
+mod metrics;
 mod mount;
 mod push;
 mod run;
@@ -40,6 +41,7 @@ enum Command {
     Run(run::Run),
     Mount(mount::Mount),
     Status(status::Status),
+    Metrics(metrics::Metrics),
     Trace(trace::Trace),
     Push(push::Push),
     Upgrade(upgrade::Upgrade),
@@ -67,6 +69,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Status(status) => status.execute(),
+        Command::Metrics(metrics) => metrics.execute(),
         Command::Trace(trace) => trace.execute(),
         Command::Push(push) => push.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),

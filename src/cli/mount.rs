@@ -53,6 +53,9 @@ pub(super) struct Mount {
     /// How long the kernel may believe what it was told of names and attributes of a directory of the host.
     #[arg(long, value_name = "HOW", value_enum)]
     cache: Option<Cache>,
+    /// Write one JSON line on standard error for each open of a file: when, which, and by whom.
+    #[arg(long)]
+    audit: bool,
     /// Print one line per FUSE request on standard output.
     #[arg(long)]
     trace: bool,
@@ -95,14 +98,15 @@ impl Mount {
             None => (PodIdentity::stand_in(), PodFacts::stand_in()),
         };
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
-        let report = Report::new(Subject::Volume, identity.clone(), 1, Audience::People, None);
         // What the pod says about its own volume of this name holds here, too.
         let own = snapshot.pod.iter().flat_map(|pod| &pod.volumes).find(|own| own.name == volume.name);
         volume.preferences = own.map(|own| own.preferences).unwrap_or_default();
         if let Some(cache) = self.cache {
             volume.preferences.cache = cache.into();
         }
+        volume.preferences.audit |= self.audit;
         let volumes = vec![volume];
+        let report = Report::new(Subject::Volume, identity.clone(), &volumes, Audience::People, None);
         let assignment = Assignment {
             identity,
             facts,
@@ -112,12 +116,16 @@ impl Mount {
             inheritance: Inheritance::default(),
             trace: self.trace,
             server_memory: None,
+            metrics: None,
         };
         block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
     /// Says what the volume needs rather than waiting for what nobody will give.
     fn check_needs(&self, volume: &Volume, identity: &PodIdentity, has_pod: bool) -> Result<(), Failure> {
+        if self.audit {
+            volume.may_be_audited().map_err(|reason| Failure::input(anyhow!("--audit {reason}")))?;
+        }
         match &volume.source {
             VolumeSource::Projection(_) if self.cache.is_some() => {
                 let kind = volume.kind.word;

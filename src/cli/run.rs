@@ -1,5 +1,6 @@
 //! `podfs run`: the volumes of one pod, until told to stop.
 
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,11 +10,12 @@ use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::mount::private::open_device;
 use podfs_fuse::server::secrecy;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
+use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
 use crate::quantity::Quantity;
@@ -21,7 +23,7 @@ use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
-use crate::supervisor::{self, Assignment};
+use crate::supervisor::{self, Assignment, upgrade};
 
 /// Less is no limit, but a mistake: a server has to live long enough to serve something.
 const LEAST_MEMORY: u64 = 16 << 20;
@@ -83,6 +85,10 @@ pub(super) struct Run {
     /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     server_memory_max: Option<u64>,
+    /// Serve the metrics of this pod at `http://ADDR:PORT/metrics`. One port for all pods of the node is served by
+    /// `podfs metrics --all --metrics-addr`.
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
@@ -105,6 +111,7 @@ impl Run {
             }
             source => (source, snapshot),
         };
+        let metrics = self.metrics_addr.map(listen_for_scrapers).transpose()?.flatten();
         let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),
@@ -115,9 +122,10 @@ impl Run {
             inheritance,
             trace: false,
             server_memory: self.server_memory_max,
+            metrics,
         };
         let report =
-            Report::new(Subject::Pod, pod.identity.clone(), pod.volumes.len(), self.log_format.audience(), ready_fd);
+            Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.log_format.audience(), ready_fd);
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
@@ -130,6 +138,21 @@ impl Run {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// The pod that another version of podfs serves goes on in any case: then there may be no metrics over HTTP.
+fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failure> {
+    match metrics::listen(address) {
+        Ok((listener, address)) => {
+            info!("metrics are served at http://{address}/metrics");
+            Ok(Some(listener))
+        }
+        Err(failure) if upgrade::is_under_way() => {
+            warn!("{failure}; the pod is served without");
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
     }
 }
 

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use podfs_fuse::confinement::{self, confine};
+use podfs_fuse::server::audit::output::Output;
 use podfs_fuse::server::keeper::close_strangers;
 use podfs_fuse::server::{process, secrecy};
 
@@ -31,6 +32,8 @@ pub(super) struct Server {
 enum Profile {
     /// Projections only.
     Projection,
+    /// Projections only, with some whose opens are written down.
+    Audit,
     /// Directories of the host, and perhaps projections too.
     Passthrough,
 }
@@ -39,6 +42,7 @@ impl From<Profile> for confinement::Profile {
     fn from(profile: Profile) -> Self {
         match profile {
             Profile::Projection => Self::Projection,
+            Profile::Audit => Self::Audit,
             Profile::Passthrough => Self::Passthrough,
         }
     }
@@ -52,9 +56,10 @@ impl Server {
         log_format.start();
         // The supervisor has locked its own memory and warned when it could not.
         let _unlocked = secrecy::protect_memory();
+        let output = Output::standard_error();
         // Before there is another thread, and before anything comes from outside.
         confine(profile.into(), log_format.lines());
-        let served = process::serve(env!("CARGO_PKG_VERSION"), &uid);
+        let served = process::serve(env!("CARGO_PKG_VERSION"), &uid, output);
         served.with_context(|| format!("the server of pod {pod} cannot go on")).map_err(Failure::general)
     }
 }

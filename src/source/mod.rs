@@ -15,6 +15,7 @@ mod push;
 mod tokens;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
@@ -78,4 +79,6 @@ pub struct Snapshot {
     pub objects: Objects,
     /// The tokens its volumes ask for.
     pub tokens: Tokens,
+    /// When the change was heard of that led to it; the first one follows from no change.
+    pub heard: Option<Instant>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::volume::TokenKey;
 
@@ -10,28 +11,53 @@ use crate::volume::TokenKey;
 /// clone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
-    by_key: Arc<BTreeMap<TokenKey, Token>>,
+    by_key: Arc<BTreeMap<TokenKey, Result<Token, String>>>,
 }
 
-type Token = Result<Vec<u8>, String>;
+/// One token.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) bytes: Vec<u8>,
+    /// When it ends, if its issuer said so.
+    pub(super) expires: Option<SystemTime>,
+}
 
 impl Tokens {
     /// The token that was issued for this, or the reason why there is none; nothing if it was never asked for.
     pub fn get(&self, key: &TokenKey) -> Option<Result<&[u8], &str>> {
-        self.by_key.get(key).map(|token| token.as_deref().map_err(String::as_str))
+        self.by_key.get(key).map(|token| token.as_ref().map(|token| &*token.bytes).map_err(String::as_str))
+    }
+
+    /// When each token ends, of those of which that is known.
+    pub fn expirations(&self) -> impl Iterator<Item = (&TokenKey, SystemTime)> {
+        self.by_key.iter().filter_map(|(key, token)| Some((key, token.as_ref().ok()?.expires?)))
     }
 }
 
-impl FromIterator<(TokenKey, Token)> for Tokens {
-    fn from_iter<T: IntoIterator<Item = (TokenKey, Token)>>(tokens: T) -> Self {
-        Tokens { by_key: Arc::new(tokens.into_iter().collect()) }
+/// One of which nobody knows when it ends.
+impl From<Vec<u8>> for Token {
+    fn from(bytes: Vec<u8>) -> Token {
+        Token { bytes, expires: None }
     }
 }
 
-/// Shows what was asked for, and sizes; the bytes are secret.
+impl<T: Into<Token>> FromIterator<(TokenKey, Result<T, String>)> for Tokens {
+    fn from_iter<I: IntoIterator<Item = (TokenKey, Result<T, String>)>>(tokens: I) -> Self {
+        let by_key = tokens.into_iter().map(|(key, token)| (key, token.map(Into::into))).collect();
+        Tokens { by_key: Arc::new(by_key) }
+    }
+}
+
+/// Shows the size; the bytes are secret.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.bytes.len())
+    }
+}
+
+/// Shows what was asked for, and sizes.
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |token: &Token| token.as_ref().map(|bytes| format!("{} bytes", bytes.len())).map_err(String::clone);
-        f.debug_map().entries(self.by_key.iter().map(|(key, token)| (key, shown(token)))).finish()
+        f.debug_map().entries(self.by_key.iter()).finish()
     }
 }

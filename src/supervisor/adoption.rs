@@ -65,6 +65,14 @@ impl Adoption {
             let same_kind =
                 matches!(volume.source, VolumeSource::Projection(_)) == matches!(served, Adopted::Projection(_));
             let there = about.path.starts_with(site.path()) && same_kind;
+            let audited = served.is_audited();
+            if there && audited != volume.preferences.audit {
+                warn!(
+                    "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
+                    about.volume,
+                    if audited { "still" } else { "not" }
+                );
+            }
             match if there { scaffold.keep(&about.path)? } else { None } {
                 Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
                 None => discard(&about, served),

@@ -4,34 +4,44 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::server::Watch;
 
 use super::health::Health;
+use super::rooms::Hanging;
 use super::server::Record;
-use super::status::{ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::tally::Tally;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
-use crate::source::{Contact, Contacts};
-use crate::volume::Volume;
+use crate::source::{Contact, Contacts, Tokens};
+use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The shared knowledge. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Board(Arc<Mutex<Known>>);
+pub(super) struct Board {
+    known: Arc<Mutex<Known>>,
+    /// What is counted. Locked while it is written down, too.
+    tally: Arc<Mutex<Tally>>,
+}
 
 /// What is known.
 pub(super) struct Known {
     identity: PodIdentity,
+    /// Since when the supervisor serves the pod.
+    pub(super) started: SystemTime,
     health: Health,
     /// What else is wrong with all volumes at once.
     trouble: Option<String>,
     /// What is known of the talk with an API server.
-    contacts: Contacts,
+    pub(super) contacts: Contacts,
+    /// The tokens that volumes show.
+    pub(super) tokens: Tokens,
     /// By place in the manifest.
     pub(super) volumes: BTreeMap<usize, VolumeReport>,
 }
@@ -48,23 +58,36 @@ pub(super) struct VolumeReport {
     last_error: Option<String>,
     restarts: u32,
     /// Its source does not answer.
-    source_is_silent: bool,
-    watch: Option<Watch>,
+    pub(super) source_is_silent: bool,
+    pub(super) watch: Option<Watch>,
+    /// The claim that it shows.
+    pub(super) claim: Option<String>,
+    /// Whether it is told how much room there is.
+    pub(super) has_room: bool,
+    /// A look at its room that does not come back.
+    pub(super) hanging: Hanging,
 }
 
 impl Board {
     pub(super) fn new(identity: PodIdentity) -> Self {
-        Self(Arc::new(Mutex::new(Known {
+        let known = Known {
             identity,
+            started: SystemTime::now(),
             health: Health::default(),
             trouble: None,
             contacts: Contacts::default(),
+            tokens: Tokens::default(),
             volumes: BTreeMap::new(),
-        })))
+        };
+        Self { known: Arc::new(Mutex::new(known)), tally: Arc::default() }
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().expect("nobody panics while the board is locked")
+        self.known.lock().expect("nobody panics while the board is locked")
+    }
+
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("nobody panics while something is counted")
     }
 
     /// How the pod is, in the words of `podfs status`.
@@ -125,18 +148,23 @@ impl Known {
             last_error: mounted.last_error().map(str::to_owned),
             restarts: before.as_ref().map_or(0, |before| before.restarts),
             watch: mounted.watch(),
+            claim: volume.claim_name(&self.identity.name),
+            has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
+            hanging: before.map(|before| before.hanging).unwrap_or_default(),
             state,
         };
         self.volumes.insert(place, report);
     }
 
-    /// What has become of the servers, and the version of the one that serves.
-    pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
+    /// What has become of the servers, and the version of the one that serves. Gives how many took the place of one that
+    /// ended, since the last time.
+    pub(super) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
         let restarts = self.health.note(record, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
             volume.restarts += restarts;
             volume.source_is_silent = record.silent_sources.contains(&volume.name);
         }
+        restarts
     }
 
     /// That there is no server at this moment.
@@ -177,7 +205,7 @@ impl VolumeReport {
         self.state.generation()
     }
 
-    fn status(&self) -> VolumeStatus {
+    pub(super) fn status(&self) -> VolumeStatus {
         let (state, shown) = match &self.state {
             State::Waiting(_) => (VolumeState::Waiting, None),
             State::Live(shown) if self.source_is_silent => (VolumeState::Silent, Some(shown)),
@@ -197,6 +225,7 @@ impl VolumeReport {
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
             requests: self.watch.as_ref().map(Watch::requests),
+            audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
             restarts: self.restarts,
             last_error: self.last_error.clone(),
         }

@@ -26,6 +26,8 @@ pub const LOCK: &str = "lock";
 pub const CONTROL: &str = "control.sock";
 /// The socket there on which the server is found by the next supervisor.
 pub const SERVER: &str = "server.sock";
+/// The file there with what was counted, for the next supervisor.
+pub const COUNTS: &str = "counts.json";
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
@@ -270,6 +272,7 @@ impl Drop for Claim {
         }
         let _ = std::fs::remove_file(self.directory().join(SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
+        let _ = std::fs::remove_file(self.directory().join(COUNTS));
         // Removed while it is still locked, so that nobody can lock the file that goes.
         let _ = std::fs::remove_file(&self.path);
     }

@@ -8,7 +8,8 @@
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the board.
 //! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
 //! 4. Only who wishes for an upgrade is handed over to the supervisor's task, one at a time.
-//! 5. What the server has to be asked is asked by `Questions`. It may not answer.
+//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `rooms`. They may not
+//!    answer.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -30,9 +31,11 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::board::{Board, VERSION};
 use super::claim::CONTROL;
+use super::metrics;
 use super::questions::Questions;
 use super::socket;
 use super::status::PodStatus;
+use crate::metrics::Reading;
 use crate::source::{Inbox, Push, Taken};
 
 /// The version of this protocol. Another one is not understood, and says so.
@@ -65,10 +68,12 @@ pub enum Question {
     Upgrade,
     /// To take objects.
     Push(Push),
+    /// Its metrics.
+    Metrics,
 }
 
 /// What it answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer {
     /// How the pod is.
@@ -79,6 +84,8 @@ pub enum Answer {
     Upgrade(Upgrade),
     /// The objects were taken, all of them; this is what is known now.
     Pushed(Taken),
+    /// Its metrics at this moment.
+    Metrics(Box<Reading>),
     /// It cannot be done, for this reason.
     Refused(String),
     /// It cannot be done at this moment, for this reason.
@@ -398,6 +405,7 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
             Question::Status => Answer::Status(Box::new(desk.board.status())),
             Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
             Question::Push(push) => desk.push(push),
+            Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.board))),
             Question::Upgrade => match desk.hand_over(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
                 Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),

@@ -13,11 +13,15 @@
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
 //! | `orders` | what signals tell it to do |
 //! | `heartbeat` | telling systemd that this process goes on |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
+//! | [`metrics`] | the same in numbers |
+//! | `tally` | what is counted, and kept for the next supervisor |
+//! | `rooms` | how much room there is in volumes whose sources may not answer |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
 //! | `signals` | being told to end |
@@ -49,10 +53,13 @@ pub mod control;
 mod health;
 mod heartbeat;
 mod machine;
+pub mod metrics;
 mod oom;
 mod orders;
+pub(crate) mod progress;
 mod questions;
 pub mod report;
+mod rooms;
 pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
@@ -60,13 +67,15 @@ pub(crate) mod signals;
 pub mod site;
 mod socket;
 pub mod status;
-mod upgrade;
+mod tally;
+pub mod upgrade;
 pub mod volume;
 
 use std::collections::HashMap;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{self, Duration};
 
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -79,6 +88,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
 use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
@@ -93,7 +103,7 @@ use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
 use site::Site;
 use upgrade::Continuing;
-use volume::{Attempt, End, PodVolume, Refresh, Setting};
+use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -116,6 +126,8 @@ pub struct Assignment {
     pub trace: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
+    /// Where metrics are served over HTTP, too.
+    pub metrics: Option<TcpListener>,
 }
 
 /// Why a supervisor ended early. Everything it had mounted is unmounted again.
@@ -159,7 +171,8 @@ pub async fn run(
     mut report: Report,
 ) -> Result<(), SupervisorError> {
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
-    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory } = assignment;
+    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory, metrics } =
+        assignment;
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
         cgroup::warn_of_kubelet();
@@ -172,13 +185,19 @@ pub async fn run(
     let Snapshot { objects, tokens, .. } = snapshot;
     let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
 
+    if let Some(claim) = &claim {
+        report.count_in(claim.directory());
+    }
+    if let Some(listener) = metrics {
+        serve_metrics(listener, &report);
+    }
     report.contacts(source.contacts());
+    report.tokens(refresh.tokens.clone());
     let (wishes, upgrades) = mpsc::channel(1);
     let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
     let (sharing, mounted) = Sharing::of(&volumes, &identity);
     let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
-    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
-    let profile = if projected { Profile::Projection } else { Profile::Passthrough };
+    let profile = profile(&volumes);
     let continuing = Continuing::find();
     let found = directory.as_deref().and_then(|directory| {
         let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
@@ -216,6 +235,7 @@ pub async fn run(
         server,
         working: JoinSet::new(),
         refreshed: vec![0; volumes.len()],
+        heard: vec![None; volumes.len()],
         retry_at: vec![None; volumes.len()],
         refresh: Arc::new(refresh),
         version: 1,
@@ -244,10 +264,29 @@ pub async fn run(
     outcome
 }
 
+/// What the server of these volumes is for.
+fn profile(volumes: &[Volume]) -> Profile {
+    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
+    match projected {
+        true if volumes.iter().any(|volume| volume.preferences.audit) => Profile::Audit,
+        true => Profile::Projection,
+        false => Profile::Passthrough,
+    }
+}
+
 /// The pod's volumes do not depend on whether anybody can ask for their state.
 fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
     let control = Control::open(claim.directory(), report.board(), inbox, upgrades);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
+}
+
+/// Likewise.
+fn serve_metrics(listener: TcpListener, report: &Report) {
+    let board = report.board();
+    let read = move || Exposition::of(vec![metrics::read(&board)]);
+    if let Err(error) = exporter::start(listener, read) {
+        warn!("metrics are not served: {error}");
+    }
 }
 
 /// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
@@ -279,9 +318,11 @@ struct Supervisor {
     server: PodServer,
     /// Volumes with nothing to do, by their place in the manifest.
     idle: HashMap<usize, PodVolume>,
-    working: JoinSet<(usize, PodVolume, Attempt)>,
+    working: JoinSet<Done>,
     /// What each volume was last refreshed with; it is behind while this is not `version`.
     refreshed: Vec<u64>,
+    /// When the oldest change was heard of that it was not refreshed with.
+    heard: Vec<Option<time::Instant>>,
     retry_at: Vec<Option<Instant>>,
     refresh: Arc<Refresh>,
     version: u64,
@@ -289,6 +330,15 @@ struct Supervisor {
     volumes: Vec<Volume>,
     /// Those who wish for an upgrade.
     upgrades: mpsc::Receiver<Upgrading>,
+}
+
+/// Work that was done on a blocking thread.
+struct Done {
+    place: usize,
+    volume: PodVolume,
+    attempt: Attempt,
+    /// How long it took, if the volume was to be mounted.
+    mounting: Option<Duration>,
 }
 
 impl Supervisor {
@@ -321,6 +371,8 @@ impl Supervisor {
 
     /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
     async fn upgrade(&mut self, upgrading: Upgrading) {
+        // Whoever goes on shows it anew.
+        self.report.hide_progress();
         let path = match upgrade::program_on_disk() {
             Ok(path) => path,
             Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),
@@ -360,19 +412,25 @@ impl Supervisor {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
             self.refreshed[place] = self.version;
             self.retry_at[place] = None;
-            let refresh = Arc::clone(&self.refresh);
+            let (refresh, heard) = (Arc::clone(&self.refresh), self.heard[place].take());
             self.working.spawn_blocking(move || {
-                let attempt = volume.refresh(&refresh);
-                (place, volume, attempt)
+                let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
+                let attempt = volume.refresh(&refresh, heard);
+                Done { place, volume, attempt, mounting: waits.then(|| began.elapsed()) }
             });
         }
     }
 
-    fn finish_work(
-        &mut self,
-        done: Result<(usize, PodVolume, Attempt), tokio::task::JoinError>,
-    ) -> Result<(), SupervisorError> {
-        let (place, volume, attempt) = done.expect("a blocking thread that panics ends the process");
+    fn finish_work(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<(), SupervisorError> {
+        let done = done.expect("a blocking thread that panics ends the process");
+        let Done { place, volume, attempt, mounting } = done;
+        let succeeded = volume.state().reason().is_none();
+        if let Some(took) = mounting {
+            self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
+        }
+        if !succeeded {
+            self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
+        }
         match attempt {
             Attempt::Settled => {}
             Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
@@ -422,6 +480,8 @@ impl Supervisor {
             None => self.refresh.facts.clone(),
         };
         debug!("the pod or its objects changed");
+        self.heard.iter_mut().for_each(|heard| *heard = heard.or(snapshot.heard));
+        self.report.tokens(snapshot.tokens.clone());
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
             identity: identity.clone(),
@@ -456,8 +516,13 @@ impl Supervisor {
         let all = volumes.len();
         for (done, volume) in volumes.into_iter().enumerate() {
             self.report.unmounting(all - done);
-            let name = volume.spec().name.clone();
-            if let Err(error) = self.take_down(volume, end).await {
+            let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
+            let was_mounted = !matches!(volume.state(), State::Waiting(_));
+            let taken_down = self.take_down(volume, end).await;
+            if was_mounted {
+                self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
+            }
+            if let Err(error) = taken_down {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
@@ -484,7 +549,7 @@ impl Supervisor {
 
     async fn finish_all(&mut self) {
         while let Some(done) = self.working.join_next().await {
-            if let Ok((place, volume, _)) = done {
+            if let Ok(Done { place, volume, .. }) = done {
                 self.idle.insert(place, volume);
             }
         }

@@ -3,6 +3,7 @@
 //! | to | when | what |
 //! |---|---|---|
 //! | people, on standard error | once, when ready | one line |
+//! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
 //! | whoever asks on the control socket | at any time | the board, see `board` |
@@ -12,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use podfs_fuse::projection::GenerationName;
 use sd_notify::NotifyState;
@@ -19,10 +21,12 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use super::board::{Board, Known, VolumeReport};
+use super::progress::{Progress, StandardError, Upcoming};
 use super::server::Record;
+use super::tally::Tally;
 use super::volume::{PodVolume, State};
 use crate::manifest::pod::PodIdentity;
-use crate::source::Contacts;
+use crate::source::{Contacts, Tokens};
 use crate::volume::Volume;
 
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
@@ -66,6 +70,7 @@ pub struct Report {
     ready_fd: Option<OwnedFd>,
     ready: bool,
     status: String,
+    progress: Progress,
 }
 
 #[derive(Serialize)]
@@ -96,16 +101,20 @@ struct ReadyVolume<'a> {
 }
 
 impl Report {
-    /// Reports on `expected` volumes.
+    /// Reports on these volumes.
     pub fn new(
         subject: Subject,
         identity: PodIdentity,
-        expected: usize,
+        volumes: &[Volume],
         audience: Audience,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (board, status) = (Board::new(identity.clone()), String::new());
-        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status }
+        // A server that writes to the same terminal would be written over.
+        let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
+        let progress = Progress::new(audience == Audience::People && is_quiet);
+        let expected = volumes.len();
+        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status, progress }
     }
 
     /// The supervisor begins.
@@ -127,12 +136,35 @@ impl Report {
 
     /// What has become of the servers, and the version of the one that serves.
     pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
-        self.board.known().server(record, version);
+        let restarts = self.board.known().server(record, version);
+        if restarts > 0 {
+            self.board.tally().restarted(restarts);
+        }
     }
 
     /// Where to look for what is known of the talk with an API server.
     pub(super) fn contacts(&mut self, contacts: Contacts) {
         self.board.known().contacts(contacts);
+    }
+
+    /// Goes on counting where the supervisor before stopped, in the pod's run directory.
+    pub(super) fn count_in(&mut self, directory: &Path) {
+        *self.board.tally() = Tally::of(directory);
+    }
+
+    /// A volume could not be mounted or refreshed.
+    pub(super) fn failed(&mut self, volume: &Volume) {
+        self.board.tally().failed(volume.name.as_str());
+    }
+
+    /// An operation on a volume came to its end.
+    pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+        self.board.tally().operated(name, plugin, succeeded, took);
+    }
+
+    /// The tokens that volumes show from now on.
+    pub(super) fn tokens(&mut self, tokens: Tokens) {
+        self.board.known().tokens = tokens;
     }
 
     /// What is known, for those who ask.
@@ -149,12 +181,21 @@ impl Report {
         }
         if !self.ready && self.is_ready() {
             self.ready = true;
+            self.progress.clear();
             self.tell_ready();
+        } else if !self.ready && self.progress.is_wanted() {
+            self.show_progress();
         }
+    }
+
+    /// Takes away what a terminal shows of volumes that come up, until it changes.
+    pub(super) fn hide_progress(&mut self) {
+        self.progress.clear();
     }
 
     /// The supervisor ends.
     pub(super) fn stopping(&mut self) {
+        self.hide_progress();
         self.board.known().trouble("podfs ends and unmounts the volumes");
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
@@ -175,6 +216,19 @@ impl Report {
         let known = self.board.known();
         let volumes = &known.volumes;
         volumes.len() == self.expected && !volumes.values().any(|volume| matches!(volume.state, State::Waiting(_)))
+    }
+
+    fn show_progress(&mut self) {
+        let known = self.board.known();
+        let pod = (self.subject == Subject::Pod).then_some(&self.identity);
+        let mut upcoming = Upcoming { pod, expected: self.expected, up: Vec::new(), waiting: Vec::new() };
+        for volume in known.volumes.values() {
+            match &volume.state {
+                State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
+                State::Live(_) | State::Behind(..) => upcoming.up.push(&volume.name),
+            }
+        }
+        self.progress.show(&upcoming);
     }
 
     fn describe(&self) -> String {
@@ -202,7 +256,8 @@ impl Report {
             Subject::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.audience {
-            Audience::People => eprintln!("podfs: {line}"),
+            // In one piece: a server may write there, too.
+            Audience::People => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
             Audience::Logs => info!("{line}"),
         }
         if let Some(descriptor) = self.ready_fd.take()

@@ -16,8 +16,8 @@ impl Sharing {
         let mut leaders = Vec::new();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
         for (place, volume) in volumes.iter().enumerate() {
-            let name = claim_name(volume, pod);
-            let leader = mounted.iter_mut().find(|(_, other)| name.is_some() && claim_name(other, pod) == name);
+            let name = volume.claim_name(&pod.name);
+            let leader = mounted.iter_mut().find(|(_, other)| name.is_some() && other.claim_name(&pod.name) == name);
             match leader {
                 Some((leader, other)) => {
                     leaders.push(*leader);
@@ -35,13 +35,6 @@ impl Sharing {
     /// The places of all volumes that `leader` is mounted for.
     pub(super) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
         self.leaders.iter().enumerate().filter(move |(_, other)| **other == leader).map(|(place, _)| place)
-    }
-}
-
-fn claim_name(volume: &Volume, pod: &PodIdentity) -> Option<String> {
-    match &volume.source {
-        VolumeSource::Claim(claim) => Some(claim.reference.name(&pod.name, volume.name.as_str())),
-        _ => None,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use podfs_fuse::region::OpenCount;
 use serde::{Deserialize, Serialize};
 
 /// A pod on this node.
@@ -89,7 +90,7 @@ pub struct VolumeStatus {
     /// Why it is not [`VolumeState::Live`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How it is served, once it is: `zero-message`, `passthrough`, `read-write` or `bind`.
+    /// How it is served, once it is: `zero-message`, `audited`, `passthrough`, `read-write` or `bind`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The generation of files that it shows.
@@ -101,11 +102,35 @@ pub struct VolumeStatus {
     /// FUSE requests served so far, as far as they are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
+    /// What an audited volume costs, and has told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<AuditStatus>,
     /// How many servers it has outlived.
     pub restarts: u32,
     /// The last thing that went wrong, even if it is all right again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+}
+
+/// The access log of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuditStatus {
+    /// FUSE messages that whoever opens a file waits for.
+    pub messages_per_open: u32,
+    /// FUSE messages that nobody waits for when it is closed.
+    pub messages_per_close: u32,
+    /// Opens since it was mounted.
+    pub opens: u64,
+    /// Those of them whose lines could not be written.
+    pub lost: u64,
+}
+
+impl AuditStatus {
+    /// Of a volume with so many.
+    pub(super) fn of(count: OpenCount) -> Self {
+        Self { messages_per_open: 1, messages_per_close: 1, opens: count.opens, lost: count.lost }
+    }
 }
 
 /// An object that an API server is asked for.
@@ -167,7 +192,17 @@ impl PodStatus {
     }
 }
 
+impl VolumeState {
+    /// All there are.
+    pub const ALL: [VolumeState; 4] =
+        [VolumeState::Waiting, VolumeState::Live, VolumeState::Behind, VolumeState::Silent];
+}
+
 impl PodState {
+    /// All there are.
+    pub const ALL: [PodState; 5] =
+        [PodState::Running, PodState::Degraded, PodState::NoSupervisor, PodState::NotAnswering, PodState::Dead];
+
     /// For people.
     pub fn word(self) -> &'static str {
         match self {
@@ -210,6 +245,7 @@ mod tests {
             generation: None,
             generation_age_seconds: None,
             requests: None,
+            audit: None,
             restarts: 0,
             last_error: None,
         }

@@ -46,6 +46,11 @@ struct Legacy {
     rolled_back: Option<String>,
 }
 
+/// Whether this process was another version of podfs, which has told it what it left.
+pub fn is_under_way() -> bool {
+    env::var_os(LEGACY).is_some()
+}
+
 impl Continuing {
     /// Finds what the program before has left, when this process begins.
     pub(super) fn find() -> Option<Continuing> {

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::leftovers::{Fate, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
 use crate::supervisor::cgroup;
-use crate::supervisor::claim::{CONTROL, Claim, ClaimError, LOCK, Record, SERVER};
+use crate::supervisor::claim::{CONTROL, COUNTS, Claim, ClaimError, LOCK, Record, SERVER};
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::server::kill_server;
 
@@ -203,7 +203,7 @@ impl<'a> Cleanup<'a> {
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());
         }
-        let mut gone: Vec<_> = [LOCK, CONTROL, SERVER].iter().map(|name| directory.join(name)).collect();
+        let mut gone: Vec<_> = [LOCK, CONTROL, COUNTS, SERVER].iter().map(|name| directory.join(name)).collect();
         if self.dry_run {
             claim.leave_record();
         } else {

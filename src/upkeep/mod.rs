@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`survey`] | finding the pods of a run directory, and asking each how it is |
+//! | [`survey`] | finding the pods of a run directory, and asking each how it is, in words or in numbers |
 //! | [`table`] | the answer, for people |
 //! | [`cleanup`] | what podfs that are gone have left: found, judged, taken away |
 //! | `leftovers` | directories and files of a pod: what can go, and why the rest stays |

@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::metrics::Reading;
 use crate::supervisor::claim::{self, Record, SERVER};
 use crate::supervisor::control::{self, Answer, AskError, Question};
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
@@ -30,6 +31,17 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// How the pods of these directories are, in their order. One that has ended meanwhile is left out.
 pub fn look_at(pods: &[PathBuf]) -> Vec<PodStatus> {
+    each(pods, look, silent)
+}
+
+/// The metrics of the pods of these directories, in their order; or how a pod is whose supervisor does not tell them. One
+/// that has ended meanwhile is left out.
+pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<Reading, Box<PodStatus>>> {
+    each(pods, read, |directory| Err(Box::new(silent(directory))))
+}
+
+/// Looks at all pods at once. `silent` stands for one that takes too long.
+fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path) -> T) -> Vec<T> {
     let (found, findings) = channel();
     for (place, directory) in pods.iter().cloned().enumerate() {
         let found = found.clone();
@@ -37,24 +49,56 @@ pub fn look_at(pods: &[PathBuf]) -> Vec<PodStatus> {
         let _none = thread::Builder::new().spawn(move || drop(found.send((place, look(&directory)))));
     }
     drop(found);
-    let mut statuses: Vec<_> = pods.iter().map(|directory| Some(silent(directory))).collect();
+    let mut all: Vec<_> = pods.iter().map(|_| None).collect();
     let deadline = Instant::now() + PATIENCE;
-    while let Ok((place, status)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        statuses[place] = status;
+    while let Ok((place, one)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        all[place] = Some(one);
     }
-    statuses.into_iter().flatten().collect()
+    pods.iter().zip(all).filter_map(|(directory, one)| one.unwrap_or_else(|| Some(silent(directory)))).collect()
 }
 
 fn look(directory: &Path) -> Option<PodStatus> {
+    let status = ask(directory, &Question::Status, |answer| match answer {
+        Answer::Status(status) if status.uid == uid(directory) => Ok(*status),
+        Answer::Status(status) => Err(of_another_pod(&status.title())),
+        other => Err(why_none(other)),
+    });
+    status.map(|status| status.unwrap_or_else(|instead| *instead))
+}
+
+fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
+    ask(directory, &Question::Metrics, |answer| match answer {
+        Answer::Metrics(reading) if reading.pod.uid == uid(directory) => Ok(*reading),
+        Answer::Metrics(reading) => Err(of_another_pod(&reading.pod.uid)),
+        other => Err(why_none(other)),
+    })
+}
+
+fn of_another_pod(pod: &str) -> String {
+    format!("its control socket answers for another pod, {pod}")
+}
+
+/// Why an answer is none to what was asked.
+fn why_none(answer: Answer) -> String {
+    match answer {
+        Answer::Refused(reason) | Answer::Busy(reason) => reason,
+        _ => "the answer is one to another question".to_owned(),
+    }
+}
+
+/// What `take` makes of a pod's answer; or how the pod is if it gives none, or `take` says why it is none. Nothing if the pod
+/// has ended.
+fn ask<T>(
+    directory: &Path,
+    question: &Question,
+    take: impl FnOnce(Answer) -> Result<T, String>,
+) -> Option<Result<T, Box<PodStatus>>> {
     let record = Record::read(directory)?;
-    let status = match control::ask(directory, &Question::Status, None) {
-        Ok(Answer::Status(status)) if status.uid == uid(directory) => return Some(*status),
-        Ok(Answer::Status(status)) => {
-            let reason = format!("its control socket answers for another pod, {}", status.title());
-            not_answering(directory, None, reason)
-        }
-        Ok(Answer::Refused(reason) | Answer::Busy(reason)) => not_answering(directory, None, reason),
-        Ok(_) => not_answering(directory, None, "the answer is one to another question".to_owned()),
+    let status = match control::ask(directory, question, None) {
+        Ok(answer) => match take(answer) {
+            Ok(taken) => return Some(Ok(taken)),
+            Err(reason) => not_answering(directory, None, reason),
+        },
         Err(AskError::NobodyListens(_)) => nobody_listens(directory, &record),
         Err(error) => {
             let pid = match &error {
@@ -66,9 +110,14 @@ fn look(directory: &Path) -> Option<PodStatus> {
     };
     // What has ended by now is no pod any more.
     Record::read(directory)?;
+    Some(Err(Box::new(named(status, record))))
+}
+
+/// A pod that does not speak for itself goes by the name that was written down.
+fn named(status: PodStatus, record: Record) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
-    Some(PodStatus { namespace, name, ..status })
+    PodStatus { namespace, name, ..status }
 }
 
 /// The lock tells whether there is a supervisor: the process id that was written down may be another program's by now.
@@ -98,7 +147,8 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 }
 
 fn silent(directory: &Path) -> PodStatus {
-    not_answering(directory, None, format!("nothing was heard of it within {} ms", PATIENCE.as_millis()))
+    let reason = format!("nothing was heard of it within {} ms", PATIENCE.as_millis());
+    named(not_answering(directory, None, reason), Record::read(directory).unwrap_or_default())
 }
 
 fn uid(directory: &Path) -> &str {

@@ -17,7 +17,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::supervisor::status::{ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
 /// The columns of numbers, which end at the same place.
@@ -80,12 +80,26 @@ fn base(volumes: &[VolumeStatus]) -> Option<&Path> {
 }
 
 fn volumes(volumes: &[VolumeStatus], base: Option<&Path>) -> String {
-    let rows = volumes.iter().map(|volume| (cells(volume, base), remark(volume)));
+    let rows = volumes.iter().map(|volume| (cells(volume, base), remarks(volume)));
     grid(HEADINGS, &NUMBERS, &rows.collect::<Vec<_>>())
 }
 
+fn remarks(volume: &VolumeStatus) -> Vec<String> {
+    volume.audit.as_ref().map(audit).into_iter().chain(trouble(volume)).collect()
+}
+
+/// What it costs that each open is written down.
+fn audit(audit: &AuditStatus) -> String {
+    let AuditStatus { messages_per_open, messages_per_close, opens, lost } = audit;
+    let lost = if *lost == 0 { String::new() } else { format!(", lines lost: {lost}") };
+    format!(
+        "audited: each open waits for {messages_per_open} message, each close sends {messages_per_close}; \
+         opens so far: {opens}{lost}"
+    )
+}
+
 /// What is wrong with the volume, or was.
-fn remark(volume: &VolumeStatus) -> Option<String> {
+fn trouble(volume: &VolumeStatus) -> Option<String> {
     let what = match volume.state {
         VolumeState::Waiting => "waiting",
         VolumeState::Behind => "not refreshed",
@@ -106,21 +120,21 @@ fn objects(objects: &[ObjectStatus]) -> String {
             object.watch.clone(),
             or_none(object.contact_age_seconds.map(age)),
         ];
-        (cells, object.trouble.as_deref().map(one_line))
+        (cells, object.trouble.as_deref().map(one_line).into_iter().collect())
     });
     grid(OBJECT_HEADINGS, &OBJECT_NUMBERS, &rows.collect::<Vec<_>>())
 }
 
-/// Rows below headings, in columns that are as wide as they have to be; below a row may stand a remark.
-fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Option<String>)]) -> String {
+/// Rows below headings, in columns that are as wide as they have to be; below a row may stand remarks.
+fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
     let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
     let widths: Vec<_> = (0..N).map(|column| width(column).unwrap_or_default()).collect();
     let mut text = line(&headings, &widths, numbers);
-    for (row, remark) in rows {
+    for (row, remarks) in rows {
         text.push_str(&line(row, &widths, numbers));
-        if let Some(remark) = remark {
+        for remark in remarks {
             let _ = writeln!(text, "    {remark}");
         }
     }
@@ -183,6 +197,7 @@ mod tests {
             generation: Some("..2026_11_20_19_54_31.7".to_owned()),
             generation_age_seconds: Some(180),
             requests: Some(17),
+            audit: None,
             restarts: 2,
             last_error: None,
         };
@@ -194,13 +209,22 @@ mod tests {
             requests: None,
             ..volume("late", "/r/volumes/kubernetes.io~configmap/late", VolumeState::Waiting)
         };
+        let audited = VolumeStatus {
+            mode: Some("audited".to_owned()),
+            audit: Some(AuditStatus { messages_per_open: 1, messages_per_close: 1, opens: 12, lost: 2 }),
+            ..volume("db", "/r/volumes/kubernetes.io~secret/db", VolumeState::Live)
+        };
         let process = |pid| ProcessStatus { pid, version: Some("0.1.0".to_owned()) };
         let status = PodStatus {
             namespace: Some("default".to_owned()),
             name: Some("web".to_owned()),
             supervisor: Some(process(4711)),
             server: Some(ServerStatus { process: process(4712), restarts: 2 }),
-            volumes: vec![volume("config", "/r/volumes/kubernetes.io~configmap/config", VolumeState::Live), waiting],
+            volumes: vec![
+                volume("config", "/r/volumes/kubernetes.io~configmap/config", VolumeState::Live),
+                audited,
+                waiting,
+            ],
             objects: vec![ObjectStatus {
                 object: "ConfigMap default/late".to_owned(),
                 resource_version: Some("1234".to_owned()),
@@ -219,6 +243,8 @@ mod tests {
 
   VOLUME  KIND       MODE          GENERATION             AGE  REQUESTS  PATH
   config  configMap  zero-message  2026_11_20_19_54_31.7   3m        17  kubernetes.io~configmap/config
+  db      configMap  audited       2026_11_20_19_54_31.7   3m        17  kubernetes.io~secret/db
+    audited: each open waits for 1 message, each close sends 1; opens so far: 12, lines lost: 2
   late    configMap  waiting       -                        -         -  kubernetes.io~configmap/late
     waiting: configmap "late" not found
 

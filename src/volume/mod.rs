@@ -98,6 +98,14 @@ impl Volume {
         let nested = nested.map_err(|error| named(InvalidField::new("", error)))?;
         Ok(Volume { name, kind, nested, source, preferences: Preferences::default() })
     }
+
+    /// The name of the claim that it shows, if it shows one, in the pod of this name.
+    pub fn claim_name(&self, pod: &str) -> Option<String> {
+        match &self.source {
+            VolumeSource::Claim(claim) => Some(claim.reference.name(pod, self.name.as_str())),
+            _ => None,
+        }
+    }
 }
 
 /// What is to be seen in a volume.

@@ -1,4 +1,5 @@
-//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>` and `podfs.io/cache.<volume>`.
+//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>` and
+//! `podfs.io/audit.<volume>`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,14 +10,17 @@ use super::{InvalidField, Volume, VolumeSource};
 
 const SERVED_BY: &str = "podfs.io/host-path.";
 const CACHE: &str = "podfs.io/cache.";
+const AUDIT: &str = "podfs.io/audit.";
 
-/// How a passthrough volume is to be served, as far as the user said.
+/// How a volume is to be served, as far as the user said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
     /// By whom; without it, podfs chooses.
     pub served_by: Option<ServedBy>,
-    /// What the kernel may remember.
+    /// What the kernel may remember of a source of the host.
     pub cache: Cache,
+    /// Whether each open of a file that podfs assembles is written down.
+    pub audit: bool,
 }
 
 /// Who answers for a host path.
@@ -56,9 +60,31 @@ impl Preferences {
                     return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
                 }
                 volume.preferences.cache = cache(value).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(AUDIT) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                volume.may_be_audited().map_err(|error| invalid(&error))?;
+                volume.preferences.audit = audit(value).map_err(|error| invalid(&error))?;
             }
         }
         Ok(())
+    }
+}
+
+impl Volume {
+    /// Whether its opens can be written down.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn may_be_audited(&self) -> Result<(), String> {
+        match self.source {
+            VolumeSource::Projection(_) => Ok(()),
+            _ => Err(format!(
+                "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and {:?} is of kind {}, \
+                 whose files the host can open without podfs",
+                self.name.as_str(),
+                self.kind.word
+            )),
+        }
     }
 }
 
@@ -81,5 +107,12 @@ fn cache(word: &str) -> Result<Cache, &'static str> {
         "auto" => Ok(Cache::Auto),
         "always" => Ok(Cache::Always),
         _ => Err("must be none, auto or always"),
+    }
+}
+
+fn audit(word: &str) -> Result<bool, &'static str> {
+    match word {
+        "open" => Ok(true),
+        _ => Err("must be open; without the annotation nothing is written down"),
     }
 }

@@ -1,4 +1,5 @@
 //! A server with a pod on a node, and a podfs of that node.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -4,6 +4,7 @@
 
 pub mod builds;
 pub mod caller;
+pub mod cgroup;
 pub mod identity;
 pub mod idmap;
 pub mod limit;
@@ -15,7 +16,9 @@ pub mod packages;
 pub mod passthrough;
 pub mod scratch;
 pub mod served;
+pub mod stoppable;
 pub mod stopped;
+pub mod terminal;
 pub mod tracer;
 pub mod tree;
 pub mod twins;

@@ -14,8 +14,8 @@ use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Commit, Entry, Layout, Projection};
-use podfs_fuse::server::Server;
 use podfs_fuse::server::protocol::Greeting;
+use podfs_fuse::server::{Reporting, Server};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -84,7 +84,8 @@ impl Served {
     /// Mounts an empty projection, visible before its first commit.
     pub fn new(root: &Root) -> Self {
         let (client, server) = start_server_command(&mut server_command("projection"));
-        let projection = Projection::start(Arc::new(client), root, &MountOptions::default(), Value::Null, false);
+        let (options, reporting) = (MountOptions::default(), Reporting::default());
+        let projection = Projection::start(Arc::new(client), root, &options, Value::Null, &reporting);
         let projection = projection.expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();

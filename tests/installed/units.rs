@@ -186,6 +186,21 @@ fn settings_of_one_pod_come_from_its_environment_file() {
 }
 
 #[test]
+fn metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for() {
+    let test = "metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for";
+    let Some(machine) = installed(test, Init::Systemd) else { return };
+    pods::start(&machine);
+    assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");
+    machine.does("systemctl enable --now podfs-metrics.service");
+    let scrape = "exec 3<>/dev/tcp/127.0.0.1/9753; printf \"GET /metrics HTTP/1.0\\r\\n\\r\\n\" >&3; cat <&3";
+    let up = format!("^podfs_up.*{UID}.* 1$");
+    assert_ne!(machine.does(&format!("bash -c '{scrape}' | grep '{up}'")), "");
+    // It goes with the package.
+    machine.does("dpkg --remove podfs");
+    assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");
+}
+
+#[test]
 fn systemd_finds_nothing_wrong_with_the_units() {
     let Some(machine) = installed("systemd_finds_nothing_wrong_with_the_units", Init::Nothing) else { return };
     let units = machine.does("ls /usr/lib/systemd/system/podfs*").replace('@', &format!("@{UID}"));

@@ -15,6 +15,7 @@ use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Options, Passthrough};
+use podfs_fuse::server::audit::output::Output;
 use podfs_fuse::server::protocol::Greeting;
 use podfs_fuse::server::{Server, process, secrecy};
 use serde_json::Value;
@@ -27,7 +28,7 @@ pub const SERVE: &str = "--serve";
 pub fn serve() {
     secrecy::tune_allocator();
     confine(Profile::Passthrough, Lines::Text);
-    process::serve("bench", "bench").expect("the bench closes the socket");
+    process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
 }
 
 /// A directory that calls are made in.

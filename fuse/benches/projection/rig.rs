@@ -16,8 +16,9 @@ use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Entry, Layout, Projection};
+use podfs_fuse::server::audit::output::Output;
 use podfs_fuse::server::protocol::Greeting;
-use podfs_fuse::server::{Server, process, secrecy};
+use podfs_fuse::server::{Reporting, Server, process, secrecy};
 use serde_json::Value;
 
 /// The argument that makes this program the server.
@@ -30,7 +31,7 @@ pub fn serve() {
     secrecy::tune_allocator();
     secrecy::protect_memory().expect("root can lock memory");
     confine(Profile::Projection, Lines::Text);
-    process::serve("bench", "bench").expect("the bench closes the socket");
+    process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
 }
 
 /// A projection with its own server process, mounted and visible.
@@ -55,7 +56,7 @@ impl Mounted {
             &root,
             &MountOptions::default(),
             Value::Null,
-            false,
+            &Reporting::default(),
         )
         .expect("a mount");
         projection.commit(&layout(payload), DIRECTORIES).expect("a commit");

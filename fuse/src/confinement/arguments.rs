@@ -54,6 +54,8 @@ pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
         // Code is what was there when the process began.
         "mmap" | "mprotect" => rules([vec![without(2, Dword, libc::PROT_EXEC)?]]),
         "clone" => rules([vec![without(0, Qword, NEW_NAMESPACES)?]]),
+        // For reading only. Where nothing but this is listed, there is nothing but processes to be opened.
+        "openat" => rules([vec![without(2, Dword, libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC)?]]),
         "socketpair" => rules([vec![is(0, libc::AF_UNIX)?]]),
         "unshare" => rules([vec![is(0, libc::CLONE_FS)?]]),
         // Threads of this process only.

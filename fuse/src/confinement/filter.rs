@@ -13,6 +13,7 @@ use syscalls::Sysno;
 use super::{Profile, arguments};
 
 const COMMON: &str = include_str!("calls/common.calls");
+const AUDIT: &str = include_str!("calls/audit.calls");
 const PASSTHROUGH: &str = include_str!("calls/passthrough.calls");
 const ABSENT: &str = include_str!("calls/absent.calls");
 
@@ -25,6 +26,7 @@ pub fn install(profile: Profile) -> io::Result<()> {
     // Calls that are absent are on the list, so that they are not told of.
     let listed: &[&str] = match profile {
         Profile::Projection => &[ABSENT, COMMON],
+        Profile::Audit => &[ABSENT, COMMON, AUDIT],
         Profile::Passthrough => &[ABSENT, COMMON, PASSTHROUGH],
     };
     let allow_listed = compile(rules(listed.iter().copied())?, SeccompAction::Trap, SeccompAction::Allow)?;
@@ -78,25 +80,30 @@ mod tests {
 
     use super::*;
 
-    const ALL: [&str; 3] = [COMMON, PASSTHROUGH, ABSENT];
+    /// What the profiles allow.
+    const PROFILES: [&[&str]; 3] = [&[ABSENT, COMMON], &[ABSENT, COMMON, AUDIT], &[ABSENT, COMMON, PASSTHROUGH]];
 
     #[test]
     fn every_call_exists_once_and_has_a_reason() {
-        let mut seen = HashSet::new();
-        for line in ALL.iter().flat_map(|list| list.lines()).filter(|line| !line.starts_with('#') && !line.is_empty()) {
-            let (name, reason) = line.split_once(' ').expect("a name and a reason");
-            let name = name.trim_end_matches('*');
-            let somewhere =
-                syscalls::x86_64::Sysno::from_str(name).is_ok() || syscalls::aarch64::Sysno::from_str(name).is_ok();
-            assert!(somewhere, "{name} is no system call");
-            assert!(!reason.trim().is_empty(), "{name} has no reason");
-            assert!(seen.insert(name), "{name} is listed twice");
+        for lists in PROFILES {
+            let mut seen = HashSet::new();
+            let lines = lists.iter().flat_map(|list| list.lines());
+            for line in lines.filter(|line| !line.starts_with('#') && !line.is_empty()) {
+                let (name, reason) = line.split_once(' ').expect("a name and a reason");
+                let name = name.trim_end_matches('*');
+                let somewhere =
+                    syscalls::x86_64::Sysno::from_str(name).is_ok() || syscalls::aarch64::Sysno::from_str(name).is_ok();
+                assert!(somewhere, "{name} is no system call");
+                assert!(!reason.trim().is_empty(), "{name} has no reason");
+                assert!(seen.insert(name), "{name} is listed twice");
+            }
         }
     }
 
     #[test]
     fn nothing_that_opens_a_way_out_is_listed() {
-        let everything: HashSet<_> = ALL.into_iter().flat_map(calls).map(|call| call.name).collect();
+        let everything: HashSet<_> =
+            PROFILES.into_iter().flatten().flat_map(|list| calls(list)).map(|call| call.name).collect();
         let of_projections: HashSet<_> = calls(COMMON).map(|call| call.name).collect();
         for out in [
             "execve",
@@ -136,7 +143,7 @@ mod tests {
 
     #[test]
     fn every_list_makes_a_filter() {
-        for listed in [&[ABSENT][..], &[ABSENT, COMMON], &[ABSENT, COMMON, PASSTHROUGH]] {
+        for listed in PROFILES.into_iter().chain([&[ABSENT][..]]) {
             let rules = rules(listed.iter().copied()).expect("rules");
             compile(rules, SeccompAction::Trap, SeccompAction::Allow).expect("a filter");
         }

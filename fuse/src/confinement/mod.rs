@@ -9,8 +9,8 @@
 //! | uid, gid | its own, which nobody else has | 0 |
 //! | capabilities | none | those in [`privileges`], each with its reason |
 //! | network | an empty namespace | an empty namespace |
-//! | root directory | empty, read-only | as on the left, with `/proc`, which shows processes only |
-//! | system calls | `calls/common.calls` | and `calls/passthrough.calls` |
+//! | root directory | empty, read-only; if one is audited, as on the right | the same, with `/proc`, which shows processes only |
+//! | system calls | `calls/common.calls`; if one is audited, `calls/audit.calls` | `calls/common.calls` and `calls/passthrough.calls` |
 //! | signals | to itself and its children | as on the left (Linux 6.12) |
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
@@ -67,6 +67,8 @@ use refusal::Lines;
 pub enum Profile {
     /// Projections only.
     Projection,
+    /// Projections only, with some whose opens are written down, with who it was.
+    Audit,
     /// Directories of the host, and perhaps projections too.
     Passthrough,
 }
@@ -101,7 +103,7 @@ pub fn confine(profile: Profile, lines: Lines) -> Confined {
         confined.had("the host's table of mounts", table::keep());
     }
     confined.had("a network of its own", root::leave_network());
-    confined.had("an empty root directory", root::leave_files(passthrough));
+    confined.had("an empty root directory", root::leave_files(profile != Profile::Projection));
     confined.had("capabilities that do not depend on uids", privileges::fix_capabilities());
     if !passthrough {
         confined.had("a uid of its own", privileges::give_up_root());

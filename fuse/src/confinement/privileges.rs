@@ -89,7 +89,7 @@ fn become_user(id: u32) -> Result<(), Errno> {
 /// When the kernel refuses.
 pub fn give_up_capabilities(profile: Profile) -> io::Result<()> {
     let needed: CapabilitySet = match profile {
-        Profile::Projection => CapabilitySet::empty(),
+        Profile::Projection | Profile::Audit => CapabilitySet::empty(),
         Profile::Passthrough => FOR_THE_HOST.iter().copied().collect(),
     };
     // The memory of this process is locked, what comes later included: under a limit, allocations would begin to fail.

@@ -315,7 +315,7 @@ impl Service for PassthroughFilesystem {
         };
         let outcome = self.dispatch(request, exchange);
         let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
-        line.end(request.operation.name(), request.caller, error);
+        line.end(request.name(), request.caller, error);
         outcome
     }
 

@@ -25,6 +25,7 @@
 //! | `caller` | acting with the caller's uid, gid and umask |
 //! | `extents` | where a file has blocks |
 //! | `usage` | a limit on what the volume takes |
+//! | `room` | how much there is in it |
 //!
 //! Locks of this program are taken in this order: a listing, then a node's open files, then any of the tables (nodes,
 //! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is
@@ -43,6 +44,7 @@ mod mounts;
 mod node;
 mod open_files;
 mod open_node;
+mod room;
 mod share;
 mod state;
 mod tables;
@@ -54,6 +56,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use mounted::{Cache, DataPath, Options, Passthrough};
+pub use room::Room;
 pub use state::descriptors;
 pub use takeover::{Loaded, TakeoverError, load};
 

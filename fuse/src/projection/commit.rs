@@ -32,7 +32,7 @@ use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::server::client::Answering;
 use crate::server::held::Held;
-use crate::server::protocol::VolumeId;
+use crate::server::protocol::{Reporting, VolumeId};
 use crate::server::{Server, Watch};
 
 /// Why a commit did not happen.
@@ -93,12 +93,12 @@ impl Projection {
         root: &Root,
         options: &MountOptions,
         about: Value,
-        trace: bool,
+        reporting: &Reporting,
     ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
         let (volume, held) = server
-            .project(device, mount, root, about, trace)
+            .project(device, mount, root, about, reporting)
             .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
         Ok(Self::of(server, volume, held))
     }
@@ -122,6 +122,11 @@ impl Projection {
     /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
+    }
+
+    /// Whether each open is written down.
+    pub fn is_audited(&self) -> bool {
+        self.held.is_audited()
     }
 
     /// The generation that `..data` points to.
@@ -155,6 +160,7 @@ impl Projection {
         let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
         self.perform(&steps[..switch])?;
         let switched_in = began.elapsed() - staged_in;
+        self.held.region.counts().commits.add(staged_in + switched_in);
         let old = self.current.replace((generation.clone(), image));
         self.perform(&steps[switch..])?;
         if let Some((old, image)) = &old {
@@ -180,6 +186,11 @@ impl Projection {
     #[doc(hidden)]
     pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
         point.attach(&self.held.mount.read_only_clone_before_6_15()?)
+    }
+
+    /// Notes how long it took from when a change was heard of until it could be seen.
+    pub fn note_propagation(&self, took: Duration) {
+        self.held.region.counts().propagations.add(took);
     }
 
     /// A way to look at the volume from elsewhere.

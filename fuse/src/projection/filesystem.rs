@@ -4,6 +4,9 @@
 //! is remembered by the kernel for the whole connection, and entries, attributes, links and absent
 //! names are cached without end: the tree changes only through the kernel's own calls on the private
 //! mount, so the kernel's caches are right by themselves.
+//!
+//! An audited projection answers OPEN for real, and is silent otherwise. The kernel keeps what it has read all the same, and
+//! sends no FLUSH; at the close it sends a RELEASE, which nobody waits for.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,9 +17,10 @@ use nix::errno::Errno;
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
 use super::undo::Undo;
 use crate::region::Region;
+use crate::server::audit::Audit;
 use crate::server::trace::Trace;
-use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, ReadIn, SetattrIn, fattr, init};
-use crate::session::{Answer, Exchange, ListedEntry, Operation, Request, Service, Wanted};
+use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
+use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, Service, Wanted};
 
 /// How long the kernel may keep what it was told, in seconds: in practice, for ever.
 const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
@@ -46,6 +50,7 @@ pub struct ProjectionFilesystem {
     region: Arc<Region>,
     undo: Undo,
     trace: Arc<Trace>,
+    audit: Option<Audit>,
 }
 
 /// What a session with such a file system asks the kernel for.
@@ -64,24 +69,31 @@ pub fn wanted(traced: bool) -> Wanted {
 }
 
 impl ProjectionFilesystem {
-    /// Serves `tree`, notes in `region` how far it has got, and reports each request to who reads `trace`.
-    pub fn new(tree: SharedTree, region: Arc<Region>, undo: Undo, trace: Arc<Trace>) -> Self {
-        Self { tree, region, undo, trace }
+    /// Serves `tree`, notes in `region` how far it has got, reports each request to who reads `trace`, and has `audit` write
+    /// down each open.
+    pub(crate) fn new(
+        tree: SharedTree,
+        region: Arc<Region>,
+        undo: Undo,
+        trace: Arc<Trace>,
+        audit: Option<Audit>,
+    ) -> Self {
+        Self { tree, region, undo, trace, audit }
     }
 
     /// Answers one request, and reports it.
     fn serve(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let path = || trace_path(&self.tree.lock(), node, request.operation.entry());
         let Some(line) = self.trace.begin(path) else {
-            return self.dispatch(&request.operation, node, exchange);
+            return self.dispatch(request, node, exchange);
         };
-        let outcome = self.dispatch(&request.operation, node, exchange);
-        line.end(request.operation.name(), request.caller, outcome.as_ref().err().copied());
+        let outcome = self.dispatch(request, node, exchange);
+        line.end(request.name(), request.caller, outcome.as_ref().err().copied());
         outcome
     }
 
-    fn dispatch(&self, operation: &Operation<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        match *operation {
+    fn dispatch(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        match request.operation {
             Operation::Lookup { name } => self.look_up(node, name, exchange).map(entry),
             Operation::Forget { lookups } => {
                 self.tree.lock().forget(node, lookups);
@@ -92,6 +104,8 @@ impl ProjectionFilesystem {
                 exchange.buffer.extend_from_slice(self.tree.lock().read_link(node)?.as_bytes());
                 Ok(Answer::Buffer)
             }
+            Operation::Open { .. } => self.open(node, request.caller, exchange),
+            Operation::Release(_) => Ok(Answer::Done),
             Operation::Read(arguments) => self.read(node, arguments, exchange),
             Operation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
             Operation::StatFs => Ok(self.status()),
@@ -135,6 +149,17 @@ impl ProjectionFilesystem {
                 Ok(found)
             }
         }
+    }
+
+    /// A server before this one may have written the open down.
+    fn open(&self, node: NodeId, caller: Caller, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+        let Some(audit) = &self.audit else { return Err(Errno::ENOSYS) };
+        let key = self.tree.lock().key(node)?;
+        if exchange.earlier().is_none() {
+            audit.open(&key, caller, exchange.is_resent());
+            exchange.begin(0);
+        }
+        Ok(Answer::Open(OpenOut { open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, ..Default::default() }))
     }
 
     /// Lets the region know of a step before the kernel hears that it is done.

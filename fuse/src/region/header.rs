@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::counts::Counts;
+use super::opens::Opens;
 use super::seats::Seats;
 use super::shared::shared;
 use super::waits::Waits;
@@ -14,7 +16,8 @@ pub(super) const LAYOUT: u32 = 1;
 pub(super) const SIZE: usize = 3 * 4096;
 
 shared! {
-    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number.
+    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number;
+    /// what no successor depends on needs none.
     pub(crate) struct Header {
         magic: AtomicU64,
         layout: AtomicU32,
@@ -24,15 +27,18 @@ shared! {
         session_thread: AtomicU32,
         /// The INIT flags in force; 0 before the handshake.
         accepted: AtomicU64,
-        /// Requests served.
+        /// Requests served by programs that do not tell them apart.
         requests: AtomicU64,
         /// Steps of commits that were applied, for a projection.
         applied: AtomicU64,
         /// What a passthrough volume counts.
         counters: Counters,
-        spare: [AtomicU64; 32],
+        /// What an audited projection counts.
+        opens: Opens,
+        spare: [AtomicU64; 29],
         seats: Seats,
         waits: Waits,
+        counts: Counts,
     }
     /// A change of two numbers that belong together: it is made again if it was interrupted.
     pub(crate) struct Redo {

@@ -33,11 +33,15 @@
 //! | `header` | what a region begins with |
 //! | `seats` | what each thread is doing |
 //! | `waits` | requests that are answered later |
+//! | `opens` | what an audited projection counts |
 //! | `cells` | places for what else has to be known |
+//! | `counts` | what is counted for those who watch |
 
 pub(crate) mod cells;
+pub(crate) mod counts;
 pub(crate) mod header;
 mod memory;
+pub(crate) mod opens;
 pub(crate) mod seats;
 pub(crate) mod shared;
 pub(crate) mod waits;
@@ -47,8 +51,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use cells::{CELL, Cells, Free, MOST};
+use counts::Counts;
+pub use counts::Distribution;
 use header::{Header, LAYOUT, MAGIC};
 use memory::Memory;
+pub use opens::OpenCount;
+use opens::Opens;
 use seats::Seats;
 pub use seats::{Begun, SEATS};
 use waits::Waits;
@@ -142,7 +150,8 @@ impl Region {
 
     /// Number of requests served so far, by all servers of the volume.
     pub fn requests(&self) -> u64 {
-        self.header().requests.load(Relaxed)
+        let told_apart: u64 = self.counts().requests().map(|(_, count)| count).fold(0, u64::wrapping_add);
+        self.header().requests.load(Relaxed).wrapping_add(told_apart)
     }
 
     /// The first thread of the session, once there is one.
@@ -170,8 +179,16 @@ impl Region {
         self.memory.header()
     }
 
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.header().counts
+    }
+
     pub(crate) fn seats(&self) -> &Seats {
         &self.header().seats
+    }
+
+    pub(crate) fn opens(&self) -> &Opens {
+        &self.header().opens
     }
 
     pub(crate) fn waits(&self) -> &Waits {
@@ -207,10 +224,6 @@ impl Region {
 
     pub(crate) fn set_session_thread(&self, thread: i32) {
         self.header().session_thread.store(thread.cast_unsigned(), Relaxed);
-    }
-
-    pub(crate) fn count_request(&self) {
-        self.header().requests.fetch_add(1, Relaxed);
     }
 }
 

@@ -46,7 +46,7 @@ fn what_one_process_writes_another_reads() {
         assert_eq!((other.kind(), other.accepted(), other.session_thread()), (kind, None, None));
         region.set_accepted(3);
         region.set_session_thread(7);
-        region.count_request();
+        region.counts().request(1);
         region.apply();
         region.apply();
         assert_eq!(other.accepted(), Some(3));
@@ -97,6 +97,26 @@ fn seats_of_any_content_are_harmless() {
     assert_eq!(region.waits().add(4), None, "all places are taken");
     region.waits().clear();
     assert_eq!(region.waits().add(4), Some(0));
+}
+
+#[test]
+fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
+    let region = Region::create(Kind::Projection).expect("a region");
+    let other = again(&region).expect("the same");
+    for opcode in [1, 1, 45, 63, 64, u32::MAX] {
+        region.counts().request(opcode);
+    }
+    // Served by a program that does not tell them apart.
+    region.header().requests.store(10, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(other.requests(), 16);
+    let counted: Vec<_> = other.counts().requests().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counted, [(0, 2), (1, 2), (45, 1), (63, 1)]);
+    for milliseconds in [0, 1, 2, 31_000] {
+        region.counts().commits.add(std::time::Duration::from_millis(milliseconds));
+    }
+    let commits = other.counts().commits.distribution();
+    assert_eq!(commits.groups, [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(commits.seconds(), 31.003);
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use rustix::thread::Pid;
@@ -14,13 +14,14 @@ use serde_json::Value;
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
 use super::held::{Content, Held};
-use super::protocol::{Greeting, Reply, Request, VolumeId};
+use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
-use crate::passthrough::{DataPath, Options};
+use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
-use crate::region::{Kind, Region};
+use crate::region::{Distribution, Kind, OpenCount, Region};
+use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
@@ -43,17 +44,57 @@ pub struct Watch {
     server: Arc<Server>,
     volume: VolumeId,
     region: Arc<Region>,
+    audited: bool,
+    held: Weak<Held>,
 }
 
 impl Watch {
     /// Looks at a volume of `server`.
-    pub(crate) fn new(server: &Arc<Server>, volume: VolumeId, held: &Held) -> Self {
-        Self { server: Arc::clone(server), volume, region: Arc::clone(&held.region) }
+    pub(crate) fn new(server: &Arc<Server>, volume: VolumeId, held: &Arc<Held>) -> Self {
+        let (region, audited) = (Arc::clone(&held.region), held.is_audited());
+        Self { server: Arc::clone(server), volume, region, audited, held: Arc::downgrade(held) }
     }
 
     /// Number of FUSE requests served so far. Blocks never.
     pub fn requests(&self) -> u64 {
         self.region.requests()
+    }
+
+    /// What became of the opens so far, if each is written down. Blocks never.
+    pub fn opens(&self) -> Option<OpenCount> {
+        self.audited.then(|| self.region.opens().counted())
+    }
+
+    /// The same by operation, each by its name in the kernel's header; those of which there were none are left out.
+    pub fn requests_by_operation(&self) -> BTreeMap<&'static str, u64> {
+        let mut operations = BTreeMap::new();
+        for (opcode, count) in self.region.counts().requests().filter(|(_, count)| *count > 0) {
+            *operations.entry(operation_name(opcode)).or_default() += count;
+        }
+        operations
+    }
+
+    /// Generations shown so far, by how many seconds it took to switch to them.
+    pub fn commits(&self) -> Distribution {
+        self.region.counts().commits.distribution()
+    }
+
+    /// Changes shown so far, by how many seconds passed from when they were heard of until they could be seen.
+    pub fn propagations(&self) -> Distribution {
+        self.region.counts().propagations.distribution()
+    }
+
+    /// How much room there is in a passthrough volume, as whoever uses it is told; none for a projection. Blocks for as long
+    /// as the source does, and holds nothing but the source meanwhile.
+    ///
+    /// # Errors
+    /// When the volume has ended, or the source cannot be looked at.
+    pub fn room(&self) -> io::Result<Option<Room>> {
+        let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
+        let Content::Passthrough { source, options } = &held.content else { return Ok(None) };
+        let (source, limit) = (source.try_clone()?, options.limit);
+        drop(held);
+        Room::of(&source, limit, &self.region).map(Some)
     }
 
     /// Lets the server write a line per FUSE request to `pipe`, until nobody reads it or the volume ends. Blocks as the
@@ -142,13 +183,14 @@ impl Server {
         mount: PrivateMount,
         root: &Root,
         about: Value,
-        trace: bool,
+        reporting: &Reporting,
     ) -> io::Result<(VolumeId, Arc<Held>)> {
         let region = Region::create(Kind::Projection)?;
         let tree = Box::new(Mutex::new(Tree::new(root.clone(), SystemTime::now())));
-        let held = Held::new(about, device, mount, region, Content::Projection { tree, trace });
+        let held = Held::new(about, device, mount, region, Content::Projection { tree, reporting: reporting.clone() });
         let about = held.about.clone();
-        let request = |volume| Request::Serve { volume, about, root: root.clone(), trace };
+        let (root, reporting) = (root.clone(), reporting.clone());
+        let request = |volume| Request::Serve { volume, about, root, reporting };
         self.join(held, request).map(|(volume, held, _)| (volume, held))
     }
 

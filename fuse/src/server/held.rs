@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 
-use super::protocol::{Body, Description, VolumeId};
+use super::protocol::{Body, Description, Reporting, VolumeId};
 use crate::mount::private::PrivateMount;
 use crate::passthrough::Options;
 use crate::projection::Image;
@@ -30,8 +30,8 @@ pub(crate) enum Content {
     Projection {
         /// The tree as far as steps are known to be done. Locked for moments, never during a system call on the mount.
         tree: Box<Mutex<Tree>>,
-        /// Whether requests are reported.
-        trace: bool,
+        /// What is told of its requests.
+        reporting: Reporting,
     },
     /// A source of the host.
     Passthrough {
@@ -77,6 +77,11 @@ impl Held {
         self.device.lock().expect("a thread that panics ends the process")
     }
 
+    /// Whether each open is written down.
+    pub(crate) fn is_audited(&self) -> bool {
+        matches!(&self.content, Content::Projection { reporting: Reporting { audit: Some(_), .. }, .. })
+    }
+
     /// The tree of a projection.
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
         match &self.content {
@@ -88,12 +93,12 @@ impl Held {
     /// What a successor needs to know, and the images that belong to it.
     pub(super) fn describe(&self, volume: VolumeId) -> (Description, Vec<Arc<Image>>) {
         let (body, images) = match &self.content {
-            Content::Projection { trace, .. } => {
+            Content::Projection { reporting, .. } => {
                 let mut tree = self.tree();
                 // Nobody can go on with what the server that died has zeroed.
                 tree.prune_generations();
                 let (tree, images) = tree.save();
-                (Body::Projection { tree: Box::new(tree), trace: *trace }, images)
+                (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
             }
             Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
         };
@@ -111,12 +116,12 @@ impl Held {
         let mut next = || descriptors.next().ok_or_else(broken);
         let (device, mount, region) = (next()?, next()?, next()?);
         let (kind, content) = match body {
-            Body::Projection { tree, trace } => {
+            Body::Projection { tree, reporting } => {
                 let images = descriptors.map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
                 // The server zeroes them.
                 images.iter().for_each(Image::disown);
                 let tree = Box::new(Mutex::new(Tree::restore(*tree, images).ok_or_else(broken)?));
-                (Kind::Projection, Content::Projection { tree, trace })
+                (Kind::Projection, Content::Projection { tree, reporting })
             }
             Body::Passthrough { options } => (Kind::Passthrough, Content::Passthrough { source: next()?, options }),
         };

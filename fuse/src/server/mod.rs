@@ -23,8 +23,10 @@
 //! | `affinity` | letting a commit and its answers share a CPU |
 //! | [`secrecy`] | keeping a process's memory out of swap and core dumps |
 //! | [`trace`] | one line per request |
+//! | [`audit`] | one line per open, with who it was |
 
 mod affinity;
+pub mod audit;
 pub mod client;
 mod connection;
 pub(crate) mod held;
@@ -36,5 +38,7 @@ pub mod succession;
 pub mod trace;
 mod volumes;
 
+pub use audit::Subject;
 pub use client::{Doing, Server, Watch};
+pub use protocol::Reporting;
 pub use succession::{Adopted, AdoptedVolume, LastKeeper, Succession, Successor};

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
+use super::audit::output::Output;
 use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::protocol::{Greeting, Reply, Request, receive, send};
 use super::volumes::Volumes;
@@ -28,11 +29,12 @@ const MAX_CALLERS: usize = 8;
 
 /// Serves until the supervisor says that it is over, or is gone without anybody who could take its place.
 ///
-/// The control socket is standard input. `program` is the version of this program.
+/// The control socket is standard input. `program` is the version of this program. What is written down of audited volumes
+/// goes to `output`.
 ///
 /// # Errors
 /// When the control socket is none, or there are no descriptors left.
-pub fn serve(program: &str, pod: &str) -> io::Result<()> {
+pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
     keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
@@ -41,7 +43,7 @@ pub fn serve(program: &str, pod: &str) -> io::Result<()> {
         keeper,
         has_channel: true,
         missing: Missing::default(),
-        volumes: Volumes::default(),
+        volumes: Volumes::new(output),
         listens: false,
     };
     loop {
@@ -110,8 +112,8 @@ impl Process {
                 self.listens = true;
                 Reply::Done
             }
-            Request::Serve { volume, about, root, trace } => {
-                volumes.project(volume, about, descriptors.held()?, root, trace)?;
+            Request::Serve { volume, about, root, reporting } => {
+                volumes.project(volume, about, descriptors.held()?, root, reporting)?;
                 Reply::Done
             }
             Request::Pass { volume, about, options } => {

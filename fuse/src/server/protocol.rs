@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::audit::Subject;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
 use crate::projection::steps::Step;
@@ -58,6 +59,16 @@ pub struct Description {
     pub body: Body,
 }
 
+/// What is told of the requests of a projection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reporting {
+    /// Report every request on standard output.
+    pub trace: bool,
+    /// Write a line for each open of a file on standard error, with this in it.
+    #[serde(default)]
+    pub audit: Option<Subject>,
+}
+
 /// What a volume is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Body {
@@ -65,8 +76,9 @@ pub enum Body {
     Projection {
         /// The tree.
         tree: Box<SavedTree>,
-        /// Report every request on standard output.
-        trace: bool,
+        /// What is told of its requests.
+        #[serde(flatten)]
+        reporting: Reporting,
     },
     /// A source of the host. It is open on the last descriptor of the message.
     Passthrough {
@@ -90,8 +102,9 @@ pub enum Request {
         about: Value,
         /// How its root looks.
         root: Root,
-        /// Report every request on standard output.
-        trace: bool,
+        /// What is told of its requests.
+        #[serde(flatten)]
+        reporting: Reporting,
     },
     /// Serve a passthrough volume. Device, mount, region and source come with this message.
     Pass {
@@ -320,6 +333,15 @@ mod tests {
         let (reply, _) = receive::<Reply>(&b).expect("received").expect("a message");
         sender.join().expect("the sender").expect("sent");
         assert!(matches!(reply, Reply::Known(got) if got == known));
+    }
+
+    #[test]
+    fn a_message_of_a_podfs_that_knew_no_access_log_is_understood() {
+        let root = serde_json::json!({"mode": 0o755, "gid": 0, "directories": []});
+        let text = serde_json::json!({"Serve": {"volume": 3, "about": null, "root": root, "trace": true}}).to_string();
+        let request: Request = serde_json::from_str(&text).expect("a message");
+        let expected = Reporting { trace: true, audit: None };
+        assert!(matches!(request, Request::Serve { reporting, .. } if reporting == expected));
     }
 
     #[test]

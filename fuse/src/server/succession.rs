@@ -68,6 +68,13 @@ pub enum Adopted {
     Passthrough(Passthrough),
 }
 
+impl Adopted {
+    /// Whether each open is written down.
+    pub fn is_audited(&self) -> bool {
+        matches!(self, Self::Projection(projection) if projection.is_audited())
+    }
+}
+
 impl Server {
     /// The server is dead. Calls wait until [there is another one](Self::succeed).
     pub fn bury(&self) -> LastKeeper {

@@ -8,8 +8,10 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
+use super::audit::Audit;
+use super::audit::output::Output;
 use super::process::Held;
-use super::protocol::{Body, Description, VolumeId};
+use super::protocol::{Body, Description, Reporting, VolumeId};
 use super::trace::Trace;
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
@@ -21,8 +23,9 @@ use crate::region::{Kind, Region};
 use crate::session::Session;
 
 /// All volumes, by their numbers.
-#[derive(Default)]
 pub(super) struct Volumes {
+    /// Where lines of audited volumes go.
+    output: Arc<Output>,
     volumes: BTreeMap<VolumeId, Volume>,
     /// Those to resume.
     resumed: BTreeMap<VolumeId, Resumed>,
@@ -39,15 +42,8 @@ struct Volume {
 }
 
 enum Content {
-    /// `traced` is whether requests are reported from the start.
-    Projection {
-        tree: SharedTree,
-        traced: bool,
-    },
-    Passthrough {
-        source: OwnedFd,
-        options: Options,
-    },
+    Projection { tree: SharedTree, reporting: Reporting },
+    Passthrough { source: OwnedFd, options: Options },
 }
 
 /// A volume that is known, but not answered for yet.
@@ -57,6 +53,11 @@ struct Resumed {
 }
 
 impl Volumes {
+    /// None yet. The lines of audited ones will go to `output`.
+    pub(super) fn new(output: Output) -> Self {
+        Self { output: Arc::new(output), volumes: BTreeMap::new(), resumed: BTreeMap::new() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.volumes.is_empty()
     }
@@ -72,15 +73,16 @@ impl Volumes {
         about: Value,
         held: Held,
         root: Root,
-        traced: bool,
+        reporting: Reporting,
     ) -> io::Result<()> {
         let tree = SharedTree::new(Tree::new(root, SystemTime::now()));
         let Held { device, mount, region } = held;
         let region = Arc::new(adopt(region, Kind::Projection)?);
-        let session = Session::open(device.try_clone()?, filesystem::wanted(traced), Arc::clone(&region))?;
-        let (content, trace) = (Content::Projection { tree, traced }, start_trace(traced)?);
+        let session = Session::open(device.try_clone()?, filesystem::wanted(reporting.trace), Arc::clone(&region))?;
+        let trace = start_trace(reporting.trace)?;
+        let content = Content::Projection { tree, reporting };
         let volume = Volume { about, device, mount, region, content, trace };
-        volume.run_projection(session)?;
+        volume.run_projection(session, &self.output)?;
         self.volumes.insert(number, volume);
         Ok(())
     }
@@ -117,14 +119,15 @@ impl Volumes {
         let Description { volume: number, about, body } = description;
         let Held { device, mount, region } = held;
         let (content, region, trace, loaded) = match body {
-            Body::Projection { tree, trace: traced } => {
+            Body::Projection { tree, reporting } => {
                 let region = Arc::new(adopt(region, Kind::Projection)?);
                 let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
                 // A server that gives up before it serves leaves them to the next one.
                 images.iter().for_each(Image::disown);
                 let mut tree = Tree::restore(*tree, images).ok_or_else(broken)?;
                 tree.catch_up(region.applied()).map_err(|_| broken())?;
-                (Content::Projection { tree: SharedTree::new(tree), traced }, region, start_trace(traced)?, None)
+                let (tree, trace) = (SharedTree::new(tree), start_trace(reporting.trace)?);
+                (Content::Projection { tree, reporting }, region, trace, None)
             }
             Body::Passthrough { options } => {
                 let region = Arc::new(adopt(region, Kind::Passthrough)?);
@@ -149,7 +152,7 @@ impl Volumes {
                 Some(loaded) => drop(loaded.start(volume.device.try_clone()?)?),
                 None => {
                     let session = Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?;
-                    volume.run_projection(session)?;
+                    volume.run_projection(session, &self.output)?;
                 }
             }
             self.volumes.insert(number, volume);
@@ -163,12 +166,12 @@ impl Volumes {
         let mut descriptors =
             vec![volume.device.try_clone()?, volume.mount.try_clone()?, volume.region.as_fd().try_clone_to_owned()?];
         let body = match &volume.content {
-            Content::Projection { tree, traced } => {
+            Content::Projection { tree, reporting } => {
                 let (tree, images) = tree.lock().save();
                 for image in images {
                     descriptors.push(image.as_fd().try_clone_to_owned()?);
                 }
-                Body::Projection { tree: Box::new(tree), trace: *traced }
+                Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }
             }
             Content::Passthrough { source, options } => {
                 descriptors.push(source.try_clone()?);
@@ -229,11 +232,12 @@ impl Volumes {
 
 impl Volume {
     /// Starts the thread of a projection.
-    fn run_projection(&self, session: Session) -> io::Result<()> {
-        let Content::Projection { tree, .. } = &self.content else { return Ok(()) };
+    fn run_projection(&self, session: Session, output: &Arc<Output>) -> io::Result<()> {
+        let Content::Projection { tree, reporting } = &self.content else { return Ok(()) };
         tree.lock().own_images();
         let (region, trace) = (Arc::clone(&self.region), Arc::clone(&self.trace));
-        let filesystem = ProjectionFilesystem::new(tree.clone(), region, Undo::new(session.notifier()), trace);
+        let audit = reporting.audit.clone().map(|subject| Audit::new(subject, Arc::clone(&region), Arc::clone(output)));
+        let filesystem = ProjectionFilesystem::new(tree.clone(), region, Undo::new(session.notifier()), trace, audit);
         // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
         session.run(Arc::new(filesystem), 1)
     }

@@ -38,7 +38,7 @@ use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 use input::Input;
-pub use request::{Caller, Operation, Request};
+pub use request::{Caller, Operation, Request, operation_name};
 use resume::Unanswered;
 
 use crate::region::{Region, SEATS};
@@ -265,7 +265,7 @@ impl Readers {
         let seat = seats.seat(seat);
         seat.take(number);
         let earlier = if request.is_resent() { seats.earlier(number) } else { None };
-        self.region.count_request();
+        self.region.counts().request(request.opcode);
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
             self.make_room();
         }

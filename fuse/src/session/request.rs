@@ -20,6 +20,8 @@ pub struct Request<'a> {
     pub node: u64,
     /// Who asks.
     pub caller: Caller,
+    /// The kernel's number for what is asked.
+    pub opcode: u32,
     /// What is asked.
     pub operation: Operation<'a>,
 }
@@ -33,6 +35,14 @@ impl Request<'_> {
     /// Whether a server has read it before, and died before it was answered.
     pub fn is_resent(&self) -> bool {
         self.unique & UNIQUE_RESEND != 0
+    }
+
+    /// What is asked, in a word; of what is not as it should be, only that.
+    pub fn name(&self) -> &'static str {
+        match self.operation {
+            Operation::Unknown { .. } => UNKNOWN,
+            _ => operation_name(self.opcode),
+        }
     }
 }
 
@@ -171,6 +181,7 @@ impl<'a> Request<'a> {
             unique: header.unique,
             node: header.nodeid,
             caller: Caller { uid: header.uid, gid: header.gid, pid: header.pid },
+            opcode: header.opcode,
             // One that is not as it should be is refused like one that nobody knows; its caller must not wait for ever.
             operation: parse_operation(header.opcode, body).unwrap_or(Operation::Unknown { opcode: header.opcode }),
         })
@@ -264,55 +275,58 @@ impl<'a> Body<'a> {
     }
 }
 
-impl Operation<'_> {
-    /// Its name in the kernel's header.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Lookup { .. } => "LOOKUP",
-            Self::Forget { .. } => "FORGET",
-            Self::BatchForget { .. } => "BATCH_FORGET",
-            Self::GetAttr { .. } => "GETATTR",
-            Self::Statx { .. } => "STATX",
-            Self::SetAttr(_) => "SETATTR",
-            Self::ReadLink => "READLINK",
-            Self::Symlink { .. } => "SYMLINK",
-            Self::MkNod { .. } => "MKNOD",
-            Self::MkDir { .. } => "MKDIR",
-            Self::Unlink { .. } => "UNLINK",
-            Self::RmDir { .. } => "RMDIR",
-            Self::Rename { .. } => "RENAME",
-            Self::Link { .. } => "LINK",
-            Self::Open { .. } => "OPEN",
-            Self::Create { .. } => "CREATE",
-            Self::TmpFile { .. } => "TMPFILE",
-            Self::Read(_) => "READ",
-            Self::Write { .. } => "WRITE",
-            Self::StatFs => "STATFS",
-            Self::Release(_) => "RELEASE",
-            Self::FSync(_) => "FSYNC",
-            Self::Flush(_) => "FLUSH",
-            Self::SetXattr { .. } => "SETXATTR",
-            Self::GetXattr { .. } => "GETXATTR",
-            Self::ListXattr { .. } => "LISTXATTR",
-            Self::RemoveXattr { .. } => "REMOVEXATTR",
-            Self::Init(_) => "INIT",
-            Self::OpenDir => "OPENDIR",
-            Self::ReadDir(_) => "READDIR",
-            Self::ReadDirPlus(_) => "READDIRPLUS",
-            Self::ReleaseDir(_) => "RELEASEDIR",
-            Self::FSyncDir(_) => "FSYNCDIR",
-            Self::GetLock(_) => "GETLK",
-            Self::SetLock { wait: false, .. } => "SETLK",
-            Self::SetLock { wait: true, .. } => "SETLKW",
-            Self::Interrupt { .. } => "INTERRUPT",
-            Self::Destroy => "DESTROY",
-            Self::FAllocate(_) => "FALLOCATE",
-            Self::Seek(_) => "LSEEK",
-            Self::CopyFileRange { .. } => "COPY_FILE_RANGE",
-            Self::Unknown { .. } => "UNKNOWN",
-        }
-    }
+/// What goes by no other name.
+const UNKNOWN: &str = "UNKNOWN";
 
+/// The operation with this number, as the kernel's header calls it; two forms of one operation have one name.
+pub fn operation_name(opcode: u32) -> &'static str {
+    match opcode {
+        1 => "LOOKUP",
+        2 => "FORGET",
+        3 => "GETATTR",
+        4 => "SETATTR",
+        5 => "READLINK",
+        6 => "SYMLINK",
+        8 => "MKNOD",
+        9 => "MKDIR",
+        10 => "UNLINK",
+        11 => "RMDIR",
+        12 | 45 => "RENAME",
+        13 => "LINK",
+        14 => "OPEN",
+        15 => "READ",
+        16 => "WRITE",
+        17 => "STATFS",
+        18 => "RELEASE",
+        20 => "FSYNC",
+        21 => "SETXATTR",
+        22 => "GETXATTR",
+        23 => "LISTXATTR",
+        24 => "REMOVEXATTR",
+        25 => "FLUSH",
+        26 => "INIT",
+        27 => "OPENDIR",
+        28 => "READDIR",
+        29 => "RELEASEDIR",
+        30 => "FSYNCDIR",
+        31 => "GETLK",
+        32 => "SETLK",
+        33 => "SETLKW",
+        35 => "CREATE",
+        36 => "INTERRUPT",
+        38 => "DESTROY",
+        42 => "BATCH_FORGET",
+        43 => "FALLOCATE",
+        44 => "READDIRPLUS",
+        46 => "LSEEK",
+        47 | 53 => "COPY_FILE_RANGE",
+        51 => "TMPFILE",
+        52 => "STATX",
+        _ => UNKNOWN,
+    }
+}
+
+impl Operation<'_> {
     /// The name in the node that it is about, if there is one.
     pub fn entry(&self) -> Option<&OsStr> {
         match self {

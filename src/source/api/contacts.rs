@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::error::{ApiError, Class};
+
 /// What is known of every object. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Contacts(Arc<Mutex<BTreeMap<String, Contact>>>);
@@ -18,6 +20,8 @@ pub struct Contact {
     pub doing: &'static str,
     /// What is wrong at this moment.
     pub trouble: Option<String>,
+    /// Whether the server answered when it was asked last, whatever it answered.
+    pub connected: bool,
     /// When the server last answered.
     heard: Option<Instant>,
 }
@@ -37,17 +41,19 @@ impl Contacts {
 
     /// The server has answered.
     pub(super) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
-        let contact =
-            Contact { version: version.map(str::to_owned), doing, trouble: None, heard: Some(Instant::now()) };
+        let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
+        let contact = Contact { version, doing, trouble: None, connected: true, heard };
         self.lock().insert(object.to_owned(), contact);
     }
 
     /// Something is wrong.
-    pub(super) fn trouble(&self, object: &str, doing: &'static str, trouble: &str) {
+    pub(super) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
         let mut all = self.lock();
         let before = all.remove(object);
         let (version, heard) = before.map_or((None, None), |before| (before.version, before.heard));
-        all.insert(object.to_owned(), Contact { version, doing, trouble: Some(trouble.to_owned()), heard });
+        let connected = !matches!(error.class, Class::Unreachable | Class::Untrusted);
+        let trouble = Some(error.sentence.clone());
+        all.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard });
     }
 
     /// Nobody asks for it any more.
@@ -69,10 +75,12 @@ mod tests {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
         contacts.heard("Pod default/web", "watching", Some("7"));
-        contacts.trouble("Pod default/web", "waiting", "it is away");
+        contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Unreachable, "it is away"));
         let in_trouble = contact();
         assert_eq!((in_trouble.version.as_deref(), in_trouble.trouble.as_deref()), (Some("7"), Some("it is away")));
-        assert!(in_trouble.age().is_some());
+        assert!(in_trouble.age().is_some() && !in_trouble.connected);
+        contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
+        assert!(contact().connected, "it answers");
         contacts.heard("Pod default/web", "watching", Some("8"));
         assert_eq!((contact().version.as_deref(), contact().trouble), (Some("8"), None));
     }

@@ -24,6 +24,7 @@ use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Obje
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
 use crate::source::Snapshot;
 use crate::source::files::FileSource;
+use crate::source::tokens::Token;
 use crate::volume::{BundleKey, References, TokenKey, Volume, references};
 
 /// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
@@ -70,7 +71,17 @@ enum News {
     Pod(Told<Pod>),
     Object(ObjectKey, Told<NamedObject>),
     Signer(String, Told<Bundles>),
-    Token(TokenKey, Told<Vec<u8>>),
+    Token(TokenKey, Told<Token>),
+}
+
+impl News {
+    /// When it came in: files were heard of by another thread.
+    fn heard(&self) -> Option<std::time::Instant> {
+        match self {
+            News::Files(snapshot) => snapshot.heard,
+            _ => Some(Instant::now().into_std()),
+        }
+    }
 }
 
 impl Follow {
@@ -133,13 +144,14 @@ impl Follow {
                 news = self.next() => news,
                 () = snapshots.closed() => return,
             };
+            let heard = news.heard();
             let mut differs = self.take(news);
             // What is in the queue already need not be shown one by one.
             while let Ok((key, told)) = self.told.try_recv() {
                 differs |= self.take(News::Object(key, told));
             }
             if differs {
-                snapshots.send_replace(self.snapshot());
+                snapshots.send_replace(Snapshot { heard, ..self.snapshot() });
             }
         }
     }
@@ -328,7 +340,12 @@ impl Follow {
             (Known::Absent | Known::Is(_), _) => None,
         });
         let absences = absences.chain(self.signers.absences());
-        Snapshot { pod: self.pod.clone(), objects: self.known().with_absences(absences), tokens: self.tokens.tokens() }
+        Snapshot {
+            pod: self.pod.clone(),
+            objects: self.known().with_absences(absences),
+            tokens: self.tokens.tokens(),
+            heard: None,
+        }
     }
 }
 

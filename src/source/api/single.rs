@@ -179,7 +179,7 @@ fn is_settled(object: &Arc<NamedObject>) -> bool {
 /// Writes down how the talk about it goes.
 pub(super) fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
     match told {
-        Told::Trouble(error) => contacts.trouble(title, doing, &error.sentence),
+        Told::Trouble(error) => contacts.trouble(title, doing, error),
         Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, version),
     }
 }

@@ -4,6 +4,7 @@
 //! terminates (TK-10). When a token cannot be replaced, the one before stays until it expires (TK-06).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,6 +23,7 @@ use super::follower::LONGEST_ASKED;
 use super::single::{Task, Told};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Tokens;
+use crate::source::tokens::Token;
 use crate::volume::TokenKey;
 
 /// A token is replaced at this age, however long it is valid.
@@ -41,9 +43,9 @@ pub(super) struct Issued {
     client: Client,
     contacts: Contacts,
     owner: Option<Owner>,
-    tokens: BTreeMap<TokenKey, Token>,
-    tell: Sender<(TokenKey, Told<Vec<u8>>)>,
-    told: Receiver<(TokenKey, Told<Vec<u8>>)>,
+    tokens: BTreeMap<TokenKey, Wanted>,
+    tell: Sender<(TokenKey, Told<Token>)>,
+    told: Receiver<(TokenKey, Told<Token>)>,
 }
 
 /// Whom tokens are for. Those of another pod or another service account are of no use (TK-07).
@@ -53,8 +55,8 @@ struct Owner {
     service_account: String,
 }
 
-struct Token {
-    bytes: Option<Vec<u8>>,
+struct Wanted {
+    token: Option<Arc<Token>>,
     trouble: Option<String>,
     _task: Task,
 }
@@ -80,53 +82,53 @@ impl Issued {
             debug!("{} is asked for", owner.title(key));
             let task =
                 keep_issued(self.client.clone(), owner.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
-            self.tokens.insert(key.clone(), Token { bytes: None, trouble: None, _task: Task::spawn(task) });
+            self.tokens.insert(key.clone(), Wanted { token: None, trouble: None, _task: Task::spawn(task) });
         }
         self.owner = Some(owner);
     }
 
     /// The next news. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (TokenKey, Told<Vec<u8>>) {
+    pub(super) async fn next(&mut self) -> (TokenKey, Told<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes in what was told. Whether the tokens differ then.
-    pub(super) fn take(&mut self, key: &TokenKey, told: Told<Vec<u8>>) -> bool {
-        let Some(token) = self.tokens.get_mut(key) else { return false };
+    pub(super) fn take(&mut self, key: &TokenKey, told: Told<Token>) -> bool {
+        let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
-            Told::Is(bytes) => {
-                token.bytes = Some(bytes.to_vec());
-                token.trouble = None;
+            Told::Is(token) => {
+                wanted.token = Some(token);
+                wanted.trouble = None;
                 true
             }
             Told::Absent => {
-                token.bytes = None;
+                wanted.token = None;
                 false
             }
             Told::Alive => false,
             Told::Trouble(error) => {
                 if error.class != Class::Unreachable {
-                    warn!("{}{}", error.sentence, if token.bytes.is_none() { "" } else { "; the token before stays" });
+                    warn!("{}{}", error.sentence, if wanted.token.is_none() { "" } else { "; the token before stays" });
                 }
-                token.trouble = Some(error.sentence);
-                token.bytes.is_none()
+                wanted.trouble = Some(error.sentence);
+                wanted.token.is_none()
             }
         }
     }
 
     /// Whether there is an answer for each of them.
     pub(super) fn are_answered(&self) -> bool {
-        self.tokens.values().all(|token| token.bytes.is_some() || token.trouble.is_some())
+        self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.trouble.is_some())
     }
 
     /// What there is.
     pub(super) fn tokens(&self) -> Tokens {
-        let token = |token: &Token| match (&token.bytes, &token.trouble) {
-            (Some(bytes), _) => Ok(bytes.clone()),
+        let token = |wanted: &Wanted| match (&wanted.token, &wanted.trouble) {
+            (Some(token), _) => Ok(Token::clone(token)),
             (None, Some(trouble)) => Err(trouble.clone()),
             (None, None) => Err("the server has not answered yet".to_owned()),
         };
-        self.tokens.iter().map(|(key, of_key)| (key.clone(), token(of_key))).collect()
+        self.tokens.iter().map(|(key, wanted)| (key.clone(), token(wanted))).collect()
     }
 }
 
@@ -161,7 +163,7 @@ async fn keep_issued(
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(TokenKey, Told<Vec<u8>>)>,
+    tell: Sender<(TokenKey, Told<Token>)>,
 ) {
     let title = owner.title(&key);
     let request = owner.request(&key);
@@ -181,7 +183,7 @@ async fn keep_issued(
                 life = Some(granted);
             }
             Err(mut error) => {
-                contacts.trouble(&title, "waiting", &error.sentence);
+                contacts.trouble(&title, "waiting", &error);
                 let delay = backoff.fail().max(error.retry_after.unwrap_or_default().min(LONGEST_ASKED));
                 let away = error.class == Class::Unreachable;
                 if life.as_ref().is_some_and(Life::is_over) {
@@ -203,7 +205,7 @@ async fn keep_issued(
 
 /// A token that was issued.
 struct Grant {
-    token: Vec<u8>,
+    token: Token,
     life: Life,
 }
 
@@ -244,13 +246,15 @@ impl Grant {
         let status = answer.status.filter(|status| !status.token.is_empty());
         let Status { token, expiration_timestamp } =
             status.ok_or_else(|| nonsense("the answer of the server has no token"))?;
-        let left = SystemTime::from(expiration_timestamp.0).duration_since(now).unwrap_or_default();
+        let expires = SystemTime::from(expiration_timestamp.0);
+        let left = expires.duration_since(now).unwrap_or_default();
         if left.is_zero() {
             let sentence = "the server issued a token that has expired already; the clock here, or there, is wrong";
             return Err(nonsense(sentence));
         }
         let whole = answer.spec.expiration_seconds.map_or(left, Duration::from_secs);
-        Ok(Grant { token: token.into_bytes(), life: Life::new(now, whole, left, fastrand::f64()) })
+        let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
+        Ok(Grant { token, life: Life::new(now, whole, left, fastrand::f64()) })
     }
 }
 

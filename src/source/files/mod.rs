@@ -68,7 +68,7 @@ impl FileSource {
             .spawn(move || {
                 while watcher.wait() {
                     if let Some(snapshot) = ledger.next_scan(&mut watcher) {
-                        publish.send_replace(snapshot);
+                        publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
                     }
                 }
             })

@@ -47,6 +47,8 @@ pub(super) struct Watcher {
     /// Events were lost; nothing known about files holds any more.
     lost_track: bool,
     stopped: bool,
+    /// When the last wait had something to hear.
+    heard: Option<Instant>,
     pub(super) activity: Activity,
 }
 
@@ -71,6 +73,7 @@ impl Watcher {
             watched: BTreeSet::new(),
             lost_track: false,
             stopped: false,
+            heard: None,
             activity: Activity::default(),
         };
         Ok((watcher, sender))
@@ -113,7 +116,9 @@ impl Watcher {
                 Heard::Event | Heard::Marker => {}
             }
         }
-        let patience = Instant::now() + PATIENCE;
+        let heard = Instant::now();
+        self.heard = Some(heard);
+        let patience = heard + PATIENCE;
         loop {
             let calm = Instant::now() + CALM;
             match self.hear(Some(calm.min(patience))) {
@@ -122,6 +127,11 @@ impl Watcher {
                 Heard::Event | Heard::Marker => {}
             }
         }
+    }
+
+    /// When the change was heard of that the last [wait](Self::wait) ended for.
+    pub(super) fn heard(&self) -> Option<Instant> {
+        self.heard
     }
 
     /// Hears every event that the kernel has queued so far.

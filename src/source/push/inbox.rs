@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::message::{Parsed, Push, PushError, Taken};
 use crate::manifest::objects::{NamedObject, ObjectKey};
 use crate::manifest::pod::{Pod, PodIdentity};
+use crate::source::tokens::Token;
 use crate::volume::TokenKey;
 
 /// Most objects that are kept for a pod; each of them has at most 1 MiB.
@@ -27,7 +29,9 @@ pub(super) struct Known {
     pub(super) began: bool,
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
-    pub(super) tokens: BTreeMap<TokenKey, Vec<u8>>,
+    pub(super) tokens: BTreeMap<TokenKey, Token>,
+    /// When the last push came.
+    pub(super) heard: Option<Instant>,
 }
 
 impl Inbox {
@@ -42,13 +46,14 @@ impl Inbox {
     /// # Errors
     /// The first thing that is wrong with it; then nothing of it was taken.
     pub fn take(&self, push: Push) -> Result<Taken, PushError> {
+        let heard = Some(Instant::now());
         let parsed = Parsed::parse(push, &self.pod)?;
         let mut outcome = None;
         self.known.send_if_modified(|known| {
             let after = known.after(parsed);
             let is_taken = after.is_ok();
             outcome = Some(after.map(|after| {
-                *known = after;
+                *known = Known { heard, ..after };
                 Taken { objects: known.objects.len(), tokens: known.tokens.len() }
             }));
             is_taken

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::manifest::objects::{NamedObject, ObjectKey, ObjectKind, parse_object};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::{Document, ManifestError, Origin};
+use crate::source::tokens::Token;
 use crate::volume::TokenKey;
 
 /// What an agent pushes, all of it at once. An object that was pushed before is replaced.
@@ -115,7 +118,7 @@ pub enum PushError {
 pub(super) struct Parsed {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: Vec<Arc<NamedObject>>,
-    pub(super) tokens: Vec<(TokenKey, Vec<u8>)>,
+    pub(super) tokens: Vec<(TokenKey, Token)>,
     pub(super) deleted: Vec<ObjectKey>,
     pub(super) replace: bool,
 }
@@ -186,12 +189,14 @@ struct TokenRequestSpec {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct TokenRequestStatus {
     token: String,
+    expiration_timestamp: Option<Time>,
 }
 
 impl TokenRequest {
-    fn into_token(self, origin: &Origin) -> Result<(TokenKey, Vec<u8>), ManifestError> {
+    fn into_token(self, origin: &Origin) -> Result<(TokenKey, Token), ManifestError> {
         let mut audiences = self.spec.audiences.unwrap_or_default();
         let audience = audiences.pop().filter(|audience| !audience.is_empty());
         if !audiences.is_empty() {
@@ -202,6 +207,7 @@ impl TokenRequest {
             return Err(ManifestError::invalid(origin, "status.token", "is required"));
         }
         let key = TokenKey::new(audience, self.spec.expiration_seconds);
-        Ok((key, self.status.token.into_bytes()))
+        let expires = self.status.expiration_timestamp.map(|time| SystemTime::from(time.0));
+        Ok((key, Token { bytes: self.status.token.into_bytes(), expires }))
     }
 }

@@ -60,10 +60,15 @@ impl PushSource {
     /// The next snapshot, when files changed or something was pushed. Cancel-safe.
     pub async fn changed(&mut self) -> Snapshot {
         tokio::select! {
-            read = self.files.changed() => self.read = read,
-            pushed = self.pushed.changed() => pushed.expect("the inbox is kept here, too"),
+            read = self.files.changed() => {
+                self.read = read;
+                Snapshot { heard: self.read.heard, ..self.snapshot() }
+            }
+            pushed = self.pushed.changed() => {
+                pushed.expect("the inbox is kept here, too");
+                Snapshot { heard: self.pushed.borrow().heard, ..self.snapshot() }
+            }
         }
-        self.snapshot()
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -77,7 +82,7 @@ impl PushSource {
         };
         let token = |key| known.tokens.get(key).cloned().ok_or_else(|| NO_TOKEN.to_owned());
         let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
-        Snapshot { pod: Some(pod), objects, tokens }
+        Snapshot { pod: Some(pod), objects, tokens, heard: None }
     }
 }
 

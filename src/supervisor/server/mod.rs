@@ -129,6 +129,9 @@ impl PodServer {
         become_heir();
         let process = Process::with_pid(pid)?;
         let (client, volumes) = Server::adopt(control, greeting(pod))?;
+        // What is served is not all that is wanted now: an annotation may be gone.
+        let audited = volumes.iter().any(|volume| volume.served.is_audited());
+        let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
         Ok((Self::over(client, process, pod, profile, audience), volumes))
     }
 

@@ -61,6 +61,7 @@ impl Process {
         };
         let profile = match profile {
             Profile::Projection => "projection",
+            Profile::Audit => "audit",
             Profile::Passthrough => "passthrough",
         };
         let pod_name = pod.to_string();

@@ -10,7 +10,7 @@ mod projected;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::MountPoint;
@@ -126,6 +126,8 @@ impl State {
 pub enum Shown {
     /// A generation of files, which the kernel keeps and asks nobody for.
     Generation(GenerationName),
+    /// A generation of files; podfs is asked at each open, and writes down who it was.
+    Audited(GenerationName),
     /// A source of the host; reads and writes go from the kernel to it.
     Passthrough,
     /// A source of the host; podfs reads and writes.
@@ -139,6 +141,7 @@ impl Shown {
     pub fn mode(&self) -> &'static str {
         match self {
             Shown::Generation(_) => "zero-message",
+            Shown::Audited(_) => "audited",
             Shown::Passthrough => "passthrough",
             Shown::ReadWrite => "read-write",
             Shown::Bind => "bind",
@@ -148,7 +151,7 @@ impl Shown {
     /// The generation, if there is one.
     pub fn generation(&self) -> Option<&GenerationName> {
         match self {
-            Shown::Generation(generation) => Some(generation),
+            Shown::Generation(generation) | Shown::Audited(generation) => Some(generation),
             _ => None,
         }
     }
@@ -199,6 +202,8 @@ pub struct PodVolume {
     state: State,
     failures: u32,
     last_error: Option<String>,
+    /// When the oldest change was heard of that is not shown yet.
+    heard: Option<Instant>,
 }
 
 enum Body {
@@ -241,7 +246,7 @@ impl PodVolume {
             Body::Projected(_) => "its first payload",
             Body::Passthrough(_) => "its source",
         };
-        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0, last_error: None }
+        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0, last_error: None, heard: None }
     }
 
     /// The volume, as the manifest describes it.
@@ -283,23 +288,34 @@ impl PodVolume {
         self.last_error.as_deref()
     }
 
-    /// Shows what `refresh` says. When that fails, what is shown stays as it is.
-    pub fn refresh(&mut self, refresh: &Refresh) -> Attempt {
+    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. Of a claim, nobody knows that before it is bound.
+    pub fn plugin(&self) -> String {
+        let of_claim = || self.path()?.parent()?.file_name()?.to_str();
+        self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
+    }
+
+    /// Shows what `refresh` says, because of a change that was heard of then, if it was because of one. When that fails,
+    /// what is shown stays as it is.
+    pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
+        self.heard = self.heard.or(heard);
         let outcome = match (&mut self.body, &self.spec.source) {
             (Body::Projected(projected), VolumeSource::Projection(source)) => {
-                projected.show(&self.spec, source, refresh).map(Shown::Generation)
+                projected.show(&self.spec, source, refresh, self.heard)
             }
             (Body::Passthrough(passthrough), _) => passthrough.show(&self.spec, refresh),
             (Body::Projected(_), _) => unreachable!("only a projection is projected"),
         };
         match outcome {
             Ok(shown) => {
+                self.heard = None;
                 self.failures = 0;
                 self.enter(State::Live(shown));
                 Attempt::Settled
             }
             Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
             Err(Trouble::Manifests(reason)) => {
+                // There is nothing to be seen of it; what puts it right is another change.
+                self.heard = None;
                 self.fail(reason);
                 Attempt::Settled
             }
@@ -323,7 +339,7 @@ impl PodVolume {
 
     fn shown(&self) -> Option<Shown> {
         match &self.body {
-            Body::Projected(projected) => projected.generation().map(Shown::Generation),
+            Body::Projected(projected) => projected.shown(),
             Body::Passthrough(passthrough) => passthrough.shown(),
         }
     }

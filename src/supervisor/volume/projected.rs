@@ -1,18 +1,21 @@
 //! A volume that podfs assembles: committed generation by generation.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::projection::commit::CommitError;
+use podfs_fuse::projection::commit::{Commit, CommitError};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, GenerationName, ImageError, Layout, Projection};
-use podfs_fuse::server::Watch;
+use podfs_fuse::projection::{Entry, ImageError, Layout, Projection};
+use podfs_fuse::server::{Reporting, Subject, Watch};
+use serde_json::json;
 use tracing::warn;
 
-use super::{Refresh, Setting, Trouble};
+use super::{Refresh, Setting, Shown, Trouble};
+use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Inputs, Ownership, Payload, PayloadError};
 use crate::volume::{self, Volume};
 
@@ -20,12 +23,12 @@ use crate::volume::{self, Volume};
 pub(super) struct ProjectedVolume {
     setting: Setting,
     point: MountPoint,
-    shown: Option<Shown>,
+    mounted: Option<Mounted>,
     warned: Vec<String>,
 }
 
 /// Fields are dropped in this order: nobody sees the projection any more when it ends.
-struct Shown {
+struct Mounted {
     visible: VisibleMount,
     projection: Projection,
 }
@@ -54,40 +57,41 @@ impl From<RefreshError> for Trouble {
 
 impl ProjectedVolume {
     pub(super) fn new(setting: Setting, point: MountPoint) -> Self {
-        Self { setting, point, shown: None, warned: Vec::new() }
+        Self { setting, point, mounted: None, warned: Vec::new() }
     }
 
     pub(super) fn adopted(setting: Setting, point: MountPoint, visible: VisibleMount, projection: Projection) -> Self {
-        Self { shown: Some(Shown { visible, projection }), ..Self::new(setting, point) }
+        Self { mounted: Some(Mounted { visible, projection }), ..Self::new(setting, point) }
     }
 
     pub(super) fn point(&self) -> &MountPoint {
         &self.point
     }
 
-    /// The generation that is shown.
-    pub(super) fn generation(&self) -> Option<GenerationName> {
-        let shown = self.shown.as_ref().filter(|shown| !shown.projection.is_given_up())?;
-        shown.projection.generation().cloned()
+    /// What is to be seen.
+    pub(super) fn shown(&self) -> Option<Shown> {
+        let mounted = self.mounted.as_ref().filter(|mounted| !mounted.projection.is_given_up())?;
+        mounted.shown()
     }
 
     /// A way to look at it, once it is mounted.
     pub(super) fn watch(&self) -> Option<Watch> {
-        self.shown.as_ref().map(|shown| shown.projection.watch())
+        self.mounted.as_ref().map(|mounted| mounted.projection.watch())
     }
 
-    /// Shows the files that `refresh` comes to.
+    /// Shows the files that `refresh` comes to, because of a change that was `heard` of then.
     pub(super) fn show(
         &mut self,
         spec: &Volume,
         source: &volume::Projection,
         refresh: &Refresh,
-    ) -> Result<GenerationName, Trouble> {
-        Ok(self.show_payload(spec, source, refresh)?)
+        heard: Option<Instant>,
+    ) -> Result<Shown, Trouble> {
+        Ok(self.show_payload(spec, source, refresh, heard)?)
     }
 
     pub(super) fn take_down(self) -> Result<(), MountError> {
-        self.shown.map_or(Ok(()), |shown| shown.visible.unmount())
+        self.mounted.map_or(Ok(()), |mounted| mounted.visible.unmount())
     }
 
     fn show_payload(
@@ -95,7 +99,8 @@ impl ProjectedVolume {
         spec: &Volume,
         source: &volume::Projection,
         refresh: &Refresh,
-    ) -> Result<GenerationName, RefreshError> {
+        heard: Option<Instant>,
+    ) -> Result<Shown, RefreshError> {
         let inputs = Inputs {
             identity: &refresh.identity,
             facts: &refresh.facts,
@@ -108,21 +113,29 @@ impl ProjectedVolume {
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;
-        let generation = match &mut self.shown {
-            Some(shown) if !shown.projection.is_given_up() => {
-                shown.projection.commit(&layout, directories)?;
-                current(&shown.projection)
+        let mounted = match &mut self.mounted {
+            Some(mounted) if !mounted.projection.is_given_up() => {
+                let began = Instant::now();
+                let commit = mounted.projection.commit(&layout, directories)?;
+                if let (Some(heard), Commit::Switched { staged_in, switched_in, .. }) = (heard, commit) {
+                    let before = began.saturating_duration_since(heard);
+                    mounted.projection.note_propagation(before + staged_in + switched_in);
+                }
+                mounted
             }
             _ => {
                 let mode = Ownership::of(&refresh.facts).root_mode(source.medium);
-                let mut shown = self.bring_up(spec, &layout, directories, refresh, mode)?;
-                if let Some(given_up) = self.shown.take() {
-                    shown.visible.cover(given_up.visible);
+                let mut mounted = self.bring_up(spec, &layout, directories, refresh, mode)?;
+                if let Some(given_up) = self.mounted.take() {
+                    mounted.visible.cover(given_up.visible);
                 }
-                current(&self.shown.insert(shown).projection)
+                if let Some(heard) = heard {
+                    mounted.projection.note_propagation(heard.elapsed());
+                }
+                self.mounted.insert(mounted)
             }
         };
-        Ok(generation)
+        Ok(mounted.shown().expect("a projection has a generation after its first commit"))
     }
 
     /// The first generation is complete before anybody can see the volume (FU-09).
@@ -133,17 +146,34 @@ impl ProjectedVolume {
         directories: DirectoryAttributes,
         refresh: &Refresh,
         mode: u16,
-    ) -> Result<Shown, RefreshError> {
+    ) -> Result<Mounted, RefreshError> {
         let nested = spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: refresh.selinux_context(), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
         let about = Setting::about(spec, self.point.path(), None);
-        let mut projection = Projection::start(Arc::clone(server), &root, &options, about, *trace)?;
+        let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
+        let reporting = Reporting { trace: *trace, audit };
+        let mut projection = Projection::start(Arc::clone(server), &root, &options, about, &reporting)?;
         projection.commit(layout, directories)?;
         let visible = projection.show(&self.point)?;
-        Ok(Shown { visible, projection })
+        Ok(Mounted { visible, projection })
     }
+}
+
+impl Mounted {
+    /// As it was mounted, which may differ from what an annotation says now.
+    fn shown(&self) -> Option<Shown> {
+        let shown = if self.projection.is_audited() { Shown::Audited } else { Shown::Generation };
+        self.projection.generation().cloned().map(shown)
+    }
+}
+
+/// Whose files they are, for each line of the access log.
+fn subject(pod: &PodIdentity, volume: &Volume) -> Subject {
+    let PodIdentity { namespace, name, uid } = pod;
+    let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
+    Subject([("pod".to_owned(), pod), ("volume".to_owned(), volume.name.as_str().into())].into_iter().collect())
 }
 
 /// Logs what is odd about a payload, unless the one before was odd in the same way.
@@ -163,8 +193,4 @@ fn entries<'a>(payload: &'a Payload<'_>) -> impl Iterator<Item = Entry<'a>> {
         uid: file.uid,
         gid: payload.gid,
     })
-}
-
-fn current(projection: &Projection) -> GenerationName {
-    projection.generation().expect("a projection has a generation after its first commit").clone()
 }

@@ -138,13 +138,14 @@ fn annotations_choose_for_single_volumes() {
     let of = |annotations: &str| -> Vec<Preferences> {
         pod(annotations).expect(annotations).volumes.iter().map(|volume| volume.preferences).collect()
     };
-    let chosen = of("{podfs.io/host-path.host: bind, podfs.io/host-path.data: fuse, podfs.io/cache.scratch: always, \
+    let chosen = of("{podfs.io/host-path.host: bind, podfs.io/host-path.data: fuse, podfs.io/audit.config: open, \
+                      podfs.io/cache.scratch: always, \
                       podfs.io/cache.host: none, podfs.io/cache.data: auto, podfs.io/other: x}");
     let expected = [
-        Preferences::default(),
-        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None },
-        Preferences { served_by: None, cache: Cache::Always },
-        Preferences { served_by: Some(ServedBy::Fuse), cache: Cache::Auto },
+        Preferences { audit: true, ..Preferences::default() },
+        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None, audit: false },
+        Preferences { cache: Cache::Always, ..Preferences::default() },
+        Preferences { served_by: Some(ServedBy::Fuse), cache: Cache::Auto, audit: false },
     ];
     assert_eq!(chosen, expected);
     assert_eq!(of("{}"), [Preferences::default(); 4]);
@@ -158,6 +159,12 @@ fn annotations_that_make_no_sense_are_refused() {
         ("host-path.hots: bind", "the pod has no volume \"hots\""),
         ("cache.: none", "the pod has no volume \"\""),
         ("host-path.scratch: bind", "is for hostPath volumes and claims, and \"scratch\" is of kind emptyDir"),
+        ("audit.config: close", "must be open; without the annotation nothing is written down"),
+        (
+            "audit.scratch: open",
+            "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and \"scratch\" is of kind \
+             emptyDir, whose files the host can open without podfs",
+        ),
         ("cache.config: none", "configMap volumes are cached for ever; remove the annotation"),
     ];
     for (annotation, sentence) in rows {

@@ -5,15 +5,16 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::caller::administers_system;
 use super::super::mounts::proc_path;
 use super::super::node::Node;
+use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
-use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
+use crate::session::abi::{EntryOut, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller};
 
 impl PassthroughFilesystem {
@@ -62,18 +63,7 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn status(&self, node: &Node) -> Result<Answer, Errno> {
-        let status = fstatvfs(&*self.descriptor(node)?)?;
-        let whole = Kstatfs {
-            blocks: status.f_blocks,
-            bfree: status.f_bfree,
-            bavail: status.f_bavail,
-            files: status.f_files,
-            ffree: status.f_ffree,
-            bsize: u32::try_from(status.f_bsize).unwrap_or(4096),
-            namelen: u32::try_from(status.f_namemax).unwrap_or(255),
-            frsize: u32::try_from(status.f_frsize).unwrap_or(4096),
-            ..Default::default()
-        };
+        let whole = whole(self.descriptor(node)?.as_fd())?;
         Ok(Answer::FileSystem(match &self.usage {
             Some(usage) => usage.narrow(whole),
             None => whole,

@@ -41,7 +41,7 @@ impl<T: Send + 'static> Caught<T> {
                     write(&device, answer.as_bytes()).expect("answered");
                 }
                 Operation::Forget { .. } | Operation::BatchForget { .. } => {}
-                _ if request.operation.name() == name => return Self { caller, number: request.number() },
+                _ if request.name() == name => return Self { caller, number: request.number() },
                 operation => panic!("{operation:?} was not expected"),
             }
         }

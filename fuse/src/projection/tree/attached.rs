@@ -184,8 +184,13 @@ impl Attached {
     pub(super) fn path(&self, index: Index) -> String {
         match index {
             0 => self.name.to_string(),
-            _ => format!("{}/{}", self.name, self.image.path(index)),
+            _ => format!("{}/{}", self.name, self.key(index)),
         }
+    }
+
+    /// The path below the generation's directory.
+    pub(super) fn key(&self, index: Index) -> String {
+        self.image.path(index)
     }
 
     fn node(&self, index: Index) -> NodeId {

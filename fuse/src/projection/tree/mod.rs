@@ -269,6 +269,18 @@ impl Tree {
         }
     }
 
+    /// The path of a file as containers name it: without its generation.
+    ///
+    /// # Errors
+    /// As [`Self::content`].
+    pub fn key(&self, node: NodeId) -> Result<String, Errno> {
+        self.content(node)?;
+        match self.place(node)? {
+            Place::Generation(generation, index) => Ok(generation.key(index)),
+            Place::Root | Place::Fixed(_) | Place::Link(_) => Err(Errno::EISDIR),
+        }
+    }
+
     /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room.
     ///
     /// # Errors

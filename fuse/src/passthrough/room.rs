@@ -1,0 +1,73 @@
+//! How much room there is in a volume.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::fs::fstatvfs;
+use rustix::io::Errno;
+
+use super::usage::Usage;
+use crate::region::Region;
+use crate::session::abi::Kstatfs;
+
+/// What `df(1)` tells whoever uses a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that there are, taken and not.
+    pub capacity: u64,
+    /// Bytes that are not taken.
+    pub free: u64,
+    /// Bytes that are not taken and are for everybody.
+    pub available: u64,
+    /// Files that there can be; 0 where that is not known.
+    pub inodes: u64,
+    /// Files that there can be beside those that there are.
+    pub inodes_free: u64,
+}
+
+impl Room {
+    /// Looks at a directory or file of the host, without any limit. Blocks for as long as its file system does.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn at(file: impl AsFd) -> io::Result<Room> {
+        Ok(Self::from(whole(file.as_fd())?))
+    }
+
+    /// The same for a volume whose source this is, with its limit in bytes.
+    pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<Room> {
+        let whole = whole(source.as_fd())?;
+        let usage = limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
+        Ok(Self::from(usage.map_or(whole, |usage| usage.narrow(whole))))
+    }
+}
+
+impl From<Kstatfs> for Room {
+    fn from(found: Kstatfs) -> Room {
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
+        Room {
+            capacity: bytes(found.blocks),
+            free: bytes(found.bfree),
+            available: bytes(found.bavail),
+            inodes: found.files,
+            inodes_free: found.ffree,
+        }
+    }
+}
+
+/// The file system that a file is on, as a whole.
+pub(super) fn whole(file: BorrowedFd<'_>) -> Result<Kstatfs, Errno> {
+    let status = fstatvfs(file)?;
+    Ok(Kstatfs {
+        blocks: status.f_blocks,
+        bfree: status.f_bfree,
+        bavail: status.f_bavail,
+        files: status.f_files,
+        ffree: status.f_ffree,
+        bsize: u32::try_from(status.f_bsize).unwrap_or(4096),
+        namelen: u32::try_from(status.f_namemax).unwrap_or(255),
+        frsize: u32::try_from(status.f_frsize).unwrap_or(4096),
+        ..Default::default()
+    })
+}

@@ -1,0 +1,49 @@
+//! What an audited projection counts: opens, and lines about them that did not get through.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::shared::shared;
+
+/// What became of the opens of an audited projection, since it was mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenCount {
+    /// Opens.
+    pub opens: u64,
+    /// Those of them whose lines are lost.
+    pub lost: u64,
+}
+
+shared! {
+    /// The counters. Only the thread of the session writes them.
+    pub(crate) struct Opens {
+        opens: AtomicU64,
+        lost: AtomicU64,
+        /// How many of the lost ones a later line has told of.
+        told: AtomicU64,
+    }
+}
+
+impl Opens {
+    /// What has become of them so far.
+    pub(crate) fn counted(&self) -> OpenCount {
+        OpenCount { opens: self.opens.load(Relaxed), lost: self.lost.load(Relaxed) }
+    }
+
+    /// How many lines were lost that no line has told of.
+    pub(crate) fn untold(&self) -> u64 {
+        self.lost.load(Relaxed).saturating_sub(self.told.load(Relaxed))
+    }
+
+    /// An open has its line, which told of so many lost ones.
+    pub(crate) fn written(&self, told: u64) {
+        self.opens.fetch_add(1, Relaxed);
+        self.told.fetch_add(told, Relaxed);
+    }
+
+    /// The line of an open is lost.
+    pub(crate) fn lost(&self) {
+        self.opens.fetch_add(1, Relaxed);
+        self.lost.fetch_add(1, Relaxed);
+    }
+}

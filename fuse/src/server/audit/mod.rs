@@ -1,0 +1,228 @@
+//! The access log: one JSON line on standard error for each open of a file in an audited projection.
+//!
+//! 1. The line is written before the open is answered. Its caller waits in the kernel until then, so what `/proc` says of
+//!    it is true, and no file is read that no line tells of.
+//! 2. What is written down is marked as begun in the region. If this server is killed, its successor is asked again, finds
+//!    the mark and writes nothing. A kill between the line and the mark makes a second line, and one before the line the
+//!    first; both say that the kernel asked `again`.
+//! 3. Standard error is never waited for ([`output`]). A line that does not get through is counted in the region, and the
+//!    next one of the volume tells how many were lost.
+//!
+//! Nothing but names is told, never what is in a file.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `opener` | who opens |
+//! | [`output`] | standard error, which is not waited for |
+
+mod opener;
+pub mod output;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use time::OffsetDateTime;
+
+use crate::region::Region;
+use crate::session::Caller;
+use opener::Opener;
+use output::Output;
+
+/// Longest line. A pipe takes it whole or not at all (`PIPE_BUF` of `pipe(7)`).
+const LONGEST_LINE: usize = 4095;
+/// Longest key and cgroup in a line that is too long with all of them, in bytes.
+const LONGEST_PATH: usize = 1024;
+
+/// Whose files they are, in the words of who started the volume. It stands in every line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject(pub Map<String, Value>);
+
+/// The access log of one volume.
+pub(crate) struct Audit {
+    subject: Subject,
+    region: Arc<Region>,
+    output: Arc<Output>,
+}
+
+/// A line, with its fields in their order.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// What was done. It also tells these lines from others on standard error.
+    audit: &'static str,
+    /// When, in UTC, to the microsecond (RFC 3339).
+    time: String,
+    #[serde(flatten)]
+    subject: &'a Subject,
+    /// The file's path in the volume.
+    key: String,
+    #[serde(flatten)]
+    opener: Opener,
+    /// A server before this one was asked, too, and may have written a line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    again: Option<bool>,
+    /// How many lines of the volume were lost since the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost: Option<u64>,
+}
+
+impl Audit {
+    /// Writes to `output`, and counts in `region`.
+    pub(crate) fn new(subject: Subject, region: Arc<Region>, output: Arc<Output>) -> Self {
+        Self { subject, region, output }
+    }
+
+    /// Writes down that `caller`, who waits for the answer, opens the file at `key`.
+    pub(crate) fn open(&self, key: &str, caller: Caller, is_resent: bool) {
+        let opens = self.region.opens();
+        let lost = opens.untold();
+        let line = Line {
+            audit: "open",
+            time: rfc_3339(SystemTime::now()),
+            subject: &self.subject,
+            key: key.to_owned(),
+            opener: Opener::of(caller),
+            again: is_resent.then_some(true),
+            lost: (lost > 0).then_some(lost),
+        };
+        if line.text().is_some_and(|text| self.output.write(text.as_bytes())) {
+            opens.written(lost);
+        } else {
+            opens.lost();
+        }
+    }
+}
+
+impl Line<'_> {
+    /// The line, with its end. None if it is too long whatever is left out of its paths.
+    fn text(mut self) -> Option<String> {
+        let mut room = LONGEST_PATH;
+        loop {
+            // Strings and numbers are always JSON.
+            let mut text = serde_json::to_string(&self).ok()?;
+            text.push('\n');
+            if text.len() <= LONGEST_LINE {
+                return Some(text);
+            }
+            if room == 0 {
+                return None;
+            }
+            shorten(&mut self.key, room);
+            self.opener.cgroup.iter_mut().for_each(|cgroup| shorten(cgroup, room));
+            room /= 2;
+        }
+    }
+}
+
+fn shorten(path: &mut String, room: usize) {
+    if path.len() > room {
+        let whole = (0..=room).rev().find(|end| path.is_char_boundary(*end));
+        path.truncate(whole.unwrap_or_default());
+        path.push('…');
+    }
+}
+
+fn rfc_3339(at: SystemTime) -> String {
+    let at = OffsetDateTime::from(at);
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z",
+        at.year(),
+        u8::from(at.month()),
+        at.day(),
+        at.hour(),
+        at.minute(),
+        at.second(),
+        at.microsecond()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read, pipe};
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::region::Kind;
+
+    const NOBODY: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
+
+    fn audit() -> (Audit, PipeReader) {
+        let (reader, writer) = pipe().expect("a pipe");
+        let Value::Object(subject) = json!({"volume": "db"}) else { unreachable!("it is one") };
+        let region = Arc::new(Region::create(Kind::Projection).expect("memory"));
+        (Audit::new(Subject(subject), region, Arc::new(Output::to_pipe(writer.into()))), reader)
+    }
+
+    fn lines(audit: Audit, mut reader: PipeReader) -> Vec<Value> {
+        drop(audit);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("text");
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    #[test]
+    fn a_line_tells_what_is_known_and_makes_nothing_up() {
+        let (audit, reader) = audit();
+        audit.open("a\"b\n/ü", NOBODY, false);
+        audit.open("b", NOBODY, true);
+        let mut lines = lines(audit, reader);
+        let time = lines[0].as_object_mut().expect("an object").remove("time").expect("a time");
+        assert_eq!(time.as_str().map(str::len), Some("2026-11-21T16:40:01.123456Z".len()));
+        let expected = json!({"audit": "open", "volume": "db", "key": "a\"b\n/ü", "pid": null, "uid": null, "gid": null,
+                              "command": null, "cgroup": null});
+        assert_eq!(lines[0], expected);
+        assert_eq!((&lines[1]["key"], &lines[1]["again"]), (&json!("b"), &json!(true)));
+    }
+
+    #[test]
+    fn the_caller_is_a_process_and_its_thread_is_not_mistaken_for_it() {
+        let (audit, reader) = audit();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+                audit.open("k", Caller { pid, ..NOBODY }, false);
+            });
+            thread.join().expect("it ends");
+        });
+        let line = lines(audit, reader).remove(0);
+        let command = std::fs::read_to_string("/proc/self/comm").expect("a name");
+        assert_eq!((&line["pid"], &line["command"]), (&json!(std::process::id()), &json!(command.trim_end())));
+        assert_eq!((&line["uid"], &line["gid"]), (&json!(0), &json!(0)));
+        assert!(line["cgroup"].as_str().expect("a cgroup").starts_with('/'));
+    }
+
+    #[test]
+    fn what_was_lost_is_told_once_and_counted_for_good() {
+        let (audit, mut reader) = audit();
+        let opens = || audit.region.opens().counted();
+        while opens().lost < 3 {
+            audit.open("k", NOBODY, false);
+        }
+        let written = opens().opens - 3;
+        let mut text = vec![0; 1 << 20];
+        let length = reader.read(&mut text).expect("what fitted");
+        assert_eq!(text[..length].iter().filter(|byte| **byte == b'\n').count() as u64, written);
+        audit.open("k", NOBODY, false);
+        audit.open("k", NOBODY, false);
+        assert_eq!((opens().opens, opens().lost), (written + 5, 3));
+        let lines = lines(audit, reader);
+        assert_eq!(lines.iter().map(|line| line["lost"].as_u64()).collect::<Vec<_>>(), [Some(3), None]);
+    }
+
+    #[test]
+    fn a_line_always_fits_into_a_pipe_at_once() {
+        let (audit, reader) = audit();
+        audit.open(&"\u{1}ü".repeat(4096), NOBODY, false);
+        let line = lines(audit, reader).remove(0);
+        assert!(line["key"].as_str().expect("a key").ends_with('…'));
+    }
+
+    #[test]
+    fn times_are_told_to_the_microsecond() {
+        let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
+        assert_eq!(rfc_3339(at), "2023-11-14T22:13:20.000001Z");
+    }
+}

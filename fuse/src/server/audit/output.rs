@@ -1,0 +1,94 @@
+//! Standard error, written to without waiting for who reads it.
+//!
+//! Others write there, too, and rely on being waited for, so the way is chosen by what it is: a pipe or a terminal is opened
+//! anew, with a flag of its own (`O_NONBLOCK`); a socket, as a service manager's, has one for each call; a file is never
+//! waited for.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use rustix::stdio::stderr;
+
+/// Where lines go.
+pub struct Output {
+    way: Way,
+    /// The last line got through in part.
+    torn: Mutex<bool>,
+}
+
+enum Way {
+    /// Opened anew.
+    Own(OwnedFd),
+    Socket,
+    File,
+    /// What could not be opened anew. It is asked before, and waited for only if another writes at the same moment.
+    Asked,
+    /// Nobody will ever read it.
+    Nowhere,
+}
+
+impl Output {
+    /// Standard error, as it is at this moment. To be called while `/proc` and what it leads to may be opened.
+    pub fn standard_error() -> Self {
+        let kind = fstat(stderr()).map(|status| (FileType::from_raw_mode(status.st_mode), status.st_rdev));
+        Self::by(match kind {
+            Err(_) => Way::Nowhere,
+            Ok((FileType::RegularFile, _)) => Way::File,
+            Ok((FileType::Socket, _)) => Way::Socket,
+            // `/dev/null`, which also takes the place of a descriptor that was closed.
+            Ok((FileType::CharacterDevice, device)) if (major(device), minor(device)) == (1, 3) => Way::Nowhere,
+            Ok(_) => {
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                open("/proc/self/fd/2", flags, Mode::empty()).map_or(Way::Asked, Way::Own)
+            }
+        })
+    }
+
+    fn by(way: Way) -> Self {
+        Self { way, torn: Mutex::new(false) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn to_pipe(pipe: OwnedFd) -> Self {
+        rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK).expect("a pipe");
+        Self::by(Way::Own(pipe))
+    }
+
+    /// Writes a line, which ends with a line break, at once or not at all. Tells whether it got through.
+    pub(super) fn write(&self, line: &[u8]) -> bool {
+        let mut torn = self.torn.lock().expect("a thread that panics ends the process");
+        let ended = [if *torn { &b"\n"[..] } else { b"" }, line].concat();
+        let written = self.give(&ended).unwrap_or(0);
+        // A disk that is full takes a part.
+        *torn = written < ended.len() && (*torn || written > 0);
+        written == ended.len()
+    }
+
+    fn give(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let given = match &self.way {
+                Way::Own(own) => rustix::io::write(own, bytes),
+                Way::Socket => send(stderr(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+                Way::File => rustix::io::write(stderr(), bytes),
+                Way::Asked => ask(stderr()).and_then(|()| rustix::io::write(stderr(), bytes)),
+                Way::Nowhere => Err(Errno::BADF),
+            };
+            match given {
+                Err(Errno::INTR) => {}
+                given => return Ok(given?),
+            }
+        }
+    }
+}
+
+/// Whether somebody has room. That of a pipe is enough for a line.
+fn ask(output: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut state = [PollFd::new(&output, PollFlags::OUT)];
+    poll(&mut state, Some(&Timespec::default()))?;
+    if state[0].revents() == PollFlags::OUT { Ok(()) } else { Err(Errno::AGAIN) }
+}

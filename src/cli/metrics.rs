@@ -1,0 +1,127 @@
+//! `podfs metrics`: the pods of this node in numbers.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::anyhow;
+use clap::{Args, ValueHint};
+use sd_notify::NotifyState;
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use super::status::{pod_directory, pods, print};
+use crate::metrics::{Exposition, Format, exporter};
+use crate::supervisor::metrics::unspoken;
+use crate::supervisor::signals::StopSignals;
+use crate::upkeep::survey;
+
+/// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
+///
+/// Every pod is asked, by way of the run directory. Of one that does not answer within two seconds, only its state is told
+/// (podfs_up is 0); it holds up no other.
+///
+/// With --metrics-addr, the command stays in the foreground until SIGTERM or Ctrl-C, and asks all pods whenever somebody
+/// gets http://ADDR:PORT/metrics; one port for all pods of the node. Whoever reaches the address is answered.
+#[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  the metrics were printed, or served until told to end
+  1  the pod is not found, or the address cannot be used
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs metrics --all
+  podfs metrics --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10
+  podfs metrics --all --metrics-addr 127.0.0.1:9753")]
+pub(super) struct Metrics {
+    /// This pod; podfs status lists all.
+    #[arg(long, value_name = "UID", required_unless_present = "all")]
+    pod: Option<String>,
+    /// Every pod of this node.
+    #[arg(long, conflicts_with = "pod")]
+    all: bool,
+    /// Serve them at `http://ADDR:PORT/metrics`.
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod")]
+    metrics_addr: Option<SocketAddr>,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    run_dir: PathBuf,
+}
+
+impl Metrics {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let directories = match &self.pod {
+            Some(uid) => vec![pod_directory(&self.run_dir, uid)?],
+            None => pods(&self.run_dir)?,
+        };
+        match self.metrics_addr {
+            Some(address) => serve(address, self.run_dir),
+            None => print(&read(&directories, &Silent::default()).text(Format::OpenMetrics)),
+        }
+    }
+}
+
+/// Listens for those who want metrics. Gives the address with the port that was chosen, if any would do.
+pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listening = exporter::listen(address).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    match listening {
+        Ok((address, listener)) => Ok((listener, address)),
+        Err(error) => Err(Failure::general(anyhow!(
+            "cannot serve metrics at {address}: {error}; give another address with --metrics-addr"
+        ))),
+    }
+}
+
+fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
+    let (listener, address) = listen(address)?;
+    let cannot = |error: io::Error| Failure::general(anyhow::Error::new(error).context("cannot serve metrics"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+    let runtime = runtime.map_err(cannot)?;
+    let silent = Silent::default();
+    let read = move || {
+        let directories = survey::pods(&run_directory).unwrap_or_else(|error| {
+            eprintln!("podfs: cannot read {}: {error}", run_directory.display());
+            Vec::new()
+        });
+        read(&directories, &silent)
+    };
+    let outcome = runtime.block_on(async {
+        let mut stop = StopSignals::listen()?;
+        eprintln!("podfs: the metrics of all pods are at http://{address}/metrics");
+        // Without systemd there is nobody to tell.
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+        tokio::select! {
+            _ = stop.received() => Ok(()),
+            Err(error) = exporter::serve(listener, read) => Err(error),
+        }
+    });
+    runtime.shutdown_background();
+    outcome.map_err(cannot)
+}
+
+/// The uids of the pods of which it was said that they do not answer.
+#[derive(Default)]
+struct Silent(Mutex<BTreeSet<String>>);
+
+/// The numbers of these pods. Of those that do not tell them it is said why, once.
+fn read(directories: &[PathBuf], silent: &Silent) -> Exposition {
+    let mut told = silent.0.lock().expect("whoever panics ends the process");
+    let mut silent = BTreeSet::new();
+    let readings = survey::metrics_of(directories).into_iter().map(|read| {
+        read.unwrap_or_else(|status| {
+            if !told.contains(&status.uid) {
+                let reason = status.reason.as_deref().unwrap_or_default();
+                eprintln!("podfs: there are no metrics of pod {}: {reason}", status.title());
+            }
+            silent.insert(status.uid.clone());
+            unspoken(&status)
+        })
+    });
+    let exposition = Exposition::of(readings.collect());
+    *told = silent;
+    exposition
+}

@@ -1,0 +1,221 @@
+//! The numbers of many pods as one text: every family once, with the series of all pods.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::families::{FAMILIES, Family, Kind, POD_LABELS};
+use super::reading::{PodLabels, Reading, Sample, Value};
+
+/// Larger numbers cannot have been counted.
+const LARGEST: u64 = 1 << 53;
+
+/// What the numbers are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// The text format of Prometheus, 0.0.4.
+    Prometheus,
+}
+
+impl Format {
+    /// The media type.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
+/// The numbers of some pods.
+#[derive(Debug)]
+pub struct Exposition {
+    readings: Vec<Reading>,
+}
+
+impl Exposition {
+    /// Of these pods.
+    pub fn of(readings: Vec<Reading>) -> Exposition {
+        Exposition { readings }
+    }
+
+    /// All of it as text.
+    pub fn text(self, format: Format) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        text::encode(&mut text, &registry).expect("numbers and labels can be written");
+        match format {
+            Format::OpenMetrics => text,
+            Format::Prometheus => without_open_metrics(&text),
+        }
+    }
+}
+
+impl Collector for Exposition {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        FAMILIES.iter().try_for_each(|family| {
+            let told: Vec<_> = self.readings.iter().flat_map(|reading| samples(reading, family)).collect();
+            if told.is_empty() {
+                return Ok(());
+            }
+            let (name, unit) = name_and_unit(family);
+            let mut metric = encoder.encode_descriptor(name, family.help, unit.as_ref(), metric_type(family.kind))?;
+            told.into_iter().try_for_each(|(labels, value)| write(metric.encode_family(&labels)?, family.kind, value))
+        })
+    }
+}
+
+/// What a pod tells of a family, as far as this program understands it.
+fn samples<'a>(
+    reading: &'a Reading,
+    family: &'static Family,
+) -> impl Iterator<Item = (Vec<(&'static str, &'a str)>, &'a Value)> {
+    let PodLabels { namespace, pod, uid } = &reading.pod;
+    let of_pod = POD_LABELS.into_iter().zip([namespace.as_str(), pod, uid]);
+    let known = |sample: &&Sample| {
+        let is_histogram = match &sample.value {
+            Value::Number(_) => false,
+            Value::Groups { bounds, groups, .. } if groups.len() == bounds.len() + 1 => true,
+            Value::Groups { .. } => return false,
+        };
+        sample.labels.len() == family.labels.len() && is_histogram == (family.kind == Kind::Histogram)
+    };
+    reading.families.get(family.name).into_iter().flatten().filter(known).map(move |sample| {
+        let own = family.labels.iter().copied().zip(sample.labels.iter().map(String::as_str));
+        // A label without a value is as good as none.
+        (of_pod.clone().chain(own.filter(|(_, value)| !value.is_empty())).collect(), &sample.value)
+    })
+}
+
+fn write(mut metric: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
+    match (kind, value) {
+        // Counters are written as they are counted.
+        (Kind::Counter, Value::Number(number)) => metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None),
+        (_, Value::Number(number)) if number.fract() == 0.0 => metric.encode_gauge(&(*number as i64)),
+        (_, Value::Number(number)) => metric.encode_gauge(number),
+        (_, Value::Groups { bounds, groups, sum }) => {
+            let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+            let buckets: Vec<_> = bounds.zip(groups.iter().map(|count| (*count).min(LARGEST))).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            metric.encode_histogram::<NoLabelSet>(*sum, count, &buckets, None)
+        }
+    }
+}
+
+fn metric_type(kind: Kind) -> MetricType {
+    match kind {
+        Kind::Gauge => MetricType::Gauge,
+        Kind::Counter => MetricType::Counter,
+        Kind::Histogram => MetricType::Histogram,
+    }
+}
+
+/// In OpenMetrics, the name of a counter is that of its numbers without `_total`, and a unit stands at the name's end.
+fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
+    let name = family.name.strip_suffix("_total").unwrap_or(family.name);
+    let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
+    let found = units.into_iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit)));
+    found.map_or((name, None), |(name, unit)| (name, Some(unit)))
+}
+
+/// OpenMetrics as Prometheus wrote it before: a counter goes by the name of its numbers, and neither units nor the end are
+/// told.
+fn without_open_metrics(text: &str) -> String {
+    let is_counter = |name: &str| Family::find(&format!("{name}_total")).is_some();
+    let mut plain = String::with_capacity(text.len());
+    for line in text.lines() {
+        let words: Vec<_> = line.splitn(4, ' ').collect();
+        match words.as_slice() {
+            ["#", "UNIT", ..] | ["#", "EOF"] => continue,
+            ["#", word, name, rest] if is_counter(name) => plain.push_str(&format!("# {word} {name}_total {rest}")),
+            _ => plain.push_str(line),
+        }
+        plain.push('\n');
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use podfs_fuse::region::Distribution;
+
+    use super::super::families::{COMMIT_DURATION, FUSE_REQUESTS, RESIDENT_MEMORY, UP};
+    use super::*;
+
+    fn reading(pod: &str) -> Reading {
+        let labels = PodLabels { namespace: "shop".to_owned(), pod: pod.to_owned(), uid: format!("uid-{pod}") };
+        let mut reading = Reading::new(labels);
+        reading.tell(&UP, &[], 1.0);
+        reading.tell(&RESIDENT_MEMORY, &["server"], 4096.0);
+        reading
+    }
+
+    #[test]
+    fn many_pods_are_one_text_with_each_family_once() {
+        let mut web = reading("web");
+        web.tell(&FUSE_REQUESTS, &["config", "LOOKUP"], 7.0);
+        let durations = Distribution { bounds: vec![0.5], groups: vec![2, 1], nanoseconds: 1_750_000_000 };
+        web.tell_durations(&COMMIT_DURATION, &["config"], &durations);
+        let readings = vec![web, reading("db")];
+        let expected = r#"# HELP podfs_up Whether the supervisor of the pod answers; without it, nothing else is told but the state of the pod
+# TYPE podfs_up gauge
+podfs_up{namespace="shop",pod="web",uid="uid-web"} 1
+podfs_up{namespace="shop",pod="db",uid="uid-db"} 1
+# HELP podfs_resident_memory_bytes Memory that a process of the pod has at this moment, shared memory included
+# TYPE podfs_resident_memory_bytes gauge
+# UNIT podfs_resident_memory_bytes bytes
+podfs_resident_memory_bytes{namespace="shop",pod="web",uid="uid-web",process="server"} 4096
+podfs_resident_memory_bytes{namespace="shop",pod="db",uid="uid-db",process="server"} 4096
+# HELP podfs_commit_duration_seconds How long it took to switch to a new generation, from when its files were put together
+# TYPE podfs_commit_duration_seconds histogram
+# UNIT podfs_commit_duration_seconds seconds
+podfs_commit_duration_seconds_sum{namespace="shop",pod="web",uid="uid-web",volume="config"} 1.75
+podfs_commit_duration_seconds_count{namespace="shop",pod="web",uid="uid-web",volume="config"} 3
+podfs_commit_duration_seconds_bucket{le="0.5",namespace="shop",pod="web",uid="uid-web",volume="config"} 2
+podfs_commit_duration_seconds_bucket{le="+Inf",namespace="shop",pod="web",uid="uid-web",volume="config"} 3
+# HELP podfs_fuse_requests Requests of the kernel, by operation; an operation is told from its first request on
+# TYPE podfs_fuse_requests counter
+podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="config",op="LOOKUP"} 7
+# EOF
+"#;
+        assert_eq!(Exposition::of(readings.clone()).text(Format::OpenMetrics), expected);
+        let plain = expected
+            .replace("# UNIT podfs_resident_memory_bytes bytes\n", "")
+            .replace("# UNIT podfs_commit_duration_seconds seconds\n", "")
+            .replace("# HELP podfs_fuse_requests ", "# HELP podfs_fuse_requests_total ")
+            .replace("# TYPE podfs_fuse_requests ", "# TYPE podfs_fuse_requests_total ")
+            .replace("# EOF\n", "");
+        assert_eq!(Exposition::of(readings).text(Format::Prometheus), plain);
+    }
+
+    #[test]
+    fn whatever_a_label_is_it_stays_one_label() {
+        let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
+        hostile.tell(&FUSE_REQUESTS, &["", "\n"], 1.0);
+        let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
+        let pod = r#"pod="a\"b\\c\n# EOF\npodfs_up 1""#;
+        assert_eq!(text.matches(pod).count(), 3, "{text}");
+        assert!(text.ends_with("uid=\"uid-a\\\"b\\\\c\\n# EOF\\npodfs_up 1\",op=\"\\n\"} 1\n"), "{text}");
+        assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 3);
+    }
+
+    #[test]
+    fn what_another_version_tells_is_left_out_if_it_does_not_fit() {
+        let told = r#"{"pod":{"namespace":"a","pod":"b","uid":"c"},"families":{
+            "podfs_future":[{"labels":[],"value":{"number":1}}],
+            "podfs_up":[{"labels":["more"],"value":{"number":1}},{"labels":[],"value":{"number":1}}],
+            "podfs_commit_duration_seconds":[
+                {"labels":["v"],"value":{"number":1}},
+                {"labels":["v"],"value":{"groups":{"bounds":[1.0],"groups":[1],"sum":1.0}}}],
+            "podfs_volumes":[{"labels":["live"],"value":{"groups":{"bounds":[],"groups":[1],"sum":1.0}}}]}}"#;
+        let text = Exposition::of(vec![serde_json::from_str(told).expect("a reading")]).text(Format::OpenMetrics);
+        let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples, [r#"podfs_up{namespace="a",pod="b",uid="c"} 1"#]);
+    }
+}

@@ -1,0 +1,158 @@
+//! All metrics by name: the only place where a metric is named.
+//!
+//! Names and labels are those of the kubelet where the meaning is the same. Every metric has the labels of its pod
+//! ([`POD_LABELS`]) before its own. What a label may be is bounded: names of the pod's own volumes and claims, audiences of
+//! its tokens, and words of this program. Reasons and generations are no labels: each new one would be a new series.
+
+/// The labels that every metric has: the pod it is about.
+pub const POD_LABELS: [&str; 3] = ["namespace", "pod", "uid"];
+
+/// A metric, with all its series.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Its name, as people ask for it.
+    pub name: &'static str,
+    /// How its numbers behave.
+    pub kind: Kind,
+    /// Its labels, behind those of the pod.
+    pub labels: &'static [&'static str],
+    /// What it means: one sentence, without a full stop.
+    pub help: &'static str,
+}
+
+/// How the numbers of a metric behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Up and down.
+    Gauge,
+    /// Up, and to 0 when what it counts begins anew. The name ends in `_total`.
+    Counter,
+    /// How many were how large; each number like a counter.
+    Histogram,
+}
+
+impl Kind {
+    /// The word of the text formats.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+impl Family {
+    /// The metric of this name.
+    pub fn find(name: &str) -> Option<&'static Family> {
+        FAMILIES.iter().copied().find(|family| family.name == name)
+    }
+}
+
+macro_rules! families {
+    ($($constant:ident: $kind:ident $name:literal [$($label:literal)*] $help:literal;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help, ".")]
+            pub const $constant: Family =
+                Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+        )*
+
+        /// All of them, in the order in which they are told.
+        pub const FAMILIES: &[&Family] = &[$(&$constant),*];
+    };
+}
+
+families! {
+    UP: Gauge "podfs_up" []
+        "Whether the supervisor of the pod answers; without it, nothing else is told but the state of the pod";
+    POD_STATE: Gauge "podfs_pod_state" ["state"]
+        "1 for the state that the pod is in, in the words of podfs status --output json, and 0 for the others";
+    BUILD_INFO: Gauge "podfs_build_info" ["process" "version"]
+        "Always 1; the version of podfs that each process of the pod is";
+    START_TIME: Gauge "podfs_supervisor_start_time_seconds" []
+        "When the supervisor began to serve the pod, in seconds since 1970";
+    RESIDENT_MEMORY: Gauge "podfs_resident_memory_bytes" ["process"]
+        "Memory that a process of the pod has at this moment, shared memory included";
+    SERVER_UP: Gauge "podfs_server_up" []
+        "Whether there is a process that answers for the volumes";
+    SERVER_RESTARTS: Counter "podfs_server_restarts_total" []
+        "How often another server had to take the place of one that ended";
+    VOLUMES: Gauge "podfs_volumes" ["state"]
+        "How many volumes of the pod are in each state, in the same words";
+    VOLUME_CURRENT: Gauge "podfs_volume_current" ["volume"]
+        "Whether the volume is mounted and shows what it should";
+    REFRESH_ERRORS: Counter "podfs_volume_refresh_errors_total" ["volume"]
+        "How often the volume could not be mounted or refreshed";
+    LAST_REFRESH_ERROR: Gauge "podfs_volume_last_refresh_error_timestamp_seconds" ["volume"]
+        "When that happened last, in seconds since 1970; podfs status has the reason";
+    SOURCE_ANSWERING: Gauge "podfs_volume_source_answering" ["volume"]
+        "Whether what the volume shows of the host answers";
+    GENERATION: Gauge "podfs_generation" ["volume"]
+        "How many generations of files the volume has shown since it was mounted";
+    GENERATION_TIME: Gauge "podfs_generation_timestamp_seconds" ["volume"]
+        "When the generation that the volume shows was made, in seconds since 1970";
+    COMMIT_DURATION: Histogram "podfs_commit_duration_seconds" ["volume"]
+        "How long it took to switch to a new generation, from when its files were put together";
+    PROPAGATION: Histogram "podfs_propagation_seconds" ["volume"]
+        "How long it took until a change could be seen, from when podfs heard of it";
+    FUSE_REQUESTS: Counter "podfs_fuse_requests_total" ["volume" "op"]
+        "Requests of the kernel, by operation; an operation is told from its first request on";
+    CAPACITY_BYTES: Gauge "podfs_volume_stats_capacity_bytes" ["volume" "persistentvolumeclaim"]
+        "Bytes that the volume of a claim or an emptyDir can hold, as df tells who uses it";
+    AVAILABLE_BYTES: Gauge "podfs_volume_stats_available_bytes" ["volume" "persistentvolumeclaim"]
+        "Bytes of it that are available";
+    USED_BYTES: Gauge "podfs_volume_stats_used_bytes" ["volume" "persistentvolumeclaim"]
+        "Bytes of it that are used";
+    INODES: Gauge "podfs_volume_stats_inodes" ["volume" "persistentvolumeclaim"]
+        "Files that its file system can hold, if that is limited";
+    INODES_FREE: Gauge "podfs_volume_stats_inodes_free" ["volume" "persistentvolumeclaim"]
+        "Files that can be made there";
+    INODES_USED: Gauge "podfs_volume_stats_inodes_used" ["volume" "persistentvolumeclaim"]
+        "Files that are there";
+    TOKEN_EXPIRATION: Gauge "podfs_token_expiration_timestamp_seconds" ["audience" "expiration_seconds"]
+        "When the token that volumes show expires, in seconds since 1970";
+    SOURCE_CONNECTED: Gauge "podfs_source_connected" []
+        "Whether the API server answers, whatever it answers";
+    SOURCE_OBJECTS: Gauge "podfs_source_objects" []
+        "Objects that the API server is asked for";
+    SOURCE_OBJECTS_IN_TROUBLE: Gauge "podfs_source_objects_in_trouble" []
+        "Those of which podfs does not hear what it should";
+    STORAGE_OPERATIONS: Histogram "storage_operation_duration_seconds"
+        ["operation_name" "volume_plugin" "status" "migrated"]
+        "How long operations took; the metric of the kubelet, for volume_mount and volume_unmount";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The table of the README.
+    fn table() -> String {
+        let row = |family: &&Family| {
+            let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{}` | {} | {} | {} |\n", family.name, family.kind.word(), labels.join(", "), family.help)
+        };
+        FAMILIES.iter().map(row).collect()
+    }
+
+    #[test]
+    fn the_readme_has_every_metric_and_no_other() {
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+        let table = table();
+        assert!(readme.contains(&table), "this is not in the README:\n{table}");
+    }
+
+    #[test]
+    fn names_say_what_they_are() {
+        let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
+        assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
+        for Family { name, kind, help, labels } in FAMILIES {
+            assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            assert!(name.starts_with("podfs_") || name.starts_with("storage_"), "{name}");
+            assert!(!help.contains(['\\', '\n', '|']) && !help.ends_with('.'), "{help}");
+            assert!(!labels.iter().any(|label| POD_LABELS.contains(label) || *label == "le"), "{labels:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What one pod tells at one moment. A reading may come from a podfs of another version: who takes it in leaves out what
+//! it does not know.
+
+use std::collections::BTreeMap;
+
+use podfs_fuse::region::Distribution;
+use serde::{Deserialize, Serialize};
+
+use super::families::Family;
+
+/// The pod that numbers are about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodLabels {
+    /// Its namespace; empty if nobody knows it.
+    pub namespace: String,
+    /// Its name, likewise.
+    pub pod: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// The numbers of one pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reading {
+    /// The pod.
+    pub pod: PodLabels,
+    /// By the name of their family.
+    pub(super) families: BTreeMap<String, Vec<Sample>>,
+}
+
+/// A number, or a few that belong together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sample {
+    /// The values of the family's labels, in their order.
+    pub(super) labels: Vec<String>,
+    pub(super) value: Value,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Value {
+    Number(f64),
+    /// Of a histogram; the last group has no bound.
+    Groups {
+        bounds: Vec<f64>,
+        groups: Vec<u64>,
+        sum: f64,
+    },
+}
+
+impl Reading {
+    /// Of a pod of which nothing is told yet.
+    pub fn new(pod: PodLabels) -> Reading {
+        Reading { pod, families: BTreeMap::new() }
+    }
+
+    /// Tells one number. `labels` are the values of the family's own labels.
+    pub fn tell(&mut self, family: &Family, labels: &[&str], number: f64) {
+        self.add(family, labels, Value::Number(number));
+    }
+
+    /// Tells how many took how long.
+    pub fn tell_durations(&mut self, family: &Family, labels: &[&str], durations: &Distribution) {
+        let sum = durations.seconds();
+        let Distribution { bounds, groups, .. } = durations.clone();
+        self.add(family, labels, Value::Groups { bounds, groups, sum });
+    }
+
+    fn add(&mut self, family: &Family, labels: &[&str], value: Value) {
+        debug_assert_eq!(labels.len(), family.labels.len(), "labels of {}", family.name);
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        self.families.entry(family.name.to_owned()).or_default().push(Sample { labels, value });
+    }
+}

@@ -1,0 +1,180 @@
+//! What a pod tells of itself as metrics, from what is on the board. Nothing is counted for it but what is counted anyway.
+
+use std::fs;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use podfs_fuse::passthrough::Room;
+use podfs_fuse::projection::GenerationName;
+use serde::Serialize;
+
+use super::board::{Board, Known, VERSION, VolumeReport};
+use super::rooms::{At, Look, look};
+use super::status::{PodState, PodStatus, VolumeState};
+use super::tally::{Errors, Tally};
+use super::volume::State;
+use crate::metrics::families::*;
+use crate::metrics::{PodLabels, Reading};
+
+/// One reading at a time: a source that does not answer is waited for once.
+static READING: Mutex<()> = Mutex::new(());
+
+/// The numbers of a pod at this moment. Takes a second where a source does not answer.
+pub(super) fn read(board: &Board) -> Reading {
+    let _turn = READING.lock().expect("nobody panics while a reading is taken");
+    let status = board.status();
+    let looks = looks(&board.known());
+    let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
+    let rooms = look(looks);
+    let mut reading = begun(&status);
+    pod(&mut reading, &status);
+    let tally = board.tally();
+    counts(&mut reading, &tally);
+    let known = board.known();
+    reading.tell(&START_TIME, &[], since_1970(known.started));
+    source(&mut reading, &known);
+    for (place, report) in &known.volumes {
+        volume(&mut reading, report, tally.refresh_errors.get(&report.name));
+        if looked_at.contains(place) {
+            host(&mut reading, report, rooms.get(place));
+        }
+    }
+    reading
+}
+
+/// What is told of a pod whose supervisor does not answer.
+pub fn unspoken(status: &PodStatus) -> Reading {
+    let mut reading = begun(status);
+    reading.tell(&UP, &[], 0.0);
+    state(&mut reading, status.state);
+    reading
+}
+
+fn begun(status: &PodStatus) -> Reading {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    Reading::new(PodLabels { namespace: text(&status.namespace), pod: text(&status.name), uid: status.uid.clone() })
+}
+
+fn pod(reading: &mut Reading, status: &PodStatus) {
+    reading.tell(&UP, &[], 1.0);
+    state(reading, status.state);
+    let server = status.server.as_ref().map(|server| &server.process);
+    reading.tell(&SERVER_UP, &[], truth(server.is_some()));
+    let processes = [("supervisor", status.supervisor.as_ref()), ("server", server)];
+    for (role, process) in processes.into_iter().filter_map(|(role, process)| Some((role, process?))) {
+        let version = process.version.as_deref().unwrap_or(VERSION);
+        reading.tell(&BUILD_INFO, &[role, version], 1.0);
+        if let Some(bytes) = resident(process.pid) {
+            reading.tell(&RESIDENT_MEMORY, &[role], bytes);
+        }
+    }
+    for state in VolumeState::ALL {
+        let count = status.volumes.iter().filter(|volume| volume.state == state).count();
+        reading.tell(&VOLUMES, &[&word(state)], count as f64);
+    }
+}
+
+fn state(reading: &mut Reading, state: PodState) {
+    for one in PodState::ALL {
+        reading.tell(&POD_STATE, &[&word(one)], truth(one == state));
+    }
+}
+
+/// The word for a state in the JSON of `podfs status`.
+fn word(state: impl Serialize) -> String {
+    serde_json::to_value(state).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn counts(reading: &mut Reading, tally: &Tally) {
+    reading.tell(&SERVER_RESTARTS, &[], tally.server_restarts as f64);
+    for one in &tally.operations {
+        let status = if one.succeeded { "success" } else { "fail-unknown" };
+        reading.tell_durations(&STORAGE_OPERATIONS, &[&one.name, &one.plugin, status, "false"], &one.durations);
+    }
+}
+
+/// What is known of where objects come from.
+fn source(reading: &mut Reading, known: &Known) {
+    let contacts = known.contacts.all();
+    if !contacts.is_empty() {
+        let connected = contacts.iter().all(|(_, contact)| contact.connected);
+        let troubled = contacts.iter().filter(|(_, contact)| contact.trouble.is_some()).count();
+        reading.tell(&SOURCE_CONNECTED, &[], truth(connected));
+        reading.tell(&SOURCE_OBJECTS, &[], contacts.len() as f64);
+        reading.tell(&SOURCE_OBJECTS_IN_TROUBLE, &[], troubled as f64);
+    }
+    for (key, expires) in known.tokens.expirations() {
+        let (audience, life) = (key.audience.as_deref().unwrap_or_default(), key.expiration_seconds.to_string());
+        reading.tell(&TOKEN_EXPIRATION, &[audience, &life], since_1970(expires));
+    }
+}
+
+fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>) {
+    let name = report.name.as_str();
+    reading.tell(&VOLUME_CURRENT, &[name], truth(report.status().state == VolumeState::Live));
+    reading.tell(&REFRESH_ERRORS, &[name], errors.map_or(0, |errors| errors.count) as f64);
+    if let Some(errors) = errors {
+        reading.tell(&LAST_REFRESH_ERROR, &[name], since_1970(errors.last));
+    }
+    let Some(watch) = &report.watch else { return };
+    for (operation, count) in watch.requests_by_operation() {
+        reading.tell(&FUSE_REQUESTS, &[name, operation], count as f64);
+    }
+    if let Some(generation) = report.state.generation() {
+        let commits = watch.commits();
+        reading.tell(&GENERATION, &[name], commits.count() as f64);
+        if let Some(made_at) = GenerationName::made_at(generation) {
+            reading.tell(&GENERATION_TIME, &[name], since_1970(made_at));
+        }
+        reading.tell_durations(&COMMIT_DURATION, &[name], &commits);
+        reading.tell_durations(&PROPAGATION, &[name], &watch.propagations());
+    }
+}
+
+/// A volume that shows something of the host. What a source that does not answer holds, nobody knows.
+fn host(reading: &mut Reading, report: &VolumeReport, room: Option<&Room>) {
+    let name = report.name.as_str();
+    reading.tell(&SOURCE_ANSWERING, &[name], truth(room.is_some() && !report.source_is_silent));
+    // What a directory of the host is on is the node's, not the pod's (ME-03).
+    let (Some(room), true) = (room, report.has_room) else { return };
+    let labels = [name, report.claim.as_deref().unwrap_or_default()];
+    let mut tell = |family, number: u64| reading.tell(family, &labels, number as f64);
+    tell(&CAPACITY_BYTES, room.capacity);
+    tell(&AVAILABLE_BYTES, room.available);
+    tell(&USED_BYTES, room.capacity.saturating_sub(room.free));
+    if room.inodes > 0 {
+        tell(&INODES, room.inodes);
+        tell(&INODES_FREE, room.inodes_free);
+        tell(&INODES_USED, room.inodes.saturating_sub(room.inodes_free));
+    }
+}
+
+/// Where to look for the room of volumes that are mounted and show something of the host.
+fn looks(known: &Known) -> Vec<Look> {
+    let look = |(place, report): (&usize, &VolumeReport)| {
+        let (State::Live(shown) | State::Behind(shown, _)) = &report.state else { return None };
+        let at = match (shown.generation(), &report.watch, &report.path) {
+            (Some(_), _, _) | (None, None, None) => return None,
+            (None, Some(watch), _) => At::Source(watch.clone()),
+            (None, None, Some(path)) => At::Mount(path.clone()),
+        };
+        Some(Look { place: *place, at, hanging: report.hanging.clone() })
+    };
+    known.volumes.iter().filter_map(look).collect()
+}
+
+/// Bytes of memory that a process has.
+fn resident(pid: u32) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(kilobytes.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
+}
+
+/// A time as metrics tell it, in seconds.
+fn since_1970(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn truth(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}

@@ -1,0 +1,241 @@
+//! What a person at a terminal sees while volumes come up: a few lines below the log, updated in place.
+//!
+//! Standard error is theirs and the log's together, so both are written here: a log line takes the place of these lines for
+//! a moment. Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
+
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+
+use crate::manifest::pod::PodIdentity;
+
+/// Most volumes that are listed as waiting.
+const MOST_ROWS: usize = 8;
+/// A terminal that does not say how large it is.
+const USUAL_SIZE: (usize, usize) = (80, 24);
+
+/// The lines that are to be seen, if there are any.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// How far the volumes have come.
+pub(super) struct Upcoming<'a> {
+    /// Whose volumes they are, if they are a pod's.
+    pub(super) pod: Option<&'a PodIdentity>,
+    /// How many there will be.
+    pub(super) expected: usize,
+    /// Those that are up.
+    pub(super) up: Vec<&'a str>,
+    /// Those that wait, with the reason.
+    pub(super) waiting: Vec<(&'a str, &'a str)>,
+}
+
+/// The lines of one pod. They are gone when it is dropped.
+pub(super) struct Progress {
+    wanted: bool,
+    lines: Vec<String>,
+}
+
+impl Progress {
+    /// None are seen yet, and never if they are not `wanted`, or if there is no terminal that could show them.
+    pub(super) fn new(wanted: bool) -> Self {
+        Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
+    }
+
+    /// Whether anybody sees them.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// Shows this in the place of what is shown.
+    pub(super) fn show(&mut self, upcoming: &Upcoming<'_>) {
+        let lines = upcoming.lines(size_of_terminal());
+        if !self.wanted || lines == self.lines {
+            return;
+        }
+        self.lines = lines;
+        let mut shown = shown();
+        let bar = shown.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::term_like(Box::<Canvas>::default()));
+            bar.with_style(ProgressStyle::with_template("{msg}").expect("the template is one"))
+        });
+        bar.set_message(self.lines.join("\n"));
+    }
+
+    /// Takes the lines away.
+    pub(super) fn clear(&mut self) {
+        self.lines.clear();
+        if self.wanted
+            && let Some(bar) = shown().take()
+        {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl Upcoming<'_> {
+    /// A headline, and a line for each volume that waits, as far as there is room.
+    fn lines(&self, (width, height): (usize, usize)) -> Vec<String> {
+        let Self { pod, expected, up, waiting } = self;
+        let whose = pod.map_or(String::new(), |pod| format!(" of pod {pod}"));
+        let mut headline = format!("podfs: {} of {expected} volumes{whose} are up", up.len());
+        if !up.is_empty() {
+            headline += &format!(": {}", up.join(", "));
+        }
+        let room = MOST_ROWS.min(height.saturating_sub(3));
+        let longest = waiting.iter().take(room).map(|(name, _)| name.len()).max().unwrap_or_default();
+        let rows = waiting.iter().take(room).map(|(name, reason)| format!("  {name:<longest$}  waits: {reason}"));
+        let more = waiting.len().saturating_sub(room);
+        let more = (more > 0 && room > 0).then(|| format!("  … and {more} more wait"));
+        std::iter::once(headline).chain(rows).chain(more).map(|line| fitted(&line, width)).collect()
+    }
+}
+
+/// As much as there is room for, without what would move the cursor.
+fn fitted(line: &str, width: usize) -> String {
+    let shown: Vec<_> = line.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect();
+    // What ends at the last column may or may not begin a new line.
+    let room = width.saturating_sub(1).max(1);
+    match shown.get(..room) {
+        Some(start) if shown.len() > room => start[..room - 1].iter().chain(&['…']).collect(),
+        _ => shown.into_iter().collect(),
+    }
+}
+
+/// Whether standard error is a terminal whose cursor can be moved.
+fn can_be_drawn_on() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_none_or(|terminal| terminal.is_empty() || terminal == "dumb");
+    rustix::termios::isatty(rustix::stdio::stderr()) && !is_dumb
+}
+
+fn size_of_terminal() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(rustix::stdio::stderr()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
+        _ => USUAL_SIZE,
+    }
+}
+
+/// Standard error as it is drawn on. What is drawn at once is written with one call, and leaves the cursor at the beginning
+/// of a line: behind the last one, the `^C` of a Ctrl-C would begin a new one, and all would be one line off.
+#[derive(Debug, Default)]
+struct Canvas(Mutex<String>);
+
+impl Canvas {
+    fn add(&self, text: &str) -> io::Result<()> {
+        self.0.lock().expect("nobody panics while it is locked").push_str(text);
+        Ok(())
+    }
+
+    /// Moves the cursor (`console_codes(4)`).
+    fn go(&self, by: usize, code: char) -> io::Result<()> {
+        if by == 0 { Ok(()) } else { self.add(&format!("\x1b[{by}{code}")) }
+    }
+}
+
+impl TermLike for Canvas {
+    fn width(&self) -> u16 {
+        u16::try_from(size_of_terminal().0).unwrap_or(u16::MAX)
+    }
+
+    fn height(&self) -> u16 {
+        u16::try_from(size_of_terminal().1).unwrap_or(u16::MAX)
+    }
+
+    fn move_cursor_up(&self, by: usize) -> io::Result<()> {
+        self.go(by, 'A')
+    }
+
+    fn move_cursor_down(&self, by: usize) -> io::Result<()> {
+        self.go(by, 'B')
+    }
+
+    fn move_cursor_right(&self, by: usize) -> io::Result<()> {
+        self.go(by, 'C')
+    }
+
+    fn move_cursor_left(&self, by: usize) -> io::Result<()> {
+        self.go(by, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(text)?;
+        self.add("\n")
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(text)
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.add("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.add("\r")?;
+        let drawn = std::mem::take(&mut *self.0.lock().expect("nobody panics while it is locked"));
+        io::stderr().write_all(drawn.as_bytes())
+    }
+}
+
+fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
+    SHOWN.lock().expect("nobody panics while the lines are locked")
+}
+
+/// Standard error, for log lines. What cannot be written is lost: podfs goes on when nobody reads any more.
+pub(crate) struct StandardError;
+
+impl Write for StandardError {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let write = || {
+            let _nobody_reads = io::stderr().write_all(bytes);
+        };
+        match &*shown() {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(up: usize, waiting: usize, size: (usize, usize)) -> Vec<String> {
+        let names: Vec<_> = (0..up + waiting).map(|number| format!("v{number}")).collect();
+        let upcoming = Upcoming {
+            pod: None,
+            expected: 500,
+            up: names[..up].iter().map(String::as_str).collect(),
+            waiting: names[up..].iter().map(|name| (name.as_str(), "configmap \"a\"\nnot found")).collect(),
+        };
+        upcoming.lines(size)
+    }
+
+    #[test]
+    fn what_is_up_and_what_waits_is_told() {
+        let expected = ["podfs: 2 of 500 volumes are up: v0, v1", "  v2  waits: configmap \"a\" not found"];
+        assert_eq!(lines(2, 1, (80, 24)), expected);
+        assert_eq!(lines(0, 0, (80, 24)), ["podfs: 0 of 500 volumes are up"]);
+    }
+
+    #[test]
+    fn many_volumes_do_not_fill_a_terminal_nor_long_lines_a_narrow_one() {
+        for (width, height) in [(80, 24), (20, 6), (10, 4), (2, 2), (1, 1)] {
+            let lines = lines(250, 250, (width, height));
+            assert!(lines.len() <= (MOST_ROWS + 2).min(height.max(1)), "{lines:?}");
+            assert!(lines.iter().all(|line| line.chars().count() <= width.saturating_sub(1).max(1)), "{lines:?}");
+        }
+        assert_eq!(lines(0, 20, (80, 24)).last().map(String::as_str), Some("  … and 12 more wait"));
+    }
+}

@@ -1,0 +1,119 @@
+//! What the supervisor counts of its pod. It is kept in a file of the pod's run directory, so that no count goes back when
+//! another supervisor goes on with the pod. Little is counted here, and seldom; what volumes count stands in their regions.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use podfs_fuse::region::Distribution;
+use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use super::claim::COUNTS;
+
+/// The kubelet's groups for how long an operation took, in seconds.
+const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+/// The counts of a pod, those of its supervisors before included.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Tally {
+    /// Servers that took the place of one that ended.
+    pub(super) server_restarts: u64,
+    pub(super) operations: Vec<Operations>,
+    /// By the name of the volume.
+    pub(super) refresh_errors: BTreeMap<String, Errors>,
+    /// Where it is kept, if it is.
+    #[serde(skip)]
+    file: Option<PathBuf>,
+}
+
+/// Operations of one kind, by how long they took.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Operations {
+    /// In the kubelet's words: `volume_mount`.
+    pub(super) name: String,
+    /// Likewise: `kubernetes.io/secret`.
+    pub(super) plugin: String,
+    pub(super) succeeded: bool,
+    pub(super) durations: Distribution,
+}
+
+/// What went wrong with a volume.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Errors {
+    pub(super) count: u64,
+    /// When that was last.
+    pub(super) last: SystemTime,
+}
+
+impl Tally {
+    /// Goes on from what is kept in this run directory. What cannot be read is counted anew.
+    pub(super) fn of(directory: &Path) -> Tally {
+        let file = directory.join(COUNTS);
+        let kept = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Tally { file: Some(file), ..kept.unwrap_or_default() }
+    }
+
+    /// So many servers took the place of one that ended.
+    pub(super) fn restarted(&mut self, servers: u32) {
+        self.server_restarts += u64::from(servers);
+        self.keep();
+    }
+
+    /// An operation on a volume came to its end.
+    pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+        let is_it = |one: &&mut Operations| one.name == name && one.plugin == plugin && one.succeeded == succeeded;
+        match self.operations.iter_mut().find(is_it) {
+            Some(operations) => operations.durations.add(took),
+            None => {
+                let mut durations = Distribution::new(&BOUNDS);
+                durations.add(took);
+                let (name, plugin) = (name.to_owned(), plugin.to_owned());
+                self.operations.push(Operations { name, plugin, succeeded, durations });
+            }
+        }
+        self.keep();
+    }
+
+    /// A volume could not be mounted or refreshed.
+    pub(super) fn failed(&mut self, volume: &str) {
+        let now = SystemTime::now();
+        let errors = self.refresh_errors.entry(volume.to_owned()).or_insert(Errors { count: 0, last: now });
+        *errors = Errors { count: errors.count + 1, last: now };
+        self.keep();
+    }
+
+    fn keep(&self) {
+        let Some(file) = &self.file else { return };
+        let kept = serde_json::to_vec(self).map_err(Into::into).and_then(|text| fs::write(file, text));
+        if let Err(error) = kept {
+            debug!("{} cannot be written: {error}; the next supervisor of the pod counts anew", file.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_supervisor_goes_on_counting_and_one_that_cannot_read_begins_anew() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut tally = Tally::of(directory.path());
+        tally.restarted(2);
+        tally.failed("config");
+        for (succeeded, milliseconds) in [(true, 1), (true, 300), (false, 700_000)] {
+            tally.operated("volume_mount", "kubernetes.io/secret", succeeded, Duration::from_millis(milliseconds));
+        }
+        let next = Tally::of(directory.path());
+        assert_eq!(next, tally);
+        assert_eq!((next.server_restarts, next.operations.len()), (2, 2));
+        assert_eq!(next.operations[0].durations.groups[..4], [1, 0, 1, 0]);
+        assert_eq!(next.operations[1].durations.groups[13], 1, "beyond all bounds");
+        assert_eq!(next.refresh_errors["config"].count, 1);
+        fs::write(directory.path().join(COUNTS), "{").expect("written");
+        assert_eq!(Tally::of(directory.path()).server_restarts, 0);
+    }
+}

@@ -1,0 +1,43 @@
+//! Cgroups of tests' own.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use podfs_fuse::mount::table::mounts;
+
+use super::eventually;
+
+/// One that is removed when the test ends.
+pub struct Cgroup {
+    directory: PathBuf,
+    /// As `/proc/PID/cgroup` has it.
+    pub path: String,
+}
+
+impl Cgroup {
+    /// An empty one. None where there are no cgroups of version 2.
+    pub fn new(name: &str) -> Option<Self> {
+        let top = mounts().expect("a table").into_iter().find(|mounted| mounted.fs_type == "cgroup2")?.at;
+        let name = format!("podfs-test-{}-{name}", std::process::id());
+        let directory = top.join(&name);
+        fs::create_dir(&directory).ok()?;
+        Some(Self { directory, path: format!("/{name}") })
+    }
+
+    /// Has a command run in it.
+    pub fn holds(&self, command: &mut Command) {
+        let members = File::options().write(true).open(self.directory.join("cgroup.procs")).expect("a file");
+        let members = OwnedFd::from(members);
+        // SAFETY: the call is async-signal-safe.
+        unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        eventually("the cgroup is empty", || fs::remove_dir(&self.directory).is_ok());
+    }
+}
