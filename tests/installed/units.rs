@@ -167,7 +167,7 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
 fn a_supervisor_that_does_not_answer_is_replaced() {
     let Some(machine) = installed("a_supervisor_that_does_not_answer_is_replaced", Init::Systemd) else { return };
     let drop_in = format!("/etc/systemd/system/{UNIT}.d/watchdog.conf");
-    machine.write(&drop_in, "[Service]\nWatchdogSec=1\n");
+    machine.write(&drop_in, "[Service]\nWatchdogSec=3\n");
     machine.does("systemctl daemon-reload");
     pods::start(&machine);
     let (supervisor, server) = processes(&machine);
