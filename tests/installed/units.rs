@@ -130,10 +130,7 @@ fn a_limit_of_memory_outlives_a_restart() {
         let _ = writeln!(stderr(), "skipped: {test}: no cgroup of version 2 has the memory controller here");
         return;
     }
-    let run = "ExecStart=/usr/bin/podfs run --pod /etc/podfs/pods/%i/pod.yaml --objects /etc/podfs/pods/%i/objects";
-    let drop_in = format!("[Service]\nExecStart=\n{run} --server-memory-max 64Mi\n");
-    machine.write(&format!("/etc/systemd/system/{UNIT}.d/memory.conf"), drop_in);
-    machine.does("systemctl daemon-reload");
+    machine.write(&manifest("environment"), "PODFS_SERVER_MEMORY_MAX=64Mi\n");
     pods::start(&machine);
     let limit = format!("/sys/fs/cgroup/podfs.slice/{UNIT}/podfs-{UID}/memory.max");
     assert_eq!(machine.does(&format!("cat {limit}")), "67108864");
