@@ -15,8 +15,6 @@ use crate::common::packages::{packages, told_by};
 pub struct Versions {
     /// It stays beside the build, for the next run to write over.
     directory: PathBuf,
-    /// The version that the program of [`Versions::second`] tells.
-    pub second_version: String,
 }
 
 impl Versions {
@@ -32,12 +30,10 @@ impl Versions {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory");
         fs::copy(&packages().deb, directory.join("first.deb")).expect("copied");
-        let mut versions = Versions { directory, second_version: String::new() };
+        let versions = Versions { directory };
         let (version, program) = other_build(&versions.program());
         versions.variant("second", "2", &program);
-        versions.second_version = version;
-        let stranger = stranger(&versions.second_version);
-        versions.variant("stranger", "3", stranger.as_bytes());
+        versions.variant("stranger", "3", stranger(&version).as_bytes());
         versions
     }
 
@@ -46,7 +42,7 @@ impl Versions {
         self.directory.join("first.deb")
     }
 
-    /// A later package, whose program tells another version.
+    /// A later package with another program.
     pub fn second(&self) -> PathBuf {
         self.directory.join("second.deb")
     }
