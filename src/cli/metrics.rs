@@ -15,7 +15,7 @@ use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods, print};
 use crate::metrics::{Exposition, Format, exporter};
 use crate::supervisor::metrics::unspoken;
-use crate::supervisor::signals::Signals;
+use crate::supervisor::signals::StopSignals;
 use crate::upkeep::survey;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
@@ -90,7 +90,7 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
         read(&directories, &silent)
     };
     let outcome = runtime.block_on(async {
-        let mut stop = Signals::listen()?;
+        let mut stop = StopSignals::listen()?;
         eprintln!("podfs: the metrics of all pods are at http://{address}/metrics");
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[NotifyState::Ready]);

@@ -15,7 +15,8 @@
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
-//! | `signals` | what signals tell |
+//! | `orders` | what signals tell it to do |
+//! | `signals` | being told to end |
 //! | `heartbeat` | telling systemd that this process goes on |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
@@ -54,6 +55,7 @@ mod heartbeat;
 mod machine;
 pub mod metrics;
 mod oom;
+mod orders;
 pub(crate) mod progress;
 mod questions;
 pub mod report;
@@ -94,11 +96,11 @@ use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
 use control::{Control, Upgrade, Upgrading};
 use heartbeat::Heartbeat;
+use orders::{Order, Orders};
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
-use signals::{Order, Signals};
 use site::Site;
 use upgrade::Continuing;
 use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
@@ -168,7 +170,7 @@ pub async fn run(
     snapshot: Snapshot,
     mut report: Report,
 ) -> Result<(), SupervisorError> {
-    let mut signals = Signals::listen().map_err(SupervisorError::Signals)?;
+    let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory, metrics } =
         assignment;
     oom::protect_supervisor();
@@ -247,7 +249,7 @@ pub async fn run(
     if let Some(continuing) = continuing {
         continuing.complete();
     }
-    let outcome = match supervisor.serve(&mut signals).await {
+    let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, nobody would find the volumes.
         Ok(Order::Leave) if directory.is_some() => supervisor.leave().await,
         Ok(_) => Ok(()),
@@ -340,7 +342,7 @@ struct Done {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, signals: &mut Signals) -> Result<Order, SupervisorError> {
+    async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
         self.report.started();
         let mut heartbeat = Heartbeat::of_unit();
         loop {
@@ -348,7 +350,7 @@ impl Supervisor {
             self.report.progress();
             let retry = self.retry_at.iter().flatten().min().copied();
             tokio::select! {
-                (signal, order) = signals.received() => {
+                (signal, order) = orders.received() => {
                     info!("{signal} received");
                     return Ok(order);
                 }

@@ -7,8 +7,8 @@ use std::process::Command;
 use crate::install;
 use crate::load::Load;
 use crate::machine::{Init, Machine};
-use crate::packages::Packages;
 use crate::pods::{self, CONFIG, UID, UNIT, manifest, nothing_is_served, processes};
+use crate::versions::Versions;
 
 /// All files but those that dpkg and systemd keep for themselves.
 fn files(machine: &Machine) -> BTreeSet<String> {
@@ -32,7 +32,7 @@ fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
     let test = "a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge";
     let Some(machine) = crate::machine(test, Init::Nothing) else { return };
     let before = files(&machine);
-    let said = install(&machine, &Packages::get().first());
+    let said = install(&machine, &Versions::get().first());
     assert!(!said.contains("podfs: "), "there is nothing to say: {said}");
     assert_eq!(machine.does("stat -c %a /run/podfs /var/lib/podfs /etc/podfs/pods"), "700\n750\n700");
     let served = machine.does(
@@ -81,23 +81,24 @@ fn rpm_is_understood_as_dpkg_is() {
 fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     let test = "an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used";
     let Some(machine) = crate::machine(test, Init::Systemd) else { return };
-    let packages = Packages::get();
+    let versions = Versions::get();
     let before = files(&machine);
-    install(&machine, &packages.first());
+    install(&machine, &versions.first());
     pods::start(&machine);
     let (supervisor, server) = processes(&machine);
     let mut load = Load::start(&machine);
 
-    let said = install(&machine, &packages.second());
-    let told = format!("default/web: started, done, podfs {} serves it", packages.second_version);
-    assert!(said.contains(&told), "{said}");
+    let said = install(&machine, &versions.second());
+    assert!(said.contains("default/web: started, done, podfs "), "{said}");
     let upgraded = processes(&machine);
     assert!(upgraded.0 == supervisor && upgraded.1 != server, "{upgraded:?}");
+    // It is what was installed, and not the file before, which is deleted.
+    assert_eq!(machine.does(&format!("readlink /proc/{supervisor}/exe")), "/usr/bin/podfs");
     load.goes_on();
 
     // A package whose podfs cannot go on with what runs: nothing fails, and the pods stay as they are.
     machine.does("cp /usr/bin/podfs /podfs.before");
-    let said = install(&machine, &packages.stranger());
+    let said = install(&machine, &versions.stranger());
     assert!(said.contains("refused: ") && said.contains("speaks another protocol"), "{said}");
     assert!(said.contains("podfs: these pods are served on by the podfs before"), "{said}");
     assert_eq!(machine.run(&format!("systemctl reload {UNIT}")).code, Some(1));
@@ -105,7 +106,7 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     load.goes_on();
 
     // And back.
-    let said = install(&machine, &packages.first());
+    let said = install(&machine, &versions.first());
     assert!(said.contains("default/web: started, done"), "{said}");
     load.ends_well();
     machine.does(&format!("systemctl stop {UNIT}"));
@@ -118,9 +119,9 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
 fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
     let test = "a_removal_leaves_pods_served_and_a_purge_waits_for_their_end";
     let Some(machine) = crate::machine(test, Init::Systemd) else { return };
-    let packages = Packages::get();
+    let versions = Versions::get();
     let before = files(&machine);
-    install(&machine, &packages.first());
+    install(&machine, &versions.first());
     pods::start(&machine);
     let mut load = Load::start(&machine);
 
@@ -138,7 +139,7 @@ fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
     load.goes_on();
 
     // Installed again, the pod is taken up where it was left.
-    install(&machine, &packages.first());
+    install(&machine, &versions.first());
     machine.does(&format!("systemctl start {UNIT}"));
     processes(&machine);
     load.ends_well();
@@ -155,7 +156,7 @@ fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
 fn a_removal_cleans_up_after_pods_that_are_dead() {
     let Some(machine) = crate::machine("a_removal_cleans_up_after_pods_that_are_dead", Init::Systemd) else { return };
     let before = files(&machine);
-    install(&machine, &Packages::get().first());
+    install(&machine, &Versions::get().first());
     pods::start(&machine);
     machine.does(&format!("systemctl enable {UNIT} 2>&1; cp -a /etc/podfs/pods/{UID} /root/"));
     // Nobody restarts it.
@@ -163,7 +164,7 @@ fn a_removal_cleans_up_after_pods_that_are_dead() {
     machine.does(&format!("systemctl kill --signal KILL {UNIT}"));
     machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));
     assert_ne!(machine.run(&format!("ls {CONFIG}")).code, Some(0), "the mount is dead");
-    install(&machine, &Packages::get().first());
+    install(&machine, &Versions::get().first());
     let said = machine.does("dpkg --purge podfs 2>&1");
     assert!(said.contains(&format!("unmounted {CONFIG}")), "{said}");
     assert!(!said.contains("served"), "{said}");

@@ -55,7 +55,7 @@ impl Machine {
         let cgroups = cgroups.ok_or("no cgroups of version 2 are mounted")?.at;
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let cgroup = cgroups.join(directory.path().file_name().expect("a name"));
-        fs::create_dir(&cgroup).expect("a cgroup");
+        fs::create_dir(&cgroup).map_err(|error| format!("no cgroup can be made in {}: {error}", cgroups.display()))?;
         fs::write(directory.path().join("boot"), BOOT).expect("written");
         let at = directory.path().join("at");
         fs::create_dir(&at).expect("a directory");

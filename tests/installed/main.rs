@@ -6,7 +6,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`machine`] | machines: started, used, switched off |
-//! | [`packages`] | the packages that are installed |
+//! | [`versions`] | the packages that are installed |
 //! | [`pods`] | the pod that is served |
 //! | [`load`] | who uses its volumes meanwhile |
 //! | [`units`] | tests of the units |
@@ -20,21 +20,21 @@ mod agent;
 mod life;
 mod load;
 mod machine;
-mod packages;
 mod pods;
 mod units;
+mod versions;
 
 use std::io::{Write, stderr};
 
 use machine::{Init, Machine};
-use packages::{Packages, inside};
+use versions::{Versions, inside};
 
 /// A machine with the packages in `/root`, unless it cannot be had.
 fn machine(test: &str, init: Init) -> Option<Machine> {
     match Machine::start(init) {
         Ok(machine) => {
-            let packages = Packages::get();
-            for package in [packages.first(), packages.second(), packages.stranger()] {
+            let versions = Versions::get();
+            for package in [versions.first(), versions.second(), versions.stranger()] {
                 machine.copy(&package, &inside(&package));
             }
             Some(machine)
@@ -50,7 +50,7 @@ fn machine(test: &str, init: Init) -> Option<Machine> {
 /// [`machine`] on which the first package is installed.
 fn installed(test: &str, init: Init) -> Option<Machine> {
     let machine = machine(test, init)?;
-    install(&machine, &Packages::get().first());
+    install(&machine, &Versions::get().first());
     Some(machine)
 }
 

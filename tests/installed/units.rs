@@ -130,10 +130,7 @@ fn a_limit_of_memory_outlives_a_restart() {
         let _ = writeln!(stderr(), "skipped: {test}: no cgroup of version 2 has the memory controller here");
         return;
     }
-    let run = "ExecStart=/usr/bin/podfs run --pod /etc/podfs/pods/%i/pod.yaml --objects /etc/podfs/pods/%i/objects";
-    let drop_in = format!("[Service]\nExecStart=\n{run} --server-memory-max 64Mi\n");
-    machine.write(&format!("/etc/systemd/system/{UNIT}.d/memory.conf"), drop_in);
-    machine.does("systemctl daemon-reload");
+    machine.write(&manifest("environment"), "PODFS_SERVER_MEMORY_MAX=64Mi\n");
     pods::start(&machine);
     let limit = format!("/sys/fs/cgroup/podfs.slice/{UNIT}/podfs-{UID}/memory.max");
     assert_eq!(machine.does(&format!("cat {limit}")), "67108864");
@@ -167,7 +164,7 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
 fn a_supervisor_that_does_not_answer_is_replaced() {
     let Some(machine) = installed("a_supervisor_that_does_not_answer_is_replaced", Init::Systemd) else { return };
     let drop_in = format!("/etc/systemd/system/{UNIT}.d/watchdog.conf");
-    machine.write(&drop_in, "[Service]\nWatchdogSec=1\n");
+    machine.write(&drop_in, "[Service]\nWatchdogSec=3\n");
     machine.does("systemctl daemon-reload");
     pods::start(&machine);
     let (supervisor, server) = processes(&machine);
@@ -183,6 +180,21 @@ fn settings_of_one_pod_come_from_its_environment_file() {
     machine.write(&manifest("environment"), "RUST_LOG=debug\n");
     pods::start(&machine);
     assert!(journal(&machine).contains("DEBUG"), "{}", journal(&machine));
+}
+
+#[test]
+fn metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for() {
+    let test = "metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for";
+    let Some(machine) = installed(test, Init::Systemd) else { return };
+    pods::start(&machine);
+    assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");
+    machine.does("systemctl enable --now podfs-metrics.service");
+    let scrape = "exec 3<>/dev/tcp/127.0.0.1/9753; printf \"GET /metrics HTTP/1.0\\r\\n\\r\\n\" >&3; cat <&3";
+    let up = format!("^podfs_up.*{UID}.* 1$");
+    assert_ne!(machine.does(&format!("bash -c '{scrape}' | grep '{up}'")), "");
+    // It goes with the package.
+    machine.does("dpkg --remove podfs");
+    assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");
 }
 
 #[test]

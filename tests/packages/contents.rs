@@ -21,16 +21,16 @@ const COMMON: &[&str] = &[
     "/usr/share/doc/podfs/examples/pod.yaml",
     "/usr/share/doc/podfs/rust-library.html.gz",
     "/usr/share/fish/vendor_completions.d/podfs.fish",
-    "/usr/share/man/man1/podfs-run.1.gz",
-    "/usr/share/man/man1/podfs.1.gz",
     "/usr/share/man/man5/podfs-pod.5.gz",
+    "/usr/share/man/man5/podfs.toml.5.gz",
     "/usr/share/man/man7/podfs-agent.7.gz",
+    "/usr/share/man/man8/podfs-run.8.gz",
     "/usr/share/man/man8/podfs.8.gz",
 ];
 
 /// Where there may be more files: units, manuals of other commands, examples.
 const MORE: &[&str] =
-    &["/usr/lib/systemd/system/podfs", "/usr/share/man/man1/podfs-", "/usr/share/doc/podfs/examples/"];
+    &["/usr/lib/systemd/system/podfs", "/usr/share/man/man8/podfs-", "/usr/share/doc/podfs/examples/"];
 
 /// What each system has in its own places.
 const OF_DEBIAN: &[&str] = &[

@@ -1,60 +1,48 @@
-//! Packages of this build: as `packaging/build` makes it, and others that differ in version and program.
+//! Versions of the package: that of this tree, and later ones that differ in version and program.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-use crate::common::PODFS;
 use crate::common::builds::other_build;
+use crate::common::packages::{packages, told_by};
 
-/// What is installed in these tests.
-pub struct Packages {
+/// Three packages, one after another.
+pub struct Versions {
     /// It stays beside the build, for the next run to write over.
     directory: PathBuf,
-    /// The version that the program of [`Packages::second`] tells.
-    pub second_version: String,
 }
 
-impl Packages {
+impl Versions {
     /// They are made once.
-    pub fn get() -> &'static Packages {
-        static PACKAGES: OnceLock<Packages> = OnceLock::new();
-        PACKAGES.get_or_init(Packages::make)
+    pub fn get() -> &'static Versions {
+        static VERSIONS: LazyLock<Versions> = LazyLock::new(Versions::make);
+        &VERSIONS
     }
 
-    fn make() -> Packages {
+    fn make() -> Versions {
+        // Where the build is: the system's directory for temporary files may be small.
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory");
-        let mut build = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/build"));
-        build.args(["--program", PODFS, "--revision", "1", "--output"]).arg(directory.join("built"));
-        done(&mut build);
-        let built = fs::read_dir(directory.join("built")).expect("packages").flatten().map(|entry| entry.path());
-        let is_it = |path: &PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("podfs_") && name.ends_with(".deb")
-        };
-        let deb = built.into_iter().find(is_it).expect("a package for Debian");
-        fs::rename(deb, directory.join("first.deb")).expect("renamed");
-        let mut packages = Packages { directory, second_version: String::new() };
-        let (version, program) = other_build(&packages.program());
-        packages.variant("second", "2", &program);
-        packages.second_version = version;
-        let stranger = stranger(&packages.second_version);
-        packages.variant("stranger", "3", stranger.as_bytes());
-        packages
+        fs::copy(&packages().deb, directory.join("first.deb")).expect("copied");
+        let versions = Versions { directory };
+        let (version, program) = other_build(&versions.program());
+        versions.variant("second", "2", &program);
+        versions.variant("stranger", "3", stranger(&version).as_bytes());
+        versions
     }
 
-    /// This build.
+    /// The package of this tree.
     pub fn first(&self) -> PathBuf {
         self.directory.join("first.deb")
     }
 
-    /// A later package, whose program tells another version.
+    /// A later package with another program.
     pub fn second(&self) -> PathBuf {
         self.directory.join("second.deb")
     }
@@ -72,7 +60,7 @@ impl Packages {
 
     fn unpacked(&self) -> TempDir {
         let tree = TempDir::with_prefix_in("tree-", &self.directory).expect("a directory");
-        done(Command::new("dpkg-deb").arg("--raw-extract").arg(self.first()).arg(tree.path()));
+        told_by(Command::new("dpkg-deb").arg("--raw-extract").arg(self.first()).arg(tree.path()));
         fs::set_permissions(tree.path(), Permissions::from_mode(0o755)).expect("permissions");
         tree
     }
@@ -94,7 +82,7 @@ impl Packages {
         // The program is another one than its package says.
         let _ = fs::remove_file(tree.path().join("DEBIAN/md5sums"));
         let packed = self.directory.join(format!("{name}.deb"));
-        done(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));
+        told_by(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));
     }
 }
 
@@ -104,12 +92,6 @@ fn stranger(version: &str) -> String {
     let length: String =
         u32::try_from(answer.len()).expect("short").to_ne_bytes().map(|byte| format!("\\{byte:03o}")).concat();
     format!("#!/bin/sh\n[ \"$1\" != server ] || printf '{length}%s' '{answer}' >&0\nexec /podfs.before \"$@\"\n")
-}
-
-#[track_caller]
-fn done(command: &mut Command) {
-    let done = command.output().expect("it starts");
-    assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Where the package of this name is put in a machine.

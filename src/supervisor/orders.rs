@@ -1,0 +1,42 @@
+//! What the supervisor is told to do by signals.
+//!
+//! | signal | order |
+//! |---|---|
+//! | SIGTERM, SIGINT, SIGHUP | unmount and end |
+//! | SIGUSR1 | end, and leave the volumes to the next supervisor, as a crash would; a restart of the unit sends it |
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::signals::StopSignals;
+
+/// What a supervisor is told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Take the volumes down.
+    Stop,
+    /// Leave them as they are.
+    Leave,
+}
+
+/// The signals that are orders.
+pub(super) struct Orders {
+    stop: StopSignals,
+    leave: Signal,
+}
+
+impl Orders {
+    /// From here on none of them ends the process by itself.
+    pub(super) fn listen() -> io::Result<Self> {
+        Ok(Self { stop: StopSignals::listen()?, leave: signal(SignalKind::user_defined1())? })
+    }
+
+    /// Waits for the next one, and gives the signal's name with it.
+    pub(super) async fn received(&mut self) -> (&'static str, Order) {
+        tokio::select! {
+            signal = self.stop.received() => (signal, Order::Stop),
+            _ = self.leave.recv() => ("SIGUSR1", Order::Leave),
+        }
+    }
+}
