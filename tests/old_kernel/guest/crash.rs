@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 
 use nix::errno::Errno;
@@ -24,27 +26,39 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
     fs::write(source.join("file"), "x").expect("written");
     fixture.write("pod.yaml", &pod(&format!("[{}]", host("host", &source, "Directory"))));
     let mut running = fixture.run();
-    let (volume, server) = (running.volume("host"), running.server());
+    let volume = running.volume("host");
 
-    // Nothing of the file is cached, so each turn is a request.
+    // Nothing of the file is cached, so each turn is a request. Three callers leave the server no time between requests.
     let file = Arc::new(File::open(volume.join("file")).expect("opened"));
-    let later = Arc::clone(&file);
     let connection = minor(fs::metadata(&volume).expect("a volume").dev());
-    let reader = thread::spawn(move || {
-        loop {
-            if let Err(error) = file.read_at(&mut [0], 0) {
-                return error.raw_os_error().map(Errno::from_raw);
+    let (tell, told) = channel();
+    let enough = Arc::new(AtomicBool::new(false));
+    for _ in 0..3 {
+        let (file, tell, enough) = (Arc::clone(&file), tell.clone(), Arc::clone(&enough));
+        thread::spawn(move || {
+            while !enough.load(Ordering::Relaxed) {
+                if let Err(error) = file.read_at(&mut [0], 0) {
+                    return tell.send(error.raw_os_error().map(Errno::from_raw));
+                }
             }
+            Ok(())
+        });
+    }
+    let error = loop {
+        let server = running.server();
+        kill(server, Signal::SIGSTOP).expect("the server is there");
+        eventually("a request waits", || stopped(server.as_raw()) && waiting(connection) > 0);
+        kill(server, Signal::SIGKILL).expect("the server is there");
+        let mine = Arc::clone(&file);
+        within_patience("its successor answers", move || mine.read_at(&mut [0], 0)).expect("read");
+        // A server that had just answered had no request in hand; its successor is the next one to be killed.
+        if let Ok(error) = told.try_recv() {
+            break error;
         }
-    });
-    kill(server, Signal::SIGSTOP).expect("the server is there");
-    eventually("a request is in flight", || stopped(server.as_raw()) && waiting(connection) > 0);
-    kill(server, Signal::SIGKILL).expect("the server is there");
-    let error = within_patience("the caller gets its answer", || reader.join().expect("it does not panic"));
+    };
+    enough.store(true, Ordering::Relaxed);
     assert!(matches!(error, Some(Errno::EIO | Errno::ECONNABORTED)), "{error:?}");
 
-    let mut byte = [0];
-    within_patience("its successor answers", move || later.read_at(&mut byte, 0).map(|_| byte)).expect("read");
     assert_eq!(fs::read_to_string(volume.join("file")).expect("read"), "x");
     assert_eq!(running.stop().code(), Some(0));
     fixture.assert_nothing_left();

@@ -1,0 +1,131 @@
+//! Kernel and QEMU: found, booted without acceleration, and ended.
+
+use std::env::{join_paths, split_paths, var_os};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+/// How long the guest may run; it takes half a minute on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Lines of the console that are worth showing.
+const TAIL: usize = 60;
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// What is needed to boot.
+pub struct Machine {
+    qemu: PathBuf,
+    /// Where packages are unpacked.
+    packages: PathBuf,
+    kernel: PathBuf,
+    pub(super) modules: PathBuf,
+    pub(super) busybox: PathBuf,
+}
+
+impl Machine {
+    /// What `tests/run` has unpacked beside the build.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn find() -> Result<Self, String> {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
+        let packages = target.join("guest");
+        let missing = |what: &str| format!("there is no {what} in {}", packages.display());
+        let kernel = newest(&packages.join("boot"), "vmlinuz-6.1.").ok_or_else(|| missing("Linux 6.1"))?;
+        let modules = newest(&packages.join("lib/modules"), "6.1.").ok_or_else(|| missing("module of Linux 6.1"))?;
+        let busybox = packages.join("bin/busybox");
+        if !busybox.exists() {
+            return Err(missing("busybox"));
+        }
+        let qemu = qemu(&packages).ok_or_else(|| format!("there is no {QEMU}"))?;
+        Ok(Self { qemu, packages, kernel, modules, busybox })
+    }
+
+    /// Runs a guest until it switches itself off: what it prints to its second serial line, and the end of its console.
+    pub(super) fn boot(&self, initrd: &Path, console: &Path, network: bool) -> (String, String) {
+        let mut command = Command::new(&self.qemu);
+        // Nested KVM hangs on some hosts. Two CPUs are enough for races.
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64,+rdrand", "-smp", "2", "-m", "1G"]);
+        command.args(["-M", "pc", "-nodefaults", "-display", "none", "-no-reboot"]);
+        command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(initrd);
+        command.args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"]);
+        command.arg("-serial").arg(format!("file:{}", console.display())).args(["-serial", "stdio"]);
+        if network {
+            // Nobody boots from the network: the card needs no firmware.
+            command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
+        }
+        self.add_unpacked(&mut command);
+        let report = Running::start(&mut command).report();
+        let console = fs::read(console).unwrap_or_default();
+        (report, tail(&String::from_utf8_lossy(&console)))
+    }
+
+    /// An unpacked QEMU has its libraries and firmware beside it.
+    fn add_unpacked(&self, command: &mut Command) {
+        if !self.qemu.starts_with(&self.packages) {
+            return;
+        }
+        let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|path| self.packages.join(path));
+        command.env("LD_LIBRARY_PATH", join_paths(libraries).expect("paths without colons"));
+        for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(self.packages.join(firmware));
+        }
+    }
+}
+
+/// A running QEMU, killed at the end.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("QEMU starts"))
+    }
+
+    /// All that comes until it ends, or until patience does.
+    fn report(mut self) -> String {
+        let mut output = self.0.stdout.take().expect("a pipe");
+        let (end, ended) = channel();
+        let reader = thread::spawn(move || {
+            let mut report = Vec::new();
+            let read = output.read_to_end(&mut report);
+            let _ = end.send(());
+            read.map(|_| report)
+        });
+        let in_time = ended.recv_timeout(PATIENCE).is_ok();
+        drop(self);
+        let report = reader.join().expect("it does not panic").expect("QEMU's output");
+        let late = if in_time { "" } else { "\nthe guest did not end by itself\n" };
+        // The serial line ends lines with both characters.
+        String::from_utf8_lossy(&report).replace('\r', "") + late
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The one that is unpacked, or else the one that is installed.
+fn qemu(packages: &Path) -> Option<PathBuf> {
+    let installed = var_os("PATH").map(|path| split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let mut places = [packages.join("usr/bin")].into_iter().chain(installed).map(|directory| directory.join(QEMU));
+    places.find(|program| program.exists())
+}
+
+/// The last of the directory's entries that begin like this.
+fn newest(directory: &Path, prefix: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).map(|entry| entry.path()).max()
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+}

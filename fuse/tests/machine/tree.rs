@@ -1,0 +1,60 @@
+//! The files that the guest starts with.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// The guest's root directory.
+pub struct Tree(TempDir);
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self(TempDir::with_prefix("podfs-test-").expect("a directory"))
+    }
+}
+
+impl Tree {
+    pub fn directory(&self, path: &Path) {
+        fs::create_dir_all(self.place(path)).expect("directories");
+    }
+
+    pub fn copy(&self, from: &Path, to: &str) {
+        fs::copy(from, self.place(Path::new(to))).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    }
+
+    pub fn write(&self, to: &str, text: &str, mode: u32) {
+        let place = self.place(Path::new(to));
+        fs::write(&place, text).expect("written");
+        fs::set_permissions(place, Permissions::from_mode(mode)).expect("the mode is set");
+    }
+
+    /// A program without its debugging information, which is most of it, and with its libraries.
+    pub fn program(&self, from: &Path, to: &str) {
+        let stripped = Command::new("strip").arg("-o").arg(self.place(Path::new(to))).arg(from).status();
+        assert!(stripped.expect("strip runs").success(), "{} cannot be stripped", from.display());
+        let libraries = Command::new("ldd").arg(from).output().expect("ldd runs");
+        // `libc.so.6 => /lib/…/libc.so.6 (0x…)`; the loader stands there without an arrow.
+        let libraries = String::from_utf8(libraries.stdout).expect("text");
+        let paths = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+        paths.for_each(|library| self.copy(Path::new(library), library));
+    }
+
+    /// Writes the archive to `at`. It is not compressed: the guest would take longer to unpack it than to read it.
+    pub fn pack(&self, busybox: &Path, at: &Path) {
+        const PACK: &str = r#""$0" find . | "$0" cpio -o -H newc 2>/dev/null"#;
+        let mut pack = Command::new(busybox);
+        pack.args(["sh", "-c", PACK]).arg(busybox).current_dir(self.0.path());
+        let packed = pack.stdout(File::create(at).expect("a file")).status().expect("busybox runs");
+        assert!(packed.success(), "the initramfs cannot be packed");
+    }
+
+    /// Where a path of the guest is; the directories that lead there are made.
+    fn place(&self, path: &Path) -> PathBuf {
+        let place = self.0.path().join(path.strip_prefix("/").expect("an absolute path"));
+        fs::create_dir_all(place.parent().expect("a parent")).expect("directories");
+        place
+    }
+}

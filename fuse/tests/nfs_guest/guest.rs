@@ -1,0 +1,77 @@
+//! What is tested in the guest.
+
+use std::env::var;
+use std::fs;
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount, umount};
+
+use crate::machine::nfs::MOUNT_PORT;
+use crate::nfs_rig::caller::Caller;
+use crate::nfs_rig::protocol::procedure::GETPORT;
+use crate::nfs_rig::protocol::{MOUNT, NFS, PORTMAP};
+use crate::nfs_rig::xdr::Writer;
+
+/// Where the kernel's server is.
+const SERVER: ([u8; 4], u16) = ([127, 0, 0, 1], 2049);
+
+/// Mounts by the kernel's client, as mount(8) would.
+fn mounted(source: &str, options: &str, look: impl FnOnce(&Path)) {
+    let at = Path::new("/mounted");
+    fs::create_dir_all(at).expect("a directory");
+    let kind = if options.contains("vers=4") { "nfs4" } else { "nfs" };
+    mount(Some(source), at, Some(kind), MsFlags::empty(), Some(options)).expect(options);
+    look(at);
+    umount(at).expect("unmounted");
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn the_kernels_client_writes_and_reads_on_the_kernels_server() {
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|index| (index % 251) as u8).collect();
+    let version_3 = format!("vers=3,proto=tcp,addr=127.0.0.1,mountport={MOUNT_PORT},mountproto=tcp,nolock");
+    let ways = [("127.0.0.1:/export", version_3), ("127.0.0.1:/", "vers=4.1,proto=tcp,addr=127.0.0.1".to_owned())];
+    for (source, options) in ways {
+        mounted(source, &options, |at| {
+            fs::write(at.join("file"), &bytes).expect("written");
+            assert!(fs::read("/export/file").expect("there") == bytes);
+            fs::write("/export/other", &options).expect("written");
+            assert_eq!(fs::read_to_string(at.join("other")).expect("read"), options);
+        });
+        fs::remove_file("/export/file").expect("removed");
+    }
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn the_kernels_client_writes_and_reads_on_the_server_outside() {
+    let ports = var("PORTS").expect("it is told");
+    let (nfs_port, mount_port) = ports.split_once(' ').expect("two");
+    for version in ["3", "4.1"] {
+        let options = format!(
+            "vers={version},proto=tcp,addr=10.0.2.2,port={nfs_port},mountport={mount_port},mountproto=tcp,nolock"
+        );
+        mounted("10.0.2.2:/export", &options, |at| {
+            assert_eq!(fs::read_to_string(at.join("from-outside")).expect("read"), "1");
+            fs::write(at.join(format!("from-guest-{version}")), version).expect("written");
+        });
+    }
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn the_kernels_server_answers_the_plain_client_and_a_real_rpcbind_knows_it() {
+    let root = Caller::mount((SERVER.0, MOUNT_PORT).into(), "/export").expect("an answer").expect("a root");
+    let mut caller = Caller::connect(SERVER.into()).expect("connected");
+    let file = caller.create(&root, "by-caller").expect("an answer").expect("created");
+    let verifier = caller.write(&file, 0, b"hello").expect("an answer").expect("written");
+    assert_eq!(caller.commit(&file).expect("an answer"), Ok(verifier));
+    assert_eq!(fs::read("/export/by-caller").expect("there"), b"hello");
+
+    let mut mapper = Caller::connect((SERVER.0, 111).into()).expect("connected");
+    for ((program, version), port) in [(NFS, SERVER.1), (MOUNT, MOUNT_PORT)] {
+        let question = Writer::default().u32(program).u32(version).u32(6).u32(0);
+        let answer = mapper.ask(PORTMAP, GETPORT, question).expect("an answer");
+        assert_eq!(answer, u32::from(port).to_be_bytes());
+    }
+}

@@ -1,0 +1,228 @@
+//! A client that asks one thing at a time. It looks at a server past podfs' client, and is too plain to be wrong: every
+//! reply is waited for, nothing is kept, nothing is sent twice unless it is told to.
+
+use std::io::{Error, ErrorKind, Result};
+use std::net::{SocketAddr, TcpStream};
+
+use super::PATIENCE;
+use super::protocol::procedure::*;
+use super::protocol::{MOUNT, NFS};
+use super::rpc::{Call, Identity, read_record, results, write_record};
+use super::xdr::{Reader, Writer};
+
+/// A connection to a server.
+pub struct Caller {
+    stream: TcpStream,
+    xid: u32,
+    pub identity: Option<Identity>,
+}
+
+/// A file handle.
+pub type Handle = Vec<u8>;
+
+/// What a server says: results, or the number of its error.
+pub type Answer<T> = std::result::Result<T, u32>;
+
+/// What is looked at of a file's attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    pub kind: u32,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub fileid: u64,
+    /// Seconds and nanoseconds of the last change of content.
+    pub mtime: (u32, u32),
+}
+
+/// A page of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Cookies and names.
+    pub entries: Vec<(u64, Vec<u8>)>,
+    /// Nothing comes after it.
+    pub last: bool,
+}
+
+impl Caller {
+    pub fn connect(to: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream, xid: 0x7000_0000, identity: Some(Identity::default()) })
+    }
+
+    /// The root of an export, asked of the server's MOUNT port.
+    pub fn mount(to: SocketAddr, export: &str) -> Result<Answer<Handle>> {
+        let mut caller = Self::connect(to)?;
+        let results = caller.ask(MOUNT, MNT, Writer::default().opaque(export.as_bytes()))?;
+        answer(&results, |reader| reader.opaque().map(<[u8]>::to_vec))
+    }
+
+    pub fn getattr(&mut self, file: &[u8]) -> Result<Answer<Attributes>> {
+        let results = self.ask(NFS, GETATTR, Writer::default().opaque(file))?;
+        answer(&results, attributes)
+    }
+
+    pub fn lookup(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
+        let results = self.ask(NFS, LOOKUP, place(directory, name))?;
+        answer(&results, |reader| reader.opaque().map(<[u8]>::to_vec))
+    }
+
+    pub fn read(&mut self, file: &[u8], offset: u64, count: u32) -> Result<Answer<Vec<u8>>> {
+        let results = self.ask(NFS, READ, Writer::default().opaque(file).u64(offset).u32(count))?;
+        answer(&results, |reader| {
+            optional_attributes(reader)?;
+            let (_count, _end) = (reader.u32()?, reader.u32()?);
+            reader.opaque().map(<[u8]>::to_vec)
+        })
+    }
+
+    /// Writes without committing; the verifier.
+    pub fn write(&mut self, file: &[u8], offset: u64, bytes: &[u8]) -> Result<Answer<u64>> {
+        let count = u32::try_from(bytes.len()).expect("few bytes");
+        let results =
+            self.ask(NFS, WRITE, Writer::default().opaque(file).u64(offset).u32(count).u32(0).opaque(bytes))?;
+        answer(&results, |reader| {
+            changes(reader)?;
+            let (_count, _committed) = (reader.u32()?, reader.u32()?);
+            reader.u64()
+        })
+    }
+
+    /// Commits all of a file; the verifier.
+    pub fn commit(&mut self, file: &[u8]) -> Result<Answer<u64>> {
+        let results = self.ask(NFS, COMMIT, Writer::default().opaque(file).u64(0).u32(0))?;
+        answer(&results, |reader| changes(reader).and_then(|()| reader.u64()))
+    }
+
+    /// Creates a file, or takes the one that is there.
+    pub fn create(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
+        let results = self.ask(NFS, CREATE, unset(place(directory, name).u32(0)))?;
+        answer(&results, made)
+    }
+
+    pub fn mkdir(&mut self, directory: &[u8], name: &str) -> Result<Answer<Handle>> {
+        let results = self.ask(NFS, MKDIR, unset(place(directory, name)))?;
+        answer(&results, made)
+    }
+
+    pub fn remove(&mut self, directory: &[u8], name: &str) -> Result<Answer<()>> {
+        let results = self.ask(NFS, REMOVE, place(directory, name))?;
+        answer(&results, |_| Some(()))
+    }
+
+    pub fn rename(&mut self, directory: &[u8], from: &str, to: &str) -> Result<Answer<()>> {
+        let results = self.ask(NFS, RENAME, place(directory, from).opaque(directory).opaque(to.as_bytes()))?;
+        answer(&results, |_| Some(()))
+    }
+
+    /// The entries behind a cookie, by READDIRPLUS.
+    pub fn page(&mut self, directory: &[u8], cookie: u64, most: u32) -> Result<Answer<Page>> {
+        let arguments = Writer::default().opaque(directory).u64(cookie).u64(0).u32(most).u32(most);
+        let results = self.ask(NFS, READDIRPLUS, arguments)?;
+        answer(&results, |reader| {
+            optional_attributes(reader)?;
+            let _verifier = reader.u64()?;
+            let mut entries = Vec::new();
+            while reader.u32()? == 1 {
+                let (_fileid, name, cookie) = (reader.u64()?, reader.opaque()?.to_vec(), reader.u64()?);
+                optional_attributes(reader)?;
+                if reader.u32()? == 1 {
+                    reader.opaque()?;
+                }
+                entries.push((cookie, name));
+            }
+            Some(Page { entries, last: reader.u32()? == 1 })
+        })
+    }
+
+    /// Sends a call and waits for its reply; the results.
+    pub fn ask(&mut self, (program, version): (u32, u32), procedure: u32, arguments: Writer) -> Result<Vec<u8>> {
+        self.xid += 1;
+        let (xid, identity) = (self.xid, self.identity.clone());
+        let call = Call { xid, program, version, procedure, identity, arguments: arguments.bytes() };
+        self.send(&call.write())?;
+        let record = self.receive()?;
+        match results(&record) {
+            Some((of, results)) if of == xid => Ok(results.to_vec()),
+            _ => Err(Error::new(ErrorKind::InvalidData, format!("no results of call {xid}: {record:?}"))),
+        }
+    }
+
+    /// Sends a record as it is.
+    pub fn send(&mut self, record: &[u8]) -> Result<()> {
+        write_record(&mut self.stream, record)
+    }
+
+    /// The next record.
+    pub fn receive(&mut self) -> Result<Vec<u8>> {
+        read_record(&mut self.stream)?.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    }
+
+    /// A reply, or its beginning, has come.
+    pub fn has_reply(&self) -> bool {
+        self.stream.set_nonblocking(true).expect("a socket");
+        let peeked = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false).expect("a socket");
+        peeked.is_ok_and(|count| count > 0)
+    }
+
+    /// The connection, for bytes that are no record.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub fn local_port(&self) -> u16 {
+        self.stream.local_addr().expect("it is connected").port()
+    }
+}
+
+/// A directory and a name in it (`diropargs3`).
+fn place(directory: &[u8], name: &str) -> Writer {
+    Writer::default().opaque(directory).opaque(name.as_bytes())
+}
+
+/// Attributes of which none is set (`sattr3`).
+fn unset(writer: Writer) -> Writer {
+    (0..6).fold(writer, |writer, _| writer.u32(0))
+}
+
+fn answer<T>(results: &[u8], of: impl FnOnce(&mut Reader) -> Option<T>) -> Result<Answer<T>> {
+    let mut reader = Reader::new(results);
+    let answer = match reader.u32() {
+        Some(0) => of(&mut reader).map(Ok),
+        Some(error) => Some(Err(error)),
+        None => None,
+    };
+    answer.ok_or_else(|| Error::new(ErrorKind::InvalidData, format!("results that end too early: {results:?}")))
+}
+
+fn attributes(reader: &mut Reader) -> Option<Attributes> {
+    let (kind, mode, _links) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (uid, gid, size) = (reader.u32()?, reader.u32()?, reader.u64()?);
+    let (_used, _device, _fsid, fileid) = (reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?);
+    let (_atime, mtime, _ctime) = (reader.u64()?, (reader.u32()?, reader.u32()?), reader.u64()?);
+    Some(Attributes { kind, mode, uid, gid, size, fileid, mtime })
+}
+
+fn optional_attributes(reader: &mut Reader) -> Option<()> {
+    if reader.u32()? == 1 {
+        attributes(reader)?;
+    }
+    Some(())
+}
+
+/// Attributes before and after (`wcc_data`).
+fn changes(reader: &mut Reader) -> Option<()> {
+    if reader.u32()? == 1 {
+        reader.fixed(24)?;
+    }
+    optional_attributes(reader)
+}
+
+/// The handle that a file was made with (`post_op_fh3`).
+fn made(reader: &mut Reader) -> Option<Handle> {
+    if reader.u32()? == 1 { reader.opaque().map(<[u8]>::to_vec) } else { None }
+}

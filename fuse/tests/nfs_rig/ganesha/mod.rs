@@ -1,0 +1,267 @@
+//! nfs-ganesha from Debian, on ports of 127.0.0.1 and in a directory of its own.
+//!
+//! It is a whole server, with a cache of duplicate requests, file handles that outlive it, and a write verifier that does
+//! not. It does not stand for Linux' own server, nor for a server across a network: nothing here is slow or gets lost. It never
+//! closes a connection that is idle, whatever it is told (`RPC_Idle_Timeout_S`); an end of the proxy's looks the same.
+//!
+//! Many can run at once. Each sees another `/run`, where the stand-in for rpcbind listens, in a mount namespace of its own.
+
+mod config;
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::Error;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::ptr::null;
+use std::time::Instant;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::libnfs::Libnfs;
+use super::ports::Port;
+use super::rpcbind::Rpcbind;
+use super::{PATIENCE, children};
+
+use config::Place;
+pub use config::{Access, Export, Setup, Squash, Storage};
+
+const PROGRAM: &str = "/usr/bin/ganesha.nfsd";
+
+/// Lines of the log that are worth showing.
+const TAIL: usize = 40;
+
+/// A server. When it is dropped it is killed, and its files are removed.
+pub struct Ganesha {
+    child: Option<Child>,
+    setup: Setup,
+    nfs: Port,
+    mount: Port,
+    /// How often it was started. It is a number of its start that makes the write verifier; its own choice, the time in
+    /// seconds, would be the same after a quick restart.
+    starts: u32,
+    /// How often the exports have got other numbers.
+    moves: u16,
+    _rpcbind: Rpcbind,
+    directory: TempDir,
+}
+
+impl Ganesha {
+    /// A server with one export, `/export`.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::with(Setup::default())
+    }
+
+    #[track_caller]
+    pub fn with(setup: Setup) -> Self {
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        for name in ["run", "recovery"] {
+            fs::create_dir(directory.path().join(name)).expect("a directory");
+        }
+        let rpcbind = Rpcbind::start(&directory.path().join("run"));
+        let (nfs, mount) = (Port::reserve(), Port::reserve());
+        let mut server = Self { child: None, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
+        server.setup.exports.iter().for_each(|export| make(export, &export.directory(server.directory.path())));
+        server.restart();
+        server
+    }
+
+    /// Where NFS is served.
+    pub fn address(&self) -> SocketAddr {
+        self.nfs.address()
+    }
+
+    /// Where the MOUNT protocol is served.
+    pub fn mount_address(&self) -> SocketAddr {
+        self.mount.address()
+    }
+
+    /// The first export's directory on this machine.
+    pub fn exported(&self) -> PathBuf {
+        self.directory_of(&self.setup.exports[0].name)
+    }
+
+    /// The directory of an export on this machine.
+    pub fn directory_of(&self, name: &str) -> PathBuf {
+        let export = self.setup.exports.iter().find(|export| export.name == name).expect("an export of this name");
+        export.directory(self.directory.path())
+    }
+
+    /// The first export, for another client.
+    pub fn libnfs(&self) -> Libnfs {
+        let export = self.setup.exports[0].name.clone();
+        Libnfs { nfs: self.address(), mount: self.mount_address(), export }
+    }
+
+    pub fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("the server runs");
+        Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
+    }
+
+    /// Ends it at once, as a crash does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Asks it to end, and waits until it has.
+    #[track_caller]
+    pub fn terminate(&mut self) -> ExitStatus {
+        kill(self.pid(), Signal::SIGTERM).expect("the server is there");
+        self.child.take().expect("the server runs").wait().expect("it ends")
+    }
+
+    /// Starts it again where it was, with the files that it had; kills it first if it still runs.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.kill();
+        let place = Place {
+            directory: self.directory.path(),
+            nfs_port: self.nfs.address().port(),
+            mount_port: self.mount.address().port(),
+            first_export: 1 + 100 * self.moves,
+        };
+        fs::write(self.path("ganesha.conf"), self.setup.config(&place)).expect("written");
+        self.starts += 1;
+        self.child = Some(children::start(self.command()).unwrap_or_else(|error| panic!("{PROGRAM}: {error}")));
+        self.wait_ready();
+    }
+
+    /// Starts it again with other settings. Exports that are new get an empty directory.
+    #[track_caller]
+    pub fn restart_with(&mut self, change: impl FnOnce(&mut Setup)) {
+        self.kill();
+        change(&mut self.setup);
+        let directory = self.directory.path();
+        let missing = self.setup.exports.iter().filter(|export| !export.directory(directory).exists());
+        missing.for_each(|export| make(export, &export.directory(directory)));
+        self.restart();
+    }
+
+    /// Starts it again as if on another node: the files are the same, but all handles of before are stale.
+    #[track_caller]
+    pub fn restart_elsewhere(&mut self) {
+        self.moves += 1;
+        self.restart();
+    }
+
+    /// Stops its process: the kernel still accepts connections and data, and nobody answers.
+    pub fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
+        let state = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("our child");
+        assert!(matches!(state, WaitStatus::Stopped(..)), "{state:?}");
+    }
+
+    /// Lets a stopped process go on.
+    pub fn cont(&self) {
+        kill(self.pid(), Signal::SIGCONT).expect("the server is there");
+    }
+
+    /// What it has logged, in all its lives.
+    pub fn log(&self) -> String {
+        let read = |name: &str| fs::read(self.path(name)).unwrap_or_default();
+        String::from_utf8_lossy(&[read("output"), read("log")].concat()).into_owned()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(PROGRAM);
+        let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", "pid")];
+        command.arg("-F").args(files.iter().flat_map(|(flag, name)| [Path::new(flag).to_owned(), self.path(name)]));
+        command.arg("-E").arg(self.starts.to_string());
+        let output = File::options().create(true).append(true).open(self.path("output")).expect("a file");
+        command.stdin(Stdio::null()).stdout(output.try_clone().expect("a descriptor")).stderr(output);
+        let (run, descriptors) = (c_string(&self.path("run")), self.setup.descriptors);
+        // SAFETY: the calls behind both are async-signal-safe; nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                see_as_run(&run)?;
+                descriptors.map_or(Ok(()), limit_descriptors)
+            });
+        }
+        command
+    }
+
+    #[track_caller]
+    fn wait_ready(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut addresses = vec![self.address()];
+        if self.setup.protocols.contains('3') {
+            addresses.push(self.mount_address());
+        }
+        while !addresses.iter().all(|address| TcpStream::connect(address).is_ok()) {
+            let ended = self.child.as_mut().expect("it was started").try_wait().expect("our child");
+            assert!(ended.is_none(), "the server ended at once: {ended:?}\n{}", self.log());
+            assert!(Instant::now() < deadline, "the server is not ready:\n{}", self.log());
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Ganesha {
+    fn drop(&mut self) {
+        self.kill();
+        for export in &self.setup.exports {
+            let _ = umount2(&export.directory(self.directory.path()), MntFlags::MNT_DETACH);
+        }
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("the end of ganesha's log:\n{}", lines[lines.len().saturating_sub(TAIL)..].join("\n"));
+        }
+    }
+}
+
+/// Makes an export's directory, for everybody.
+fn make(export: &Export, directory: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::create_dir_all(directory).expect("a directory");
+    if let Storage::Tmpfs(options) = export.storage {
+        mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("the mode is set");
+}
+
+/// In a child before exec: shows it a directory as `/run`, in a mount namespace where nobody else sees it.
+fn see_as_run(directory: &CString) -> Result<(), Error> {
+    let mount = |source: *const libc::c_char, target: &std::ffi::CStr, flags| {
+        // SAFETY: the strings end with a NUL, and there is neither a type nor data.
+        match unsafe { libc::mount(source, target.as_ptr(), null(), flags, null()) } {
+            0 => Ok(()),
+            _ => Err(Error::last_os_error()),
+        }
+    };
+    // SAFETY: the child has one thread, and shares nothing that the call takes away.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } == -1 {
+        return Err(Error::last_os_error());
+    }
+    mount(null(), c"/", libc::MS_REC | libc::MS_PRIVATE)?;
+    mount(directory.as_ptr(), c"/run", libc::MS_BIND)
+}
+
+/// In a child before exec.
+fn limit_descriptors(most: u64) -> Result<(), Error> {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the limit lives until the call returns.
+    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+fn c_string(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).expect("a path without NUL")
+}

@@ -1,0 +1,89 @@
+//! The server's connections, each with a thread.
+
+use std::io::{Result, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use super::{Reply, Script, procedures};
+use crate::nfs_rig::rpc::{Call, accepted, read_record, write_record};
+
+pub struct Listener {
+    address: SocketAddr,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    ended: AtomicBool,
+    /// All that were accepted since the last cut.
+    connections: Mutex<Vec<TcpStream>>,
+}
+
+impl Listener {
+    pub fn start(script: Arc<Mutex<Script>>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let state = Arc::new(State::default());
+        let shared = Arc::clone(&state);
+        let thread = thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                if shared.ended.load(Ordering::Acquire) {
+                    return;
+                }
+                let (kept, script) = (connection.try_clone().expect("a descriptor"), Arc::clone(&script));
+                shared.connections.lock().expect("nobody panics").push(kept);
+                thread::spawn(move || {
+                    let _ = serve(&connection, &script);
+                    let _ = connection.shutdown(Shutdown::Both);
+                });
+            }
+        });
+        Self { address, state, thread: Some(thread) }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends all connections.
+    pub fn cut(&self) {
+        for connection in self.state.connections.lock().expect("nobody panics").drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.state.ended.store(true, Ordering::Release);
+        let woken = TcpStream::connect(self.address);
+        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+            let _ = thread.join();
+        }
+        self.cut();
+    }
+}
+
+/// Answers until the connection ends.
+fn serve(mut connection: &TcpStream, script: &Mutex<Script>) -> Result<()> {
+    connection.set_nodelay(true)?;
+    while let Some(record) = read_record(&mut connection)? {
+        let Some(call) = Call::read(&record) else { break };
+        let (xid, program, procedure) = (call.xid, call.program, call.procedure);
+        let reply = script.lock().expect("no rule panics").reply(call);
+        match reply {
+            Reply::Results(results) => write_record(&mut connection, &accepted(xid, 0, &results))?,
+            Reply::Error(error) => {
+                write_record(&mut connection, &accepted(xid, 0, &procedures::failed((program, procedure), error)))?;
+            }
+            Reply::Record(record) => write_record(&mut connection, &record)?,
+            Reply::Bytes(bytes) => connection.write_all(&bytes)?,
+            Reply::Nothing => {}
+            Reply::Close => break,
+        }
+    }
+    Ok(())
+}
