@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
+//! | [`nfs`] | NFS exports, shown as they are |
 //! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
 //! | [`region`] | what a server knows and its successor needs |
@@ -16,6 +17,7 @@
 
 pub mod confinement;
 pub mod mount;
+pub mod nfs;
 pub mod passthrough;
 pub mod projection;
 pub mod region;

@@ -22,6 +22,8 @@ const DEVICE: &str = "/dev/fuse";
 const PROJECTION_SOURCE: &str = "podfs";
 /// What it says of passthrough volumes.
 pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
+/// What it says of NFS volumes.
+const NFS_SOURCE: &str = "podfs-nfs";
 
 /// A new FUSE connection: what the server reads requests from.
 ///
@@ -99,6 +101,30 @@ impl PrivateMount {
         let there = flags.into_iter().filter(|(flag, _)| status.f_flag.contains(*flag));
         let attributes = there.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute);
         Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
+    }
+
+    /// As [`Self::new`], for a file system that shows an export: setuid and devices work as far as `attributes` let
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_export(
+        device: BorrowedFd<'_>,
+        attributes: MountAttrFlags,
+        options: &MountOptions,
+    ) -> Result<Self, MountError> {
+        Self::mount(device, NFS_SOURCE, attributes, options)
+    }
+
+    /// How many bytes the kernel reads ahead of who reads a file from its beginning to its end, in KiB. So several requests
+    /// are on their way at once. To be called after the handshake, which sets it back.
+    ///
+    /// # Errors
+    /// When this process does not see the host's `/sys`.
+    pub fn set_read_ahead(&self, kib: u32) -> io::Result<()> {
+        let found = statx(&self.tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+        let device = format!("{}:{}", found.stx_dev_major, found.stx_dev_minor);
+        std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string())
     }
 
     /// A private mount that another process made.

@@ -196,6 +196,18 @@ impl VisibleMount {
         uncover(&self.path)
     }
 
+    /// As [`Self::unmount`]; and whoever still waits for an answer has it at once, an error. That does not need the server
+    /// of the mount, which may be unable to end.
+    ///
+    /// # Errors
+    /// As [`Self::unmount`].
+    pub fn unmount_and_abort(self) -> Result<(), MountError> {
+        // The kernel ends the connection first, whoever is inside. `unmount` is told if this was all there was to do.
+        let _gone =
+            rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        self.unmount()
+    }
+
     /// `below`, on which it is mounted, stays until both are unmounted (see [`Leftovers::Cover`]).
     pub fn cover(&mut self, mut below: VisibleMount) {
         below.mounted = false;

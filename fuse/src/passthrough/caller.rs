@@ -9,13 +9,21 @@
 //! 2. `SECBIT_NO_SETUID_FIXUP` keeps a change of `fsuid` from changing capabilities.
 //! 3. `CAP_SYS_RESOURCE` is put down, so that blocks reserved for root stay reserved, also for what the kernel writes
 //!    through a backing file that the thread has registered.
+//!
+//! A source on another machine decides by itself what a caller may do there: it may know root as nobody. So all of a
+//! request is done as its caller then, with the groups that it has.
 
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
 
 use rustix::fs::Mode;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+use crate::nfs::callers::Callers;
+use crate::nfs::options::Callers as As;
+use crate::nfs::rpc::Credential;
 use crate::session::Caller;
 
 /// Makes the calling thread ready to act for callers. What this process may not do is left out: then the source
@@ -38,8 +46,29 @@ pub fn begin_thread() {
 pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> T {
     // The umask is this thread's own, and every creation sets it.
     rustix::process::umask(Mode::from_raw_mode(umask));
-    let _own = Borrowed::from(caller);
+    let _own = Borrowed::of(caller.uid, caller.gid);
     create()
+}
+
+/// Who a source on another machine is asked for.
+pub struct Identities(Mutex<Callers>);
+
+impl Identities {
+    /// As whom callers appear there.
+    pub fn new(callers: As) -> Self {
+        Self(Mutex::new(Callers::new(callers)))
+    }
+
+    /// Lets the calling thread act as `caller` in everything, until what this gives is dropped.
+    pub fn acting_as(&self, caller: Caller) -> impl Drop + use<> {
+        let credential = self.0.lock().expect("a thread that panics ends the process").credential(caller);
+        let (uid, gid, groups) = match credential {
+            Credential::User { uid, gid, groups } => (uid, gid, groups),
+            Credential::Nobody => (caller.uid, caller.gid, Vec::new()),
+        };
+        set_groups(groups);
+        Borrowed::of(uid, gid)
+    }
 }
 
 /// Whether the caller has `CAP_SYS_ADMIN`, and not only in a user namespace of its own. The kernel tells of no caller
@@ -61,39 +90,54 @@ fn maps_of(process: &Path) -> Option<[Vec<u8>; 3]> {
     Some([map("uid_map")?, map("gid_map")?, map("projid_map")?])
 }
 
-/// The caller's identity, given back when this is dropped. podfs itself is root.
-struct Borrowed(Caller);
+thread_local! {
+    /// Whom the calling thread acts as: podfs itself is root.
+    static ACTING: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    /// The groups that it has besides, once they were set.
+    static GROUPS: RefCell<Option<Vec<u32>>> = const { RefCell::new(None) };
+}
 
-impl From<Caller> for Borrowed {
-    fn from(caller: Caller) -> Self {
-        // The group first: changing it takes a privilege.
-        if caller.gid != 0 {
-            set_group(caller.gid);
-        }
-        if caller.uid != 0 {
-            set_user(caller.uid);
-        }
-        Self(caller)
+/// Another identity, given back when this is dropped.
+struct Borrowed {
+    before: (u32, u32),
+}
+
+impl Borrowed {
+    fn of(uid: u32, gid: u32) -> Self {
+        Self { before: act_as(uid, gid) }
     }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        if self.0.uid != 0 {
-            set_user(0);
-        }
-        if self.0.gid != 0 {
-            set_group(0);
-        }
+        let (uid, gid) = self.before;
+        act_as(uid, gid);
     }
 }
 
-fn set_user(uid: u32) {
-    // SAFETY: it changes one number of the calling thread.
-    unsafe { libc::setfsuid(uid) };
+/// Gives who the thread was before.
+fn act_as(uid: u32, gid: u32) -> (u32, u32) {
+    let before = ACTING.replace((uid, gid));
+    // The group first: changing it takes a privilege.
+    if before.1 != gid {
+        // SAFETY: it changes one number of the calling thread.
+        unsafe { libc::setfsgid(gid) };
+    }
+    if before.0 != uid {
+        // SAFETY: as above.
+        unsafe { libc::setfsuid(uid) };
+    }
+    before
 }
 
-fn set_group(gid: u32) {
-    // SAFETY: as above.
-    unsafe { libc::setfsgid(gid) };
+/// The system call, and not the function of libc, which is for all threads of a process. Where it is refused, the source
+/// sees groups that are not the caller's, and can only refuse more: podfs has none that matter.
+fn set_groups(groups: Vec<u32>) {
+    GROUPS.with_borrow_mut(|own| {
+        if own.as_ref() != Some(&groups) {
+            // SAFETY: the kernel reads as many numbers as there are.
+            unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+            *own = Some(groups);
+        }
+    });
 }

@@ -35,7 +35,7 @@ use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
-use super::caller;
+use super::caller::{self, Identities};
 use super::foresight::Foresight;
 use super::locks::Waits;
 use super::mounted::{Cache, DataPath, Options};
@@ -45,10 +45,11 @@ use super::open_files::OpenFiles;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
+use crate::nfs::options::Callers;
 use crate::region::Region;
 use crate::server::trace::Trace;
-use crate::session::abi::{EntryOut, XATTR_SIZE_MAX, init};
-use crate::session::{Answer, Exchange, Operation, REQUEST_SIZE, Request, Service, Wanted};
+use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
+use crate::session::{Answer, Exchange, Granted, Operation, Question, REQUEST_SIZE, Request, Service, Wanted};
 
 /// Directories that stay open, because what is looked up next is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
@@ -71,6 +72,10 @@ pub struct PassthroughFilesystem {
     descriptors: Share,
     socket_met: AtomicBool,
     waits_met: AtomicBool,
+    /// For a source on another machine.
+    identities: Option<Identities>,
+    /// What it said of itself last.
+    status: Mutex<Kstatfs>,
     trace: Arc<Trace>,
 }
 
@@ -90,7 +95,9 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::PASSTHROUGH
         | init::HAS_RESEND;
     // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
-    let idmap = if options.trace { 0 } else { init::ALLOW_IDMAP };
+    // A source on another machine has to be told, unless the caller is looked at in its own namespace.
+    let told = options.trace || matches!(options.remote, Some(Callers::AsTheyAre | Callers::AsNobody));
+    let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
     Wanted { flags: flags | idmap | auto_invalidate, max_stack_depth: stack_depth(source) }
@@ -109,7 +116,7 @@ fn stack_depth(source: &OwnedFd) -> u32 {
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
     pub fn new(device: Arc<OwnedFd>, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
-        let Tables { data_path, mounts, nodes, files, usage, share } = tables;
+        let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
         Self {
             validity: Validity::of(options.cache),
             data_path,
@@ -125,6 +132,8 @@ impl PassthroughFilesystem {
             descriptors: share,
             socket_met: AtomicBool::new(false),
             waits_met: AtomicBool::new(false),
+            identities: options.remote.map(Identities::new),
+            status: Mutex::new(status),
             options,
             trace,
         }
@@ -141,6 +150,7 @@ impl PassthroughFilesystem {
             return Ok(Answer::Silence);
         }
         let node = &self.node(request.node)?;
+        let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
         match request.operation {
             Operation::Lookup { name } => self.lookup(node, name),
             Operation::GetAttr { handle } => self.attributes(node, handle),
@@ -324,6 +334,9 @@ impl Service for PassthroughFilesystem {
     }
 
     fn may_wait(&self, operation: &Operation<'_>) -> bool {
+        if self.is_remote() {
+            return true;
+        }
         matches!(
             operation,
             Operation::FSync(_)
@@ -346,6 +359,23 @@ impl Service for PassthroughFilesystem {
 
     fn interrupt(&self, unique: u64) {
         self.waits.interrupt(unique);
+    }
+
+    fn is_remote(&self) -> bool {
+        self.options.remote.is_some()
+    }
+
+    fn take_back(&self, granted: Granted) {
+        if let Some(handle) = granted.handle {
+            let _of_a_file = self.release(handle).or_else(|_| self.release_directory(handle));
+        }
+        if let Some(node) = granted.node {
+            self.forget(node, 1);
+        }
+    }
+
+    fn recall(&self, question: Question) -> Option<Answer> {
+        self.remembered(question)
     }
 }
 

@@ -10,7 +10,8 @@ use serde_json::Value;
 use crate::mount::MountError;
 use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
-use crate::server::held::Held;
+use crate::nfs::options::Callers;
+use crate::server::held::{Content, Held};
 use crate::server::protocol::VolumeId;
 use crate::server::{Server, Watch};
 
@@ -54,6 +55,9 @@ pub struct Options {
     pub socket_advice: Option<String>,
     /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
     pub threads: Option<u8>,
+    /// The source is on another machine, which may be away for long and decides what callers may do: as whom it is asked.
+    #[serde(default)]
+    pub remote: Option<Callers>,
 }
 
 /// Threads of a session: one for each of two CPUs, which is what answers fastest (ARCHITECTURE.md has the figures).
@@ -110,6 +114,11 @@ impl Passthrough {
             Access::ReadWrite => self.held.mount.read_write_clone()?,
         };
         point.attach(&clone)
+    }
+
+    /// Whether the source is on another machine.
+    pub fn is_remote(&self) -> bool {
+        matches!(&self.held.content, Content::Passthrough { options, .. } if options.remote.is_some())
     }
 
     /// How the bytes of files travel, as a probe found out.

@@ -20,6 +20,7 @@ use super::mounts::{Mount, Mounts};
 use super::node::{Found, Identity, Inherited, Node, Nodes, ROOT};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
+use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HANDLE_LENGTH, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
@@ -27,6 +28,7 @@ use super::usage::Usage;
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
 use crate::session::Session;
+use crate::session::abi::Kstatfs;
 
 /// What a file system knows.
 pub struct Tables {
@@ -42,6 +44,8 @@ pub struct Tables {
     pub usage: Option<Usage>,
     /// The descriptors that the volume may have.
     pub share: Share,
+    /// What the source says of itself as a whole, where it may be away.
+    pub status: Kstatfs,
 }
 
 impl Tables {
@@ -61,12 +65,15 @@ impl Tables {
         let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
         let usage = options.limit.map(measure).transpose()?;
         // A limit is counted by the server, so the server has to see every write.
-        let data_path = if usage.is_some() { DataPath::Server } else { probe(session) };
+        // What waits for another machine is to wait where it can be told apart from what does not.
+        let by_server = usage.is_some() || options.remote.is_some();
+        let data_path = if by_server { DataPath::Server } else { probe(session) };
+        let status = if options.remote.is_some() { whole(source.as_fd())? } else { Kstatfs::default() };
         let found = Found { identity, mount, kind: kind(&found), charge: bytes_taken(&found) };
         let share = Share::new(&options.name);
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
-        Ok(Tables { data_path, mounts, nodes, files: OpenFiles::new(Arc::clone(region)), usage, share })
+        Ok(Tables { data_path, mounts, nodes, files: OpenFiles::new(Arc::clone(region)), usage, share, status })
     }
 }
 
@@ -145,7 +152,9 @@ impl Inheritance {
         let Reader { mut kept, lost, stale, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
-        let tables = Tables { data_path, mounts, nodes, files, usage, share };
+        // Nobody has asked it yet.
+        let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
+        let tables = Tables { data_path, mounts, nodes, files, usage, share, status };
         Ok(Inheritance { tables, root, lost, stale, unused, losses })
     }
 }

@@ -35,10 +35,17 @@ shared! {
         counters: Counters,
         /// What an audited projection counts.
         opens: Opens,
-        spare: [AtomicU64; 29],
+        /// What an NFS volume counts besides.
+        calls: CallCounters,
+        spare: [AtomicU64; 28],
         seats: Seats,
         waits: Waits,
         counts: Counts,
+    }
+    /// What an NFS volume counts besides.
+    pub(crate) struct CallCounters {
+        /// A number that no other volume has, from which what is to be known again at the server is made.
+        seed: AtomicU64,
     }
     /// A change of two numbers that belong together: it is made again if it was interrupted.
     pub(crate) struct Redo {

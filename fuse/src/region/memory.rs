@@ -5,6 +5,7 @@
 //! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
 //! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
 //!    the store that comes later.
+//! 4. Who keeps plain bytes in it has to see to it that they are not written while somebody reads them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::shared::Shared;
 
 /// A memory file, mapped.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     file: OwnedFd,
     start: NonNull<u8>,
     /// Addresses that are taken.
@@ -27,14 +28,15 @@ pub(super) struct Memory {
     length: AtomicUsize,
 }
 
-// SAFETY: the mapping belongs to this alone, and is only seen through references to atomics.
+// SAFETY: the mapping belongs to this alone, and is only seen through references to atomics, and through slices of
+// bytes that nobody changes while they are borrowed.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     /// A new file of zeros.
-    pub(super) fn create(length: usize, reserved: usize) -> io::Result<Memory> {
+    pub(crate) fn create(length: usize, reserved: usize) -> io::Result<Memory> {
         let file = create()?;
         allocate(&file, length)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
@@ -42,7 +44,7 @@ impl Memory {
     }
 
     /// Maps a file that [`may_be_mapped`].
-    pub(super) fn map(file: OwnedFd, length: usize, reserved: usize) -> io::Result<Memory> {
+    pub(crate) fn map(file: OwnedFd, length: usize, reserved: usize) -> io::Result<Memory> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
@@ -52,12 +54,12 @@ impl Memory {
     }
 
     /// Bytes that there are.
-    pub(super) fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         self.length.load(Ordering::Acquire)
     }
 
     /// Looks how long another process has made the file.
-    pub(super) fn look_again(&self) -> io::Result<usize> {
+    pub(crate) fn look_again(&self) -> io::Result<usize> {
         let length = length_of(&self.file)?.min(self.reserved);
         self.length.fetch_max(length, Ordering::AcqRel);
         Ok(self.length())
@@ -67,7 +69,7 @@ impl Memory {
     ///
     /// # Errors
     /// When there is no memory, or no address left.
-    pub(super) fn grow(&self, length: usize) -> io::Result<()> {
+    pub(crate) fn grow(&self, length: usize) -> io::Result<()> {
         if length > self.reserved {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -76,8 +78,50 @@ impl Memory {
         Ok(())
     }
 
+    /// Sees to it that these bytes are there, and have memory of their own.
+    ///
+    /// # Errors
+    /// When there is no memory, or no address left.
+    pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.reserved).ok_or(io::ErrorKind::OutOfMemory)?;
+        fallocate(&self.file, FallocateFlags::empty(), offset as u64, length as u64)?;
+        self.length.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Gives the memory of these bytes back; they are zeros from now on.
+    ///
+    /// # Errors
+    /// When the kernel cannot.
+    pub(crate) fn give_back(&self, offset: usize, length: usize) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, flags, offset as u64, length as u64)?)
+    }
+
+    /// Writes plain bytes. What is beyond the end is left out.
+    ///
+    /// # Safety
+    /// No slice of these bytes is borrowed.
+    pub(crate) unsafe fn write(&self, offset: usize, data: &[u8]) {
+        let there = self.length().saturating_sub(offset).min(data.len());
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped; nobody has borrowed them, says the
+        // caller, so `data` is somewhere else.
+        unsafe { self.start.as_ptr().add(offset.min(self.reserved)).copy_from_nonoverlapping(data.as_ptr(), there) };
+    }
+
+    /// Plain bytes, as many of these as there are.
+    ///
+    /// # Safety
+    /// Nobody writes them while they are borrowed.
+    pub(crate) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
+        let there = self.length().saturating_sub(offset).min(length);
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; nobody writes
+        // them, says the caller.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset.min(self.reserved)), there) }
+    }
+
     /// What stands at `offset`; none beyond the end.
-    pub(super) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
+    pub(crate) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {
             return None;
@@ -103,12 +147,12 @@ impl Drop for Memory {
 }
 
 /// Whether a file from elsewhere is one whose bytes stay where they are.
-pub(super) fn may_be_mapped(file: &OwnedFd) -> bool {
+pub(crate) fn may_be_mapped(file: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
 
 /// Length of a file in bytes.
-pub(super) fn length_of(file: &OwnedFd) -> io::Result<usize> {
+pub(crate) fn length_of(file: &OwnedFd) -> io::Result<usize> {
     usize::try_from(fstat(file)?.st_size).map_err(io::Error::other)
 }
 

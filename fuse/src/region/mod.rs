@@ -40,7 +40,7 @@
 pub(crate) mod cells;
 pub(crate) mod counts;
 pub(crate) mod header;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod opens;
 pub(crate) mod seats;
 pub(crate) mod shared;
@@ -68,6 +68,8 @@ pub enum Kind {
     Projection = 1,
     /// A directory or file of the host.
     Passthrough = 2,
+    /// An export of an NFS server.
+    Nfs = 3,
 }
 
 /// Why a memory file cannot be taken over as the state of a volume.
@@ -152,6 +154,11 @@ impl Region {
     pub fn requests(&self) -> u64 {
         let told_apart: u64 = self.counts().requests().map(|(_, count)| count).fold(0, u64::wrapping_add);
         self.header().requests.load(Relaxed).wrapping_add(told_apart)
+    }
+
+    /// Number of requests that were read, and whose answer is left for later.
+    pub fn unanswered(&self) -> usize {
+        self.waits().all().count()
     }
 
     /// The first thread of the session, once there is one.
@@ -257,6 +264,7 @@ fn parse(header: &Header) -> Result<Kind, RegionError> {
     match header.kind.load(Relaxed) {
         1 => Ok(Kind::Projection),
         2 => Ok(Kind::Passthrough),
+        3 => Ok(Kind::Nfs),
         value => Err(RegionError::Damaged { what: "kind", value }),
     }
 }
@@ -265,7 +273,7 @@ fn parse(header: &Header) -> Result<Kind, RegionError> {
 fn reserved(kind: Kind) -> usize {
     match kind {
         Kind::Projection => header::SIZE,
-        Kind::Passthrough => header::SIZE + MOST * CELL,
+        Kind::Passthrough | Kind::Nfs => header::SIZE + MOST * CELL,
     }
 }
 

@@ -16,6 +16,7 @@ use super::connection::Connection;
 use super::held::{Content, Held};
 use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
+use crate::nfs;
 use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
@@ -215,6 +216,28 @@ impl Server {
             Reply::Passing(data_path) => Ok((volume, held, data_path)),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Lets the server show an export. `log` is the file of its log, `sockets` are bound: one for each connection to the NFS
+    /// server, and one for other services.
+    ///
+    /// # Errors
+    /// When the server is gone, the kernel's handshake fails, or the NFS server does not answer.
+    pub(crate) fn export(
+        &self,
+        device: OwnedFd,
+        mount: PrivateMount,
+        log: OwnedFd,
+        sockets: Vec<OwnedFd>,
+        options: &nfs::options::Options,
+        about: Value,
+    ) -> io::Result<(VolumeId, Arc<Held>)> {
+        let region = Region::create(Kind::Nfs)?;
+        let log_and_sockets = std::iter::once(log).chain(sockets).collect();
+        let options = Box::new(options.clone());
+        let held = Held::new(about, device, mount, region, Content::Nfs { log_and_sockets, options: options.clone() });
+        let about = held.about.clone();
+        self.join(held, |volume| Request::Export { volume, about, options }).map(|(volume, held, _)| (volume, held))
     }
 
     /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use crate::mount::private::PrivateMount;
+use crate::nfs;
 use crate::passthrough::Options;
 use crate::projection::Image;
 use crate::projection::tree::Tree;
@@ -17,11 +18,13 @@ use crate::region::{Kind, Region};
 pub(crate) struct Held {
     /// For who adopts the volume.
     pub(crate) about: Value,
+    /// Let go before the mount, while the server still has its own: whoever lets go of a source on another machine last may
+    /// have to wait for that machine.
+    pub(crate) content: Content,
     /// None once the volume is given up: then nobody waits for an answer any more.
     device: Mutex<Option<OwnedFd>>,
     pub(crate) mount: PrivateMount,
     pub(crate) region: Arc<Region>,
-    pub(crate) content: Content,
 }
 
 /// What is served.
@@ -40,6 +43,13 @@ pub(crate) enum Content {
         /// How it is served.
         options: Options,
     },
+    /// An export of an NFS server.
+    Nfs {
+        /// The file of its log, and its sockets.
+        log_and_sockets: Vec<OwnedFd>,
+        /// How it is served.
+        options: Box<nfs::options::Options>,
+    },
 }
 
 impl Held {
@@ -56,11 +66,12 @@ impl Held {
         let device = self.device();
         let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
         let own = [device.as_fd(), self.mount.as_fd(), self.region.as_fd()];
-        let source = match &self.content {
-            Content::Projection { .. } => None,
-            Content::Passthrough { source, .. } => Some(source.as_fd()),
+        let more = match &self.content {
+            Content::Projection { .. } => &[],
+            Content::Passthrough { source, .. } => std::slice::from_ref(source),
+            Content::Nfs { log_and_sockets, .. } => &log_and_sockets[..],
         };
-        own.into_iter().chain(source).map(|one| one.try_clone_to_owned()).collect()
+        own.into_iter().chain(more.iter().map(AsFd::as_fd)).map(|one| one.try_clone_to_owned()).collect()
     }
 
     /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
@@ -86,7 +97,7 @@ impl Held {
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
         match &self.content {
             Content::Projection { tree, .. } => tree.lock().expect("a thread that panics ends the process"),
-            Content::Passthrough { .. } => unreachable!("only projections are committed"),
+            Content::Passthrough { .. } | Content::Nfs { .. } => unreachable!("only projections are committed"),
         }
     }
 
@@ -101,6 +112,7 @@ impl Held {
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
             }
             Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
+            Content::Nfs { options, .. } => (Body::Nfs { options: options.clone() }, Vec::new()),
         };
         (Description { volume, about: self.about.clone(), body }, images)
     }
@@ -124,6 +136,7 @@ impl Held {
                 (Kind::Projection, Content::Projection { tree, reporting })
             }
             Body::Passthrough { options } => (Kind::Passthrough, Content::Passthrough { source: next()?, options }),
+            Body::Nfs { options } => (Kind::Nfs, Content::Nfs { log_and_sockets: descriptors.collect(), options }),
         };
         let region = Region::adopt(region).map_err(io::Error::other)?;
         if region.kind() != kind {

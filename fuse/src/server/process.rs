@@ -120,6 +120,11 @@ impl Process {
                 let held = descriptors.held()?;
                 Reply::Passing(volumes.pass(volume, about, held, descriptors.next()?, options)?)
             }
+            Request::Export { volume, about, options } => {
+                let held = descriptors.held()?;
+                volumes.export(volume, about, held, descriptors.0.collect(), *options)?;
+                Reply::Done
+            }
             Request::Inherit { keeper } => {
                 let estate = if keeper { Some(descriptors.next()?) } else { None };
                 self.missing = inherit(estate, descriptors.0)?;

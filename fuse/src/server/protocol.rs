@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::audit::Subject;
+use crate::nfs;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
 use crate::projection::steps::Step;
@@ -85,6 +86,11 @@ pub enum Body {
         /// How it is served.
         options: Options,
     },
+    /// An export of an NFS server. The file of its log and its sockets are the last descriptors of the message.
+    Nfs {
+        /// How it is served.
+        options: Box<nfs::options::Options>,
+    },
 }
 
 /// What the supervisor asks for.
@@ -114,6 +120,15 @@ pub enum Request {
         about: Value,
         /// How it is served.
         options: Options,
+    },
+    /// Serve an NFS export. Device, mount, region, the file of its log and its sockets come with this message.
+    Export {
+        /// Its number from now on.
+        volume: VolumeId,
+        /// For who adopts it.
+        about: Value,
+        /// How it is served.
+        options: Box<nfs::options::Options>,
     },
     /// Take over what a dead server had open for its volumes. The volumes' regions come with this message, and before them
     /// the channel of its keeper, if there still is one.

@@ -33,6 +33,7 @@ use super::connection::Connection;
 use super::held::{Content, Held};
 use super::keeper::dismiss;
 use super::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::nfs::mounted::NfsVolume;
 use crate::passthrough::Passthrough;
 use crate::projection::Projection;
 
@@ -66,6 +67,8 @@ pub enum Adopted {
     Projection(Projection),
     /// A source of the host.
     Passthrough(Passthrough),
+    /// An export of an NFS server.
+    Nfs(NfsVolume),
 }
 
 impl Adopted {
@@ -152,6 +155,7 @@ impl Server {
                 Content::Passthrough { .. } => {
                     Adopted::Passthrough(Passthrough::adopt(Arc::clone(&server), volume, held))
                 }
+                Content::Nfs { .. } => Adopted::Nfs(NfsVolume::adopt(Arc::clone(&server), volume, held)),
             };
             AdoptedVolume { about, served }
         });

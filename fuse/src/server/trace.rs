@@ -82,9 +82,14 @@ impl Trace {
         self.on.store(false, Ordering::Relaxed);
     }
 
+    /// Whether anybody wants to know.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
     /// A request begins now. None when nobody wants to know.
     pub fn begin(&self, path: impl FnOnce() -> String) -> Option<Line<'_>> {
-        if !self.on.load(Ordering::Relaxed) {
+        if !self.is_on() {
             return None;
         }
         let path = path();

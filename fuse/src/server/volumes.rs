@@ -13,6 +13,8 @@ use super::audit::output::Output;
 use super::process::Held;
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use super::trace::Trace;
+use crate::nfs;
+use crate::nfs::thread::{NfsThread, Served};
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::steps::Step;
@@ -29,6 +31,8 @@ pub(super) struct Volumes {
     volumes: BTreeMap<VolumeId, Volume>,
     /// Those to resume.
     resumed: BTreeMap<VolumeId, Resumed>,
+    /// Serves all NFS volumes, once there is one.
+    nfs: Option<NfsThread>,
 }
 
 /// A volume, with all that a supervisor needs to adopt it.
@@ -44,6 +48,7 @@ struct Volume {
 enum Content {
     Projection { tree: SharedTree, reporting: Reporting },
     Passthrough { source: OwnedFd, options: Options },
+    Nfs { log_and_sockets: Vec<OwnedFd>, options: nfs::options::Options },
 }
 
 /// A volume that is known, but not answered for yet.
@@ -55,7 +60,7 @@ struct Resumed {
 impl Volumes {
     /// None yet. The lines of audited ones will go to `output`.
     pub(super) fn new(output: Output) -> Self {
-        Self { output: Arc::new(output), volumes: BTreeMap::new(), resumed: BTreeMap::new() }
+        Self { output: Arc::new(output), nfs: None, volumes: BTreeMap::new(), resumed: BTreeMap::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -108,6 +113,34 @@ impl Volumes {
         Ok(data_path)
     }
 
+    /// Answers for a new NFS volume.
+    pub(super) fn export(
+        &mut self,
+        number: VolumeId,
+        about: Value,
+        held: Held,
+        log_and_sockets: Vec<OwnedFd>,
+        options: nfs::options::Options,
+    ) -> io::Result<()> {
+        let Held { device, mount, region } = held;
+        let region = Arc::new(adopt(region, Kind::Nfs)?);
+        let trace = start_trace(options.trace)?;
+        let volume = Volume { about, device, mount, region, content: Content::Nfs { log_and_sockets, options }, trace };
+        let served = volume.to_serve()?;
+        self.nfs()?.serve(served)?;
+        self.volumes.insert(number, volume);
+        Ok(())
+    }
+
+    /// The thread that serves NFS volumes.
+    fn nfs(&mut self) -> io::Result<&NfsThread> {
+        let thread = match self.nfs.take() {
+            Some(thread) => thread,
+            None => NfsThread::start()?,
+        };
+        Ok(self.nfs.insert(thread))
+    }
+
     /// Gets ready to go on with a volume.
     pub(super) fn resume(
         &mut self,
@@ -138,6 +171,12 @@ impl Volumes {
                 let loaded = loaded.map_err(io::Error::other)?;
                 (Content::Passthrough { source, options }, region, trace, Some(loaded))
             }
+            Body::Nfs { options } => {
+                let region = Arc::new(adopt(region, Kind::Nfs)?);
+                let trace = start_trace(options.trace)?;
+                nfs::thread::can_resume(&region, descriptors.first().ok_or_else(broken)?)?;
+                (Content::Nfs { log_and_sockets: descriptors, options: *options }, region, trace, None)
+            }
         };
         let volume = Volume { about, device, mount, region, content, trace };
         self.resumed.insert(number, Resumed { volume, loaded });
@@ -150,6 +189,10 @@ impl Volumes {
             let Resumed { volume, loaded } = resumed;
             match loaded {
                 Some(loaded) => drop(loaded.start(volume.device.try_clone()?)?),
+                None if matches!(volume.content, Content::Nfs { .. }) => {
+                    let served = volume.to_serve()?;
+                    self.nfs()?.resume(served)?;
+                }
                 None => {
                     let session = Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?;
                     volume.run_projection(session, &self.output)?;
@@ -176,6 +219,12 @@ impl Volumes {
             Content::Passthrough { source, options } => {
                 descriptors.push(source.try_clone()?);
                 Body::Passthrough { options: options.clone() }
+            }
+            Content::Nfs { log_and_sockets, options } => {
+                for one in log_and_sockets {
+                    descriptors.push(one.try_clone()?);
+                }
+                Body::Nfs { options: Box::new(options.clone()) }
             }
         };
         Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
@@ -221,7 +270,7 @@ impl Volumes {
     fn tree(&self, number: VolumeId) -> io::Result<&SharedTree> {
         match &self.volume(number)?.content {
             Content::Projection { tree, .. } => Ok(tree),
-            Content::Passthrough { .. } => Err(io::Error::other(format!("volume {} is no projection", number.0))),
+            _ => Err(io::Error::other(format!("volume {} is no projection", number.0))),
         }
     }
 
@@ -231,6 +280,20 @@ impl Volumes {
 }
 
 impl Volume {
+    /// What the thread of NFS volumes needs.
+    fn to_serve(&self) -> io::Result<Served> {
+        let Content::Nfs { log_and_sockets, options } = &self.content else { return Err(broken()) };
+        let mut own = log_and_sockets.iter().map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>()?.into_iter();
+        Ok(Served {
+            device: self.device.try_clone()?,
+            region: Arc::clone(&self.region),
+            log: own.next().ok_or_else(broken)?,
+            sockets: own.collect(),
+            options: options.clone(),
+            trace: Arc::clone(&self.trace),
+        })
+    }
+
     /// Starts the thread of a projection.
     fn run_projection(&self, session: Session, output: &Arc<Output>) -> io::Result<()> {
         let Content::Projection { tree, reporting } = &self.content else { return Ok(()) };

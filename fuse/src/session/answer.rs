@@ -150,14 +150,24 @@ impl Notifier {
         let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: 0, len: 0 }.as_bytes(), &[])
     }
+
+    /// Lets the kernel ask for a node's attributes when it needs them next. This waits for no page, so any thread may do
+    /// it (a negative offset means no content).
+    ///
+    /// # Errors
+    /// As [`drop_content`](Self::drop_content).
+    pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
+        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
+    }
 }
 
 /// An answer that is given later, perhaps by another thread. A successor of this process knows that it is owed.
 pub struct Deferred {
-    responder: Responder,
-    region: Arc<Region>,
+    pub(super) responder: Responder,
+    pub(super) region: Arc<Region>,
     /// Where it stands among the region's waits.
-    place: Option<usize>,
+    pub(super) place: Option<usize>,
 }
 
 impl Deferred {
@@ -172,6 +182,14 @@ impl Deferred {
     /// When nobody waits any more: the request was aborted, or the file system unmounted.
     pub fn send(self, outcome: Result<Answer, Errno>) -> io::Result<()> {
         self.responder.send(outcome)
+    }
+
+    /// Answers with these bytes, without a copy of them.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_bytes(self, bytes: &[u8]) -> io::Result<()> {
+        self.responder.write(0, bytes, &[])
     }
 }
 

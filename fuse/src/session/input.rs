@@ -15,14 +15,14 @@ use super::REQUEST_SIZE;
 const WORDS: usize = REQUEST_SIZE / size_of::<u64>();
 
 /// Room for a request, aligned as its structs are.
-pub(super) struct Input(NonNull<u64>);
+pub struct Input(NonNull<u64>);
 
 impl Input {
     /// Zeros, with memory behind the first `bytes`.
     ///
     /// # Errors
     /// When there is no memory.
-    pub(super) fn new(bytes: usize) -> io::Result<Input> {
+    pub fn new(bytes: usize) -> io::Result<Input> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), REQUEST_SIZE, access, MapFlags::PRIVATE)? };

@@ -16,12 +16,16 @@
 //! | [`abi`] | the kernel's structs and numbers |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
+//! | [`door`] | a session without threads of its own |
+//! | `patience` | requests whose source may be away for long |
 //! | `input` | room for requests |
 //! | `resume` | what a dead server left unanswered |
 
 pub mod abi;
 pub mod answer;
+pub mod door;
 mod input;
+mod patience;
 pub mod request;
 mod resume;
 
@@ -37,7 +41,10 @@ use zerocopy::IntoBytes;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
-use input::Input;
+pub use door::Door;
+pub use input::Input;
+use patience::Patience;
+pub use patience::Question;
 pub use request::{Caller, Operation, Request, operation_name};
 use resume::Unanswered;
 
@@ -71,6 +78,39 @@ pub trait Service: Send + Sync + 'static {
 
     /// Who made the request with the [number](Request::number) `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
+
+    /// Whether the source may be away for long, so that nobody is to rely on an answer of it.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// The kernel did not hear of this, and will not give it back: nobody waited for the answer any more.
+    fn take_back(&self, _granted: Granted) {}
+
+    /// What is known of the root without asking the source.
+    fn recall(&self, _question: Question) -> Option<Answer> {
+        None
+    }
+}
+
+/// What an answer leaves with the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// A node that it knows of once more.
+    pub node: Option<u64>,
+    /// An open file or directory.
+    pub handle: Option<u64>,
+}
+
+impl Granted {
+    fn of(answer: &Answer) -> Option<Granted> {
+        match answer {
+            Answer::Entry(entry) => Some(Self { node: Some(entry.nodeid), handle: None }),
+            Answer::Created(entry, open) => Some(Self { node: Some(entry.nodeid), handle: Some(open.fh) }),
+            Answer::Open(open) => Some(Self { node: None, handle: Some(open.fh) }),
+            _ => None,
+        }
+    }
 }
 
 /// What a session asks the kernel for.
@@ -180,22 +220,32 @@ impl Session {
     ///
     /// # Errors
     /// When no thread can be started, or the device is none.
-    pub fn run(self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
-        // A request that is read before this would come twice.
-        if let Beginning::Resumed(unanswered) = self.beginning {
-            unanswered.settle(&self.device, &self.region)?;
-        }
+    pub fn run(mut self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
+        self.settle()?;
         let threads = threads.min(MAX_THREADS);
+        let patience = || Patience::start(&self.device, &self.region, &service);
+        let patience = service.is_remote().then(patience).transpose()?;
         let readers = Arc::new(Readers {
             device: self.device,
             region: self.region,
             service,
+            patience,
             wanted: threads,
             idle: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             seats: AtomicU32::new(0),
         });
         (0..threads).try_for_each(|_| Arc::clone(&readers).spawn())
+    }
+}
+
+impl Session {
+    /// What a dead server left unanswered is asked for again, or ended. A request that is read before would come twice.
+    fn settle(&mut self) -> io::Result<()> {
+        match std::mem::replace(&mut self.beginning, Beginning::Handshake) {
+            Beginning::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
+            Beginning::Handshake => Ok(()),
+        }
     }
 }
 
@@ -210,6 +260,8 @@ struct Readers {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Service>,
+    /// For a source that may be away.
+    patience: Option<Arc<Patience>>,
     /// How many there are when nothing is slow.
     wanted: usize,
     /// How many wait for a request.
@@ -253,10 +305,53 @@ impl Readers {
         while let Some(length) = self.next(input.as_mut_bytes()) {
             let Some(request) = Request::parse(&input.as_bytes()[..length]) else { continue };
             match request.operation {
-                Operation::Interrupt { unique } => self.service.interrupt(unique),
+                Operation::Interrupt { unique } => self.interrupt(unique),
                 Operation::Destroy => {}
-                _ => self.answer(&request, seat, &mut buffer),
+                _ => match &self.patience {
+                    Some(patience) => {
+                        self.answer_patiently(patience, &request, &input.as_bytes()[..length], seat, &mut buffer)
+                    }
+                    None => self.answer(&request, seat, &mut buffer),
+                },
             }
+        }
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.service.interrupt(unique);
+        if let Some(patience) = &self.patience {
+            patience.interrupt(unique);
+        }
+    }
+
+    /// Answers `request`, whose source may be away, or leaves it to another thread. In return this one answers for those
+    /// that were left before.
+    fn answer_patiently(
+        self: &Arc<Self>,
+        patience: &Patience,
+        request: &Request<'_>,
+        bytes: &[u8],
+        seat: usize,
+        buffer: &mut Vec<u8>,
+    ) {
+        if let Operation::Forget { .. } | Operation::BatchForget { .. } = request.operation {
+            return self.answer(request, seat, buffer);
+        }
+        if let Some(known) = patience.recall(request) {
+            self.region.counts().request(request.opcode);
+            let _ = Responder { device: Arc::clone(&self.device), unique: request.unique }.send(Ok(known));
+            return;
+        }
+        if !patience.enter(request, bytes) {
+            return;
+        }
+        self.answer(request, seat, buffer);
+        let mut answered = request.number();
+        while let Some(parked) = patience.leave(answered) {
+            // It was a request when it was parked.
+            let Some(request) = Request::parse(parked.bytes()) else { return };
+            self.answer(&request, seat, buffer);
+            answered = request.number();
         }
     }
 
@@ -273,8 +368,12 @@ impl Readers {
         buffer.clear();
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, seat, earlier };
         let outcome = self.service.answer(request, &mut exchange);
-        // Nobody waits for the answer to a request that was aborted.
-        let _ = responder.send_with(outcome, buffer);
+        // Nobody waits for the answer to a request that was aborted, or answered before by somebody else.
+        let granted = outcome.as_ref().ok().and_then(Granted::of);
+        let unheard = responder.send_with(outcome, buffer).is_err();
+        if let (true, Some(granted), true) = (unheard, granted, self.patience.is_some()) {
+            self.service.take_back(granted);
+        }
         seat.clear();
         if request.is_resent() {
             seats.drop_carried(number);
@@ -308,6 +407,14 @@ impl Readers {
         let length = read(&self.device, input);
         self.idle.fetch_sub(1, Ordering::Relaxed);
         length.ok()
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        if let Some(patience) = &self.patience {
+            patience.end();
+        }
     }
 }
 

@@ -21,6 +21,12 @@ impl PassthroughFilesystem {
         if let Some(open) = &mut *node.open() {
             open.locks.give_up(arguments.lock_owner);
         }
+        if self.options.remote.is_some() {
+            // Whoever opens the file next, on any machine, finds what was written; and who closes it hears that it is
+            // there. Closing another descriptor of the same open file does both.
+            let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file)?;
+            nix::unistd::close(same).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+        }
         Ok(Answer::Done)
     }
 

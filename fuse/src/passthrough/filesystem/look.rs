@@ -1,21 +1,21 @@
 //! Looking: names, attributes, links, extended attributes, the file system as a whole.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{AtFlags, Mode, OFlags, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::caller::administers_system;
 use super::super::mounts::proc_path;
-use super::super::node::Node;
+use super::super::node::{Node, ROOT};
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
-use crate::session::abi::{EntryOut, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller};
+use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
+use crate::session::{Answer, Caller, Question};
 
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
@@ -64,10 +64,29 @@ impl PassthroughFilesystem {
 
     pub(super) fn status(&self, node: &Node) -> Result<Answer, Errno> {
         let whole = whole(self.descriptor(node)?.as_fd())?;
+        *self.last_status() = whole;
         Ok(Answer::FileSystem(match &self.usage {
             Some(usage) => usage.narrow(whole),
             None => whole,
         }))
+    }
+
+    /// What the kernel and this program remember of the root, for as long as its source is away.
+    pub(super) fn remembered(&self, question: Question) -> Option<Answer> {
+        let root = self.nodes.get(ROOT)?;
+        let found = || {
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            statx(&*root.held()?, c"", flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok()
+        };
+        Some(match question {
+            Question::Attributes => Answer::Attributes(self.validity.attributes(attr(&found()?, &root.mount))),
+            Question::Statx => Answer::Statx(Box::new(self.validity.statx(statx_attr(&found()?, &root.mount)))),
+            Question::FileSystem => Answer::FileSystem(*self.last_status()),
+        })
+    }
+
+    fn last_status(&self) -> MutexGuard<'_, Kstatfs> {
+        self.status.lock().expect("a thread that panics ends the process")
     }
 
     pub(super) fn xattr(&self, node: &Node, name: &OsStr, size: u32, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
@@ -75,10 +94,10 @@ impl PassthroughFilesystem {
         let path = proc_path(file.as_fd());
         let name = attribute_name(name)?;
         if size == 0 {
-            return size_alone(getxattr_query(&path, &name)?);
+            return size_alone(getxattr_query(&path, &name).map_err(|errno| no_acl(&name, errno))?);
         }
         buffer.resize(size.min(XATTR_SIZE_MAX) as usize, 0);
-        let length = getxattr(&path, &name, &mut buffer[..])?;
+        let length = getxattr(&path, &name, &mut buffer[..]).map_err(|errno| no_acl(&name, errno))?;
         buffer.truncate(length);
         Ok(Answer::Buffer)
     }
@@ -112,6 +131,12 @@ impl PassthroughFilesystem {
         let found = statx(directory, name, flags, rustix::fs::StatxFlags::BASIC_STATS).ok()?;
         (found.stx_nlink <= 1 || found.stx_mode & 0o170_000 == 0o040_000).then_some(found)
     }
+}
+
+/// The kernel asks for ACLs to check permissions. Where the source knows of none, as NFS 4 does, there are none: with any
+/// other error the kernel would refuse everything that an ACL could allow.
+fn no_acl(name: &CStr, errno: Errno) -> Errno {
+    if errno == Errno::OPNOTSUPP && name.to_bytes().starts_with(b"system.posix_acl_") { Errno::NODATA } else { errno }
 }
 
 /// The name of an extended attribute.

@@ -1,0 +1,201 @@
+//! The client without a mount: calls in a loop, one at a time and sixteen.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use podfs_fuse::nfs::mount::{Options, mount};
+use podfs_fuse::nfs::rpc::{Credential, Slice};
+use podfs_fuse::nfs::server::Servers;
+use podfs_fuse::nfs::v3::{Changes, Creation, FileHandle, Stability};
+use podfs_fuse::nfs::{Export, How};
+use tokio::task::spawn_local;
+
+use crate::nfs_rig::Ganesha;
+use crate::peer::Peer;
+use crate::rig::{self, Figure, header, measure, median, row, server};
+
+pub const ROUNDS: usize = 5;
+pub const MEBIBYTE: u32 = 1 << 20;
+/// The file that is read and written, in MiB.
+pub const FILE_SIZE: u64 = 256;
+pub const ENTRIES: usize = 10_000;
+
+pub static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
+
+/// What is done in a loop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    Read,
+    Write,
+    ReadSome,
+    Getattr,
+    Create,
+    /// A whole directory.
+    List,
+}
+
+/// Both clients, and what they work on.
+pub struct Scene {
+    pub server: Ganesha,
+    export: Rc<Export>,
+    file: FileHandle,
+    data: Slice,
+    directory: FileHandle,
+}
+
+pub fn run() {
+    rig::run(async {
+        let scene = Scene::new().await;
+        header("the client alone, one run", "nfs3_client");
+        let works = [
+            ("read 1 MiB, MiB/s", Work::Read, FILE_SIZE),
+            ("write 1 MiB unstable, MiB/s", Work::Write, FILE_SIZE),
+            ("read 4 KiB anywhere", Work::ReadSome, 20_000),
+            ("GETATTR", Work::Getattr, 20_000),
+            ("CREATE", Work::Create, 10_000),
+        ];
+        for (what, work, count) in works {
+            for depth in [1, 16] {
+                scene.compare(&format!("{what}, {depth} at a time"), work, count, depth).await;
+            }
+        }
+        scene.compare("READDIRPLUS of 10 000, directories", Work::List, 10, 1).await;
+    });
+}
+
+impl Scene {
+    pub async fn new() -> Self {
+        let server = server();
+        for index in 0..ENTRIES {
+            let directory = server.exported().join("listed");
+            std::fs::create_dir_all(&directory).expect("made");
+            std::fs::write(directory.join(format!("file-{index:06}")), "").expect("written");
+        }
+        let budget = Duration::from_secs(20);
+        let options = Options {
+            port: Some(server.address().port()),
+            mount_port: Some(server.mount_address().port()),
+            ..Options::new("bench", server.address().ip(), b"/export", budget)
+        };
+        let export = Rc::new(mount(&Servers::default(), &options).await.expect("it is mounted"));
+        let how = How::new(&ROOT);
+        let creation = Creation::Unchecked(Changes::default());
+        let file =
+            export.create(how, &export.root(), b"file", &creation).await.expect("made").handle.expect("a handle");
+        let data: Slice = vec![7; MEBIBYTE as usize].into();
+        for index in 0..FILE_SIZE {
+            let offset = index * u64::from(MEBIBYTE);
+            export.write(how, &file, offset, &data, Stability::Unstable).await.expect("written");
+        }
+        let directory = export.lookup(how, &export.root(), b"listed").await.expect("found").handle;
+        Self { server, export, file, data, directory }
+    }
+
+    /// A row of the table.
+    async fn compare(&self, what: &str, work: Work, count: u64, depth: u64) {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            ours.push(self.ours(work, count, depth, self.new_directory().await).await);
+            theirs.push(self.theirs(work, count, depth, self.new_directory().await).await);
+        }
+        row(what, median(ours), median(theirs));
+    }
+
+    /// An empty directory, the only one. The server knows it, because it has made it.
+    pub async fn new_directory(&self) -> FileHandle {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        if let Some(last) = count.checked_sub(1) {
+            std::fs::remove_dir_all(self.server.exported().join(format!("created-{last}"))).expect("removed");
+        }
+        let name = format!("created-{count}");
+        let made = self.export.mkdir(How::new(&ROOT), &self.export.root(), name.as_bytes(), &Changes::default()).await;
+        made.expect("made").handle.expect("a handle")
+    }
+
+    pub async fn ours(&self, work: Work, count: u64, depth: u64, created: FileHandle) -> Figure {
+        let directory = if work == Work::Create { created } else { self.directory };
+        let calls = async {
+            let tasks: Vec<_> = (0..depth)
+                .map(|first| {
+                    let (export, data, file) = (Rc::clone(&self.export), self.data.clone(), self.file);
+                    spawn_local(async move {
+                        for index in (first..count).step_by(depth as usize) {
+                            step(&export, work, index, &file, &directory, &data).await;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("no panic");
+            }
+        };
+        measure(count, calls).await
+    }
+
+    async fn theirs(&self, work: Work, count: u64, depth: u64, created: FileHandle) -> Figure {
+        let mut peers = Vec::new();
+        for _ in 0..depth {
+            peers.push(Peer::connect(&self.server, &created).await);
+        }
+        let data = self.data.clone();
+        let calls = async {
+            let tasks: Vec<_> = (0..depth)
+                .zip(peers)
+                .map(|(first, mut peer)| {
+                    let data = data.clone();
+                    spawn_local(async move {
+                        for index in (first..count).step_by(depth as usize) {
+                            peer.step(work, index, &data).await;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("no panic");
+            }
+        };
+        measure(count, calls).await
+    }
+}
+
+/// Some place in the file, another one each time.
+pub fn somewhere(index: u64) -> u64 {
+    index.wrapping_mul(0x9e37_79b9) % (FILE_SIZE * 256) * 4096
+}
+
+async fn step(export: &Export, work: Work, index: u64, file: &FileHandle, directory: &FileHandle, data: &Slice) {
+    let how = How::new(&ROOT);
+    match work {
+        Work::Read => {
+            let read = export.read(how, file, index * u64::from(MEBIBYTE), MEBIBYTE).await.expect("read");
+            assert_eq!(read.data.len(), MEBIBYTE as usize);
+        }
+        Work::Write => {
+            export.write(how, file, index * u64::from(MEBIBYTE), data, Stability::Unstable).await.expect("written");
+        }
+        Work::ReadSome => {
+            export.read(how, file, somewhere(index), 4096).await.expect("read");
+        }
+        Work::Getattr => {
+            export.getattr(how, file).await.expect("attributes");
+        }
+        Work::Create => {
+            let creation = Creation::Guarded(Changes::default());
+            export.create(how, directory, format!("file-{index}").as_bytes(), &creation).await.expect("made");
+        }
+        Work::List => {
+            let (mut cookie, mut verifier, mut names) = (0, [0; 8], 0);
+            loop {
+                let page = export.readdirplus(how, directory, cookie, verifier).await.expect("listed");
+                page.entries().for_each(|entry| (cookie, names) = (entry.cookie, names + 1));
+                verifier = page.verifier;
+                if page.is_last {
+                    break;
+                }
+            }
+            assert!(names >= ENTRIES);
+        }
+    }
+}

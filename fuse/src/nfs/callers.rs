@@ -1,0 +1,272 @@
+//! Who asks: the supplementary groups of callers, and whether they are being killed.
+//!
+//! The kernel tells the user and the group of who asks, and its thread. The rest stands in `/proc/<thread>/status`,
+//! which is opened once for each thread and read again after [`HOLDS`]: what is open stays the same thread's, and
+//! cannot be read any more once that is gone. A thread that becomes somebody else is told apart at once by its user or
+//! group.
+//!
+//! A caller that gets a signal wants its call interrupted, says the kernel (INTERRUPT), whatever the signal. As with
+//! Linux' own client only one that ends the process does: the kernel turns such a signal into SIGKILL for each of the
+//! process's threads (`complete_signal`), where it is seen in `SigPnd`. It tells of the first signal only, so whoever
+//! was interrupted is looked at again until it has its answer.
+//!
+//! Nothing else in `/proc/<thread>` may be read here. A program that is executed closes files, and waits for the answer to
+//! FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
+
+use std::cell::{Cell, RefCell};
+use std::fs::{self, File};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+
+use super::options::Callers as As;
+use super::rpc::Credential;
+use super::rpc::credential::MAX_GROUPS;
+use crate::session::Caller;
+
+/// Threads that are remembered.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
+/// How long the groups of a thread are believed, if its user and group are what they were.
+const HOLDS: Duration = Duration::from_secs(1);
+/// Room for all of a status: 65,536 groups are more than anybody has.
+const LONGEST: usize = 1 << 16;
+/// `SIGKILL` in a set of signals.
+const KILL: u64 = 1 << (libc::SIGKILL - 1);
+
+/// What is remembered of callers.
+pub struct Callers {
+    identity: As,
+    known: RefCell<LruCache<u32, Thread>>,
+    /// The ids of the pod, as soon as somebody of it has asked.
+    pod: Cell<Option<Ids>>,
+}
+
+struct Thread {
+    status: File,
+    uid: u32,
+    gid: u32,
+    credential: Credential,
+    at: Instant,
+}
+
+impl Callers {
+    /// Nobody yet. `identity` is as whom calls are made.
+    pub fn new(identity: As) -> Self {
+        Self { identity, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
+    }
+
+    /// As whom a call for `caller` is made. Who cannot be looked at has no groups but the one the kernel tells.
+    pub fn credential(&self, caller: Caller) -> Credential {
+        if self.identity == As::AsNobody {
+            return Credential::Nobody;
+        }
+        let plain = || Credential::User { uid: told(caller.uid), gid: told(caller.gid), groups: Vec::new() };
+        if caller.pid == 0 {
+            return plain();
+        }
+        let mut known = self.known.borrow_mut();
+        if let Some(thread) = known.get_mut(&caller.pid) {
+            // Where the kernel tells no user, another one could not be told apart.
+            let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.identity == As::AsTheyAre;
+            if same && thread.at.elapsed() < HOLDS {
+                return thread.credential.clone();
+            }
+            if let Ok(status) = read(&thread.status) {
+                (thread.uid, thread.gid, thread.at) = (caller.uid, caller.gid, Instant::now());
+                thread.credential = self.as_told(&status, caller);
+                return thread.credential.clone();
+            }
+            // Another thread has the number now, or none.
+            known.pop(&caller.pid);
+        }
+        let Ok(file) = File::open(format!("/proc/{}/status", caller.pid)) else { return plain() };
+        let Ok(status) = read(&file) else { return plain() };
+        let credential = self.as_told(&status, caller);
+        let Caller { uid, gid, .. } = caller;
+        let thread = Thread { status: file, uid, gid, credential: credential.clone(), at: Instant::now() };
+        known.put(caller.pid, thread);
+        credential
+    }
+
+    fn as_told(&self, status: &str, caller: Caller) -> Credential {
+        let groups = numbers(status, "Groups:").take(MAX_GROUPS).collect();
+        match self.identity {
+            As::AsNobody => Credential::Nobody,
+            As::AsTheyAre => Credential::User { uid: caller.uid, gid: caller.gid, groups },
+            As::AsInTheirNamespace => {
+                let ids = self.ids(caller.pid);
+                // The fourth is the one for files (`fsuid`).
+                let own = |key| ids.inside(numbers(status, key).nth(3).unwrap_or(NOBODY));
+                // For what creates something the kernel tells it, as the mount maps it.
+                let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
+                Credential::User {
+                    uid: pick(caller.uid, own("Uid:")),
+                    gid: pick(caller.gid, own("Gid:")),
+                    groups: groups.into_iter().map(|group| ids.inside(group)).collect(),
+                }
+            }
+        }
+    }
+
+    /// How the mount maps the ids of a caller. Within a pod, anybody may make a user namespace and be root there; that is
+    /// not the namespace of the mount, and nobody believes it.
+    fn ids(&self, pid: u32) -> Ids {
+        let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        let (theirs, ours) = (map(&pid.to_string()), map("self"));
+        if theirs == ours {
+            return Ids::All;
+        }
+        if let Some(ids) = Ids::of_pod(&theirs) {
+            self.pod.set(Some(ids));
+        }
+        self.pod.get().unwrap_or(Ids::None)
+    }
+}
+
+/// What the kernel says where it does not tell.
+const UNTOLD: u32 = u32::MAX;
+/// Who is not mapped is nobody, as for the kernel.
+const NOBODY: u32 = 65534;
+/// Ids that the kubelet gives a pod at least. They begin at a multiple of it.
+const OF_A_POD: u32 = 1 << 16;
+
+/// Which ids of the host there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ids {
+    /// All: the caller is in no other user namespace than this process.
+    All,
+    /// So many from this one on, as those from 0 on.
+    Pod(u32, u32),
+    /// It is not known.
+    None,
+}
+
+impl Ids {
+    /// Those of a pod's namespace, if `map` is of one. Without privilege nobody can make one that looks so: no more than
+    /// a single id may be mapped then (`user_namespaces(7)`). Who has the privilege is root in the pod already.
+    fn of_pod(map: &str) -> Option<Self> {
+        let mut numbers = map.split_whitespace().map(str::parse::<u32>);
+        let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let is_one = inside == 0 && count > 0 && outside % OF_A_POD == 0 && count % OF_A_POD == 0;
+        (is_one && numbers.next().is_none()).then_some(Self::Pod(outside, count))
+    }
+
+    fn inside(self, id: u32) -> u32 {
+        match self {
+            Self::All => id,
+            Self::Pod(first, count) => id.checked_sub(first).filter(|inside| *inside < count).unwrap_or(NOBODY),
+            Self::None => NOBODY,
+        }
+    }
+}
+
+fn told(id: u32) -> u32 {
+    if id == UNTOLD { NOBODY } else { id }
+}
+
+/// Whether a thread is being killed. One that cannot be seen from here (`pid` 0: in another pid namespace) might never
+/// be ended, if every signal were taken for one that does not end it.
+pub fn is_dying(pid: u32) -> bool {
+    if pid == 0 {
+        return true;
+    }
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let pending = |key| {
+        let set = status.lines().find_map(|line| line.strip_prefix(key));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+    };
+    (pending("SigPnd:") | pending("ShdPnd:")) & KILL != 0
+}
+
+/// Whether a thread has got so far in ending that no signal reaches it: its memory goes before its files (`do_exit`).
+pub fn is_exiting(pid: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    !status.lines().any(|line| line.starts_with("VmSize:"))
+}
+
+fn read(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; 4096];
+    let mut length = 0;
+    loop {
+        match file.read_at(&mut bytes[length..], length as u64)? {
+            0 => break,
+            more => length += more,
+        }
+        if length == bytes.len() {
+            if length >= LONGEST {
+                break;
+            }
+            bytes.resize(length * 2, 0);
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+}
+
+fn numbers<'a>(status: &'a str, key: &str) -> impl Iterator<Item = u32> + use<'a> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+    line.split_whitespace().map_while(|word| word.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn this_thread() -> Caller {
+        let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        Caller { uid: 0, gid: 0, pid }
+    }
+
+    #[test]
+    fn a_caller_has_the_groups_that_the_kernel_says_it_has() {
+        let own = rustix::process::getgroups().expect("groups");
+        let own: Vec<u32> = own.into_iter().map(rustix::fs::Gid::as_raw).take(MAX_GROUPS).collect();
+        let callers = Callers::new(As::AsTheyAre);
+        for _ in 0..2 {
+            let Credential::User { uid: 0, gid: 0, mut groups } = callers.credential(this_thread()) else {
+                panic!("a user")
+            };
+            let mut own = own.clone();
+            groups.sort_unstable();
+            own.sort_unstable();
+            assert_eq!(groups, own);
+        }
+    }
+
+    #[test]
+    fn who_cannot_be_looked_at_has_no_groups() {
+        let callers = Callers::new(As::AsTheyAre);
+        for pid in [0, u32::MAX >> 1] {
+            let told = callers.credential(Caller { uid: 7, gid: 8, pid });
+            assert_eq!(told, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
+        }
+    }
+
+    #[test]
+    fn who_lives_is_neither_dying_nor_exiting() {
+        let Caller { pid, .. } = this_thread();
+        assert!(!is_dying(pid) && !is_exiting(pid));
+        assert!(is_dying(0) && is_exiting(u32::MAX >> 1));
+    }
+
+    #[test]
+    fn ids_of_a_pod_are_mapped_and_others_are_nobodys() {
+        let ids = Ids::of_pod("         0     131072      65536\n").expect("of a pod");
+        assert_eq!([131_072, 132_071, 5, 0, 196_608].map(|id| ids.inside(id)), [0, 999, NOBODY, NOBODY, NOBODY]);
+        assert_eq!(Ids::None.inside(0), NOBODY);
+    }
+
+    #[test]
+    fn who_is_root_only_in_a_namespace_of_its_own_is_not_believed() {
+        for map in ["0 132071 1", "0 131072 1\n1 131073 65535", "5 131072 65536", "0 131072 1000", "", "0 1", "x y z"] {
+            assert_eq!(Ids::of_pod(map), None, "{map}");
+        }
+        let callers = Callers::new(As::AsInTheirNamespace);
+        let Credential::User { uid, gid, .. } = callers.credential(Caller { uid: UNTOLD, gid: UNTOLD, pid: 0 }) else {
+            panic!("a user")
+        };
+        assert_eq!((uid, gid), (NOBODY, NOBODY));
+    }
+}

@@ -1,0 +1,132 @@
+//! Attributes: from the server's to the kernel's.
+
+use std::time::Duration;
+
+use crate::nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
+
+/// What a file is, as `S_IFMT` of its mode.
+pub fn file_type(kind: Kind) -> u32 {
+    match kind {
+        Kind::File => libc::S_IFREG,
+        Kind::Directory => libc::S_IFDIR,
+        Kind::Block => libc::S_IFBLK,
+        Kind::Character => libc::S_IFCHR,
+        Kind::Symlink => libc::S_IFLNK,
+        Kind::Socket => libc::S_IFSOCK,
+        Kind::Pipe => libc::S_IFIFO,
+    }
+}
+
+/// What a file with this `S_IFMT` is.
+pub fn kind_of(file_type: u32) -> Option<Kind> {
+    Some(match file_type {
+        libc::S_IFREG => Kind::File,
+        libc::S_IFDIR => Kind::Directory,
+        libc::S_IFBLK => Kind::Block,
+        libc::S_IFCHR => Kind::Character,
+        libc::S_IFLNK => Kind::Symlink,
+        libc::S_IFSOCK => Kind::Socket,
+        libc::S_IFIFO => Kind::Pipe,
+        _ => return None,
+    })
+}
+
+/// How attributes are shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// The file system of the root. Files of others below it get other numbers, so that no two have the same.
+    pub fsid: u64,
+    /// What a program should read and write at a time, in bytes.
+    pub block: u32,
+}
+
+impl Shown {
+    /// As the kernel has them. A file whose only name is one that podfs gave it has none for anybody else.
+    pub fn attr(&self, found: &Attributes, is_silly: bool) -> Attr {
+        Attr {
+            ino: self.ino(found),
+            size: found.size,
+            blocks: found.used.div_ceil(512),
+            atime: found.atime.seconds.into(),
+            mtime: found.mtime.seconds.into(),
+            ctime: found.ctime.seconds.into(),
+            atimensec: found.atime.nanoseconds,
+            mtimensec: found.mtime.nanoseconds,
+            ctimensec: found.ctime.nanoseconds,
+            mode: file_type(found.kind) | (found.mode & 0o7777),
+            nlink: found.links.saturating_sub(is_silly.into()),
+            uid: found.uid,
+            gid: found.gid,
+            rdev: device_number(found.device),
+            blksize: self.block,
+            flags: 0,
+        }
+    }
+
+    /// The number that a file shows.
+    pub fn ino(&self, found: &Attributes) -> u64 {
+        if found.fsid == self.fsid {
+            return found.fileid;
+        }
+        found.fileid ^ found.fsid.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// A name of `node`, for so long.
+pub fn entry(node: u64, attr: Attr, name_holds: Duration, holds: Duration) -> EntryOut {
+    EntryOut {
+        nodeid: node,
+        generation: 0,
+        entry_valid: name_holds.as_secs(),
+        attr_valid: holds.as_secs(),
+        entry_valid_nsec: name_holds.subsec_nanos(),
+        attr_valid_nsec: holds.subsec_nanos(),
+        attr,
+    }
+}
+
+/// Attributes, for so long.
+pub fn attributes(attr: Attr, holds: Duration) -> AttrOut {
+    AttrOut { attr_valid: holds.as_secs(), attr_valid_nsec: holds.subsec_nanos(), dummy: 0, attr }
+}
+
+/// What SETATTR asks for.
+pub fn changes(asked: &SetattrIn) -> Changes {
+    let has = |bit: u32| asked.valid & bit != 0;
+    let time = |set, now, seconds: u64, nanoseconds| match (has(now), has(set)) {
+        (true, _) => TimeChange::ServerTime,
+        (false, true) => TimeChange::To(time(seconds, nanoseconds)),
+        (false, false) => TimeChange::Keep,
+    };
+    Changes {
+        mode: has(fattr::MODE).then_some(asked.mode & 0o7777),
+        uid: has(fattr::UID).then_some(asked.uid),
+        gid: has(fattr::GID).then_some(asked.gid),
+        size: has(fattr::SIZE).then_some(asked.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, asked.atime, asked.atimensec),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, asked.mtime, asked.mtimensec),
+    }
+}
+
+/// The nearest time that the protocol knows: it has the years 1970 to 2106.
+fn time(seconds: u64, nanoseconds: u32) -> Time {
+    match i64::try_from(seconds) {
+        // The kernel's numbers have a sign.
+        Err(_) => Time::default(),
+        Ok(seconds) => match u32::try_from(seconds) {
+            Ok(seconds) => Time { seconds, nanoseconds },
+            Err(_) => Time { seconds: u32::MAX, nanoseconds: 999_999_999 },
+        },
+    }
+}
+
+/// `new_encode_dev` of the kernel.
+fn device_number((major, minor): (u32, u32)) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+/// What [`device_number`] gave.
+pub fn device_of(number: u32) -> (u32, u32) {
+    ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0x000f_ff00))
+}

@@ -1,0 +1,375 @@
+//! Changes: what makes or removes something, renames it, or sets attributes.
+
+use std::rc::Rc;
+
+use rustix::io::Errno;
+
+use super::attributes::{changes, device_of};
+use super::judge::Wanted;
+use super::silly::{ASIDE, ITSELF};
+use super::turn::Turn;
+use super::{Answered, NfsFilesystem};
+use crate::nfs::error::Error;
+use crate::nfs::export::How;
+use crate::nfs::known::node::Node;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
+use crate::session::Answer;
+use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
+
+/// The step that follows an exclusive CREATE where a server does not have it.
+const GUARDED: u32 = 2;
+
+impl NfsFilesystem {
+    pub(super) async fn set_attributes(
+        &self,
+        node: &Rc<Node>,
+        asked: &SetattrIn,
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
+        // Whoever may write through an open file may cut it, whatever its mode has become.
+        let credential = match open.filter(|_| asked.valid & fattr::SIZE != 0) {
+            Some(open) => open.credential.clone(),
+            None => self.credential(turn),
+        };
+        let found = self.set(node, &changes(asked), &credential).await?;
+        let holds = node.freshness.borrow().remaining(std::time::Instant::now());
+        let attr = self.shown.attr(&found, node.is_silly());
+        Ok(Answer::Attributes(super::attributes::attributes(attr, holds)).into())
+    }
+
+    /// Sets attributes; gives those that there are then.
+    pub(super) async fn set(
+        &self,
+        node: &Rc<Node>,
+        wanted: &Changes,
+        credential: &Credential,
+    ) -> Result<Attributes, Errno> {
+        if node.kind == Kind::File {
+            if wanted.size.is_some() {
+                // On disk: data that has to be sent again after a restart of the server would make the file longer again.
+                self.writeback().flush(node.id).await?;
+            } else {
+                // What comes later would change the times once more.
+                self.settle(node).await;
+            }
+        }
+        let set = async |handle| self.export.setattr(How::new(credential), &handle, wanted, None).await;
+        let around = self.on(node, credential, set).await.map_err(|error| error.errno())?;
+        self.changed(node, &around);
+        match around.after {
+            Some(found) => Ok(found),
+            None => self.ask(node).await,
+        }
+    }
+
+    pub(super) async fn make_directory(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        mode: u32,
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let (credential, asked) = (self.credential(turn), self.order.next());
+        let wanted = Changes { mode: Some(mode & 0o7777), ..Changes::default() };
+        let handle = parent.handle();
+        let make = async |how: How<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
+        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
+        let thing = Wanted { kind: Kind::Directory, target: None, device: None };
+        let made = self.made(once, parent, name, thing, &credential).await?;
+        self.tell_made(parent, name, made, asked, &credential).await
+    }
+
+    pub(super) async fn make_link(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        target: &[u8],
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let (credential, asked) = (self.credential(turn), self.order.next());
+        let wanted = Changes { mode: Some(0o777), ..Changes::default() };
+        let handle = parent.handle();
+        let make = async |how: How<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
+        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
+        let thing = Wanted { kind: Kind::Symlink, target: Some(target), device: None };
+        let made = self.made(once, parent, name, thing, &credential).await?;
+        self.tell_made(parent, name, made, asked, &credential).await
+    }
+
+    pub(super) async fn make_node(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        arguments: &MknodIn,
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let (credential, asked) = (self.credential(turn), self.order.next());
+        let mode = arguments.mode & 0o7777;
+        let (major, minor) = device_of(arguments.rdev);
+        let (kind, device, numbers) = match arguments.mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => {
+                let (_, entry) = self.make_file(parent, name, mode, true, &credential, turn).await?;
+                return Ok(Answer::Entry(entry).into());
+            }
+            libc::S_IFCHR => (Kind::Character, Device::Character(major, minor), Some((major, minor))),
+            libc::S_IFBLK => (Kind::Block, Device::Block(major, minor), Some((major, minor))),
+            libc::S_IFIFO => (Kind::Pipe, Device::Pipe, None),
+            libc::S_IFSOCK => (Kind::Socket, Device::Socket, None),
+            _ => return Err(Errno::INVAL),
+        };
+        let wanted = Changes { mode: Some(mode), ..Changes::default() };
+        let handle = parent.handle();
+        let make = async |how: How<'_>| self.export.mknod(how, &handle, name, device, &wanted).await;
+        let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
+        let thing = Wanted { kind, target: None, device: numbers };
+        let made = self.made(once, parent, name, thing, &credential).await?;
+        self.tell_made(parent, name, made, asked, &credential).await
+    }
+
+    /// Makes a regular file. With `exclusive` it is an error if there is one.
+    pub(super) async fn make_file(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        credential: &Credential,
+        turn: &Turn,
+    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+        let asked = self.order.next();
+        let wanted = Changes { mode: Some(mode & 0o7777), ..Changes::default() };
+        let verifier = self.verifier(turn);
+        let creation = if exclusive { Creation::Exclusive(verifier) } else { Creation::Unchecked(wanted) };
+        let handle = parent.handle();
+        let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
+        let once = turn.once(&self.known.calls, ITSELF, credential, make).await?;
+        let half_made = match exclusive {
+            true => self.half_made(&once, parent, name, &creation, credential).await?,
+            false => None,
+        };
+        let lacks_it = |error: &Error| error.status() == Some(Status::NOTSUPP);
+        let mut made = match once.outcome {
+            Err(error) if exclusive && lacks_it(&error) => {
+                let creation = Creation::Guarded(wanted);
+                let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
+                let once = turn.once(&self.known.calls, GUARDED, credential, make).await?;
+                let thing = Wanted { kind: Kind::File, target: None, device: None };
+                let made = self.made(once, parent, name, thing, credential).await?;
+                return self.enter_made(parent, name, made, asked, credential).await;
+            }
+            Err(_) if half_made.is_some() => {
+                Created { handle: half_made, attributes: None, directory: Around::default() }
+            }
+            outcome => outcome.map_err(|error| error.errno())?,
+        };
+        if exclusive {
+            // The server may have kept the number in the file's times, and does not know the mode yet.
+            let file = self.handle_of(&made, parent, name, credential).await?;
+            let times = Changes { atime: TimeChange::ServerTime, mtime: TimeChange::ServerTime, ..wanted };
+            let set = self.export.setattr(How::new(credential), &file, &times, None).await;
+            made.attributes = set.map_err(|error| error.errno())?.after;
+            made.handle = Some(file);
+        }
+        self.enter_made(parent, name, Ok(made), asked, credential).await
+    }
+
+    /// What the server keeps with a file that is made exclusively: no other request has the same.
+    fn verifier(&self, turn: &Turn) -> [u8; 8] {
+        // Neighbouring numbers come out far from each other (the finalizer of SplitMix64).
+        let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // Some servers keep it as times, whose first bits they lose.
+        ((word ^ (word >> 31)) & 0x7fff_ffff_3fff_ffff).to_be_bytes()
+    }
+
+    async fn handle_of(
+        &self,
+        made: &Created,
+        parent: &Node,
+        name: &[u8],
+        credential: &Credential,
+    ) -> Result<FileHandle, Errno> {
+        match made.handle {
+            Some(handle) => Ok(handle),
+            None => Ok(self.glance(parent, name, credential).await?.ok_or(Errno::NOENT)?.0),
+        }
+    }
+
+    async fn tell_made(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        made: Result<Created, (FileHandle, Attributes)>,
+        asked: u64,
+        credential: &Credential,
+    ) -> Result<Answered, Errno> {
+        let (_, entry) = self.enter_made(parent, name, made, asked, credential).await?;
+        Ok(Answer::Entry(entry).into())
+    }
+
+    /// The node of what was just made.
+    async fn enter_made(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        made: Result<Created, (FileHandle, Attributes)>,
+        asked: u64,
+        credential: &Credential,
+    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+        match made {
+            Ok(made) => {
+                self.changed(parent, &made.directory);
+                match made.handle {
+                    Some(handle) => self.enter(parent, name, handle, made.attributes, asked).await,
+                    None => self.find(parent, name, credential).await,
+                }
+            }
+            Err((handle, found)) => {
+                parent.freshness.borrow_mut().expire();
+                self.enter(parent, name, handle, Some(found), asked).await
+            }
+        }
+    }
+
+    pub(super) async fn unlink(&self, parent: &Rc<Node>, name: &[u8], turn: &Turn) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let credential = self.credential(turn);
+        if let Some(open) = self.in_the_way(parent, name, &credential, turn).await? {
+            self.put_aside(&open, parent, name, &credential, turn).await?;
+            return Ok(Answer::Done.into());
+        }
+        let handle = parent.handle();
+        // The file may have been put aside by a dead server, and closed meanwhile.
+        let was_aside = turn.resent && self.known.calls.was_begun(turn.unique, ASIDE);
+        let remove = async |how: How<'_>| self.export.remove(how, &handle, name).await;
+        let mut once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
+        once.doubtful |= was_aside;
+        if let Some(around) = self.removed(once, parent, name, &credential).await? {
+            self.changed(parent, &around);
+        }
+        self.lost_name(parent, name);
+        Ok(Answer::Done.into())
+    }
+
+    pub(super) async fn remove_directory(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let (credential, handle) = (self.credential(turn), parent.handle());
+        let remove = async |how: How<'_>| self.export.rmdir(how, &handle, name).await;
+        let once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
+        let removed = self.removed(once, parent, name, &credential).await;
+        let around = removed.map_err(|errno| match errno {
+            // Some servers say so of a directory that is not empty.
+            Errno::EXIST => Errno::NOTEMPTY,
+            errno => errno,
+        })?;
+        if let Some(around) = around {
+            self.changed(parent, &around);
+        }
+        self.lost_name(parent, name);
+        Ok(Answer::Done.into())
+    }
+
+    /// A name does not exist any more, and the file has one less.
+    fn lost_name(&self, parent: &Node, name: &[u8]) {
+        if let Some(node) = self.known.nodes.at(parent.id, name) {
+            self.known.nodes.unname(&node);
+            node.freshness.borrow_mut().expire();
+        }
+    }
+
+    pub(super) async fn rename(
+        &self,
+        from: (&Rc<Node>, &[u8]),
+        to: (&Rc<Node>, &[u8]),
+        flags: u32,
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        if flags != 0 {
+            // The protocol has no such thing.
+            return Err(Errno::INVAL);
+        }
+        let credential = self.credential(turn);
+        let moved = self.known.nodes.at(from.0.id, from.1);
+        let is_other = |node: &Rc<Node>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
+        let in_the_way = self.in_the_way(to.0, to.1, &credential, turn).await?.filter(is_other);
+        if let Some(open) = &in_the_way {
+            self.keep_aside(open, to.0, &credential, turn).await?;
+        }
+        let (old, new) = (from.0.handle(), to.0.handle());
+        let rename = async |how: How<'_>| self.export.rename(how, (&old, from.1), (&new, to.1)).await;
+        let once = turn.once(&self.known.calls, ITSELF, &credential, rename).await?;
+        let now_there = moved.clone().or_else(|| self.known.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
+        let named = self.named(once, Status::NOENT, now_there.as_deref(), (to.0, to.1), &credential).await;
+        match named {
+            Ok(Some((left, came))) => {
+                self.changed(from.0, &left);
+                self.changed(to.0, &came);
+            }
+            Ok(None) => [from.0, to.0].into_iter().for_each(|directory| directory.freshness.borrow_mut().expire()),
+            Err(error) => {
+                if let Some(open) = &in_the_way {
+                    self.not_aside(open, to.0, &credential, turn).await;
+                }
+                return Err(match error.errno() {
+                    Errno::EXIST => Errno::NOTEMPTY,
+                    errno => errno,
+                });
+            }
+        }
+        match &in_the_way {
+            Some(open) => self.is_aside(open, to.0, turn, &credential)?,
+            None => self.replaced(to, moved.as_deref()),
+        }
+        if let Some(moved) = &moved {
+            self.known.nodes.rename(moved, to.0.id, to.1)?;
+            moved.freshness.borrow_mut().expire();
+        }
+        Ok(Answer::Done.into())
+    }
+
+    /// What had the name before has it no more, unless it is the same file.
+    fn replaced(&self, to: (&Rc<Node>, &[u8]), moved: Option<&Node>) {
+        let there = self.known.nodes.at(to.0.id, to.1);
+        if there.is_some_and(|there| moved.is_none_or(|moved| moved.id != there.id)) {
+            self.lost_name(to.0, to.1);
+        }
+    }
+
+    pub(super) async fn link(
+        &self,
+        node: &Rc<Node>,
+        parent: &Rc<Node>,
+        name: &[u8],
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let (credential, asked) = (self.credential(turn), self.order.next());
+        let (file, directory) = (node.handle(), parent.handle());
+        let link = async |how: How<'_>| self.export.link(how, &file, &directory, name).await;
+        let once = turn.once(&self.known.calls, ASIDE, &credential, link).await?;
+        let named = self.named(once, Status::EXIST, Some(node), (parent, name), &credential).await;
+        let linked = named.map_err(|error| error.errno())?;
+        let attributes = match linked {
+            Some(linked) => {
+                self.changed(parent, &linked.directory);
+                linked.attributes
+            }
+            None => None,
+        };
+        let (_, entry) = self.enter(parent, name, node.handle(), attributes, asked).await?;
+        Ok(Answer::Entry(entry).into())
+    }
+}

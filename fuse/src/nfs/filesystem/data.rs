@@ -1,0 +1,228 @@
+//! Open files, and what is in them.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use tokio::task::spawn_local;
+use tokio::time::sleep;
+
+use super::freshness::News;
+use super::turn::Turn;
+use super::{Answered, NfsFilesystem};
+use crate::nfs::callers::is_exiting;
+use crate::nfs::export::How;
+use crate::nfs::known::node::Node;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{Attributes, Changes, access};
+use crate::nfs::writeback::FileKey;
+use crate::session::Answer;
+use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};
+
+/// The kernel opens a file to execute it (`FMODE_EXEC`).
+const EXECUTE: u32 = 0x20;
+/// How often somebody is looked at who closes a file of a server that does not answer.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+impl NfsFilesystem {
+    pub(super) async fn open(&self, node: &Rc<Node>, flags: u32, turn: &Turn) -> Result<Answered, Errno> {
+        let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+        if writes {
+            self.refuse_if_read_only()?;
+        }
+        let credential = self.credential(turn);
+        let before = node.freshness.borrow().attributes().copied();
+        let found = self.admit(node, flags, &credential).await?;
+        let is_same = node.freshness.borrow_mut().opened(&found);
+        if before
+            .is_none_or(|before| (before.size, before.mtime, before.ctime) != (found.size, found.mtime, found.ctime))
+        {
+            // What the kernel believes of the size may be older than this.
+            let _ = self.notifier.drop_attributes(node.id);
+        }
+        let open = self.known.files.add(turn.unique, node, credential, false)?;
+        turn.opens(&open);
+        let mut open_flags = if is_same { fopen::KEEP_CACHE } else { 0 };
+        if !writes {
+            // There is nothing to write when it is closed.
+            open_flags |= fopen::NOFLUSH;
+        }
+        Ok(Answer::Open(OpenOut { fh: open.handle, open_flags, backing_id: 0 }).into())
+    }
+
+    /// The attributes of a file that somebody opens, if the server lets them.
+    async fn admit(&self, node: &Rc<Node>, flags: u32, credential: &Credential) -> Result<Attributes, Errno> {
+        let wanted = if flags & EXECUTE != 0 {
+            access::EXECUTE
+        } else {
+            match (flags & libc::O_ACCMODE as u32).cast_signed() {
+                libc::O_RDONLY => access::READ,
+                libc::O_WRONLY => access::MODIFY | access::EXTEND,
+                _ => access::READ | access::MODIFY | access::EXTEND,
+            }
+        };
+        let caching = &self.options.caching;
+        let known = node.freshness.borrow().right(credential, wanted, Instant::now(), caching);
+        let (found, granted) = match known {
+            Some(granted) => {
+                let fresh = {
+                    let freshness = node.freshness.borrow();
+                    let holds = !caching.close_to_open && !freshness.remaining(Instant::now()).is_zero();
+                    freshness.attributes().copied().filter(|_| holds)
+                };
+                match fresh {
+                    Some(found) => (found, granted),
+                    None => (self.ask(node).await?, granted),
+                }
+            }
+            None => {
+                self.settle(node).await;
+                let asked = self.order.next();
+                let ask = async |handle| self.export.access(How::new(credential), &handle, ALL).await;
+                let accessed = self.on(node, credential, ask).await.map_err(|error| error.errno())?;
+                let found = match accessed.attributes {
+                    Some(found) if self.learn(node, &found, asked) != News::Outdated => found,
+                    _ => self.ask(node).await?,
+                };
+                node.freshness.borrow_mut().set_right(credential.clone(), ALL, accessed.granted, Instant::now());
+                (found, accessed.granted)
+            }
+        };
+        // A server may tell the right to run a file that way or another.
+        let has = |bits: u32| granted & bits == bits;
+        // Whoever may only change what is there may still open it for that.
+        let may = has(wanted) || (wanted == access::EXECUTE && has(access::READ));
+        if may { Ok(found) } else { Err(Errno::ACCESS) }
+    }
+
+    pub(super) async fn create(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        arguments: &CreateIn,
+        turn: &Turn,
+    ) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let credential = self.credential(turn);
+        let exclusive = arguments.flags & libc::O_EXCL as u32 != 0;
+        let made = self.make_file(parent, name, arguments.mode, exclusive, &credential, turn).await;
+        let (node, mut entry) = made?;
+        let opened = async {
+            if arguments.flags & libc::O_TRUNC as u32 != 0 && entry.attr.size > 0 {
+                // Somebody else was faster.
+                let nothing = Changes { size: Some(0), ..Changes::default() };
+                let found = self.set(&node, &nothing, &credential).await?;
+                entry.attr = self.shown.attr(&found, node.is_silly());
+            }
+            let found = node.freshness.borrow().attributes().copied();
+            found.map(|found| node.freshness.borrow_mut().opened(&found));
+            self.known.files.add(turn.unique, &node, credential.clone(), false)
+        };
+        let open = opened.await.inspect_err(|_| self.forget(node.id, 1))?;
+        turn.opens(&open);
+        let open = OpenOut { fh: open.handle, open_flags: fopen::KEEP_CACHE, backing_id: 0 };
+        Ok(Answer::Created(entry, open).into())
+    }
+
+    pub(super) async fn read(&self, arguments: &ReadIn) -> Result<Answered, Errno> {
+        let open = self.known.files.get(arguments.fh)?;
+        let (node, offset, wanted) = (&open.node, arguments.offset, arguments.size);
+        let is_on_its_way = self.writeback().overlaps(node.id, offset..offset.saturating_add(wanted.into()));
+        let may_be_lost = self.writeback().is_dirty(node.id) && node.freshness.borrow().epoch() != self.epoch();
+        if is_on_its_way || may_be_lost {
+            self.settle(node).await;
+        }
+        let how = How::new(&open.credential);
+        let mut gathered = Vec::new();
+        let mut done = 0;
+        loop {
+            let (at, asked) = (offset + u64::from(done), self.order.next());
+            let count = (wanted - done).min(self.export.limits().read);
+            let read = async |handle| self.export.read(how, &handle, at, count).await;
+            let read = self.on(node, &open.credential, read).await.map_err(|error| error.errno())?;
+            if let Some(found) = &read.attributes {
+                self.learn(node, found, asked);
+            }
+            let length = read.data.len() as u32;
+            if done == 0 && (length == wanted || read.is_end) {
+                return Ok(Answered::Data(read.data));
+            }
+            gathered.extend_from_slice(&read.data);
+            done += length;
+            // A server may give less than it is asked for; for the kernel that would be the end.
+            if done >= wanted || read.is_end || length == 0 {
+                return Ok(Answered::Bytes(gathered));
+            }
+        }
+    }
+
+    pub(super) async fn write(&self, arguments: &WriteIn, data: &[u8]) -> Result<Answered, Errno> {
+        self.refuse_if_read_only()?;
+        let open = self.known.files.get(arguments.fh)?;
+        let end = arguments.offset.checked_add(data.len() as u64).ok_or(Errno::FBIG)?;
+        if end > self.export.limits().file {
+            return Err(Errno::FBIG);
+        }
+        let key = FileKey { node: open.node.id, open: open.handle };
+        self.writeback().write(key, arguments.offset, data).await?;
+        Ok(Answer::Written(data.len() as u32).into())
+    }
+
+    pub(super) async fn sync(&self, arguments: &FsyncIn) -> Result<Answered, Errno> {
+        let open = self.known.files.get(arguments.fh)?;
+        self.writeback().flush(open.node.id).await?;
+        Ok(Answer::Done.into())
+    }
+
+    /// Whoever closes a file waits until what was written is on the server's disk, and hears of errors. Only somebody who is
+    /// being killed waits for no server that does not answer: no signal would ever reach it again. What it wrote is kept,
+    /// and sent when the server is back.
+    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &Turn) -> Result<Answered, Errno> {
+        let open = self.known.files.get(arguments.fh)?;
+        let flushed = self.writeback().flush(open.node.id);
+        let gone = async {
+            loop {
+                sleep(LOOK_AGAIN).await;
+                if self.export.server().silent() >= LOOK_AGAIN && is_exiting(turn.caller.pid) {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            flushed = flushed => flushed?,
+            () = gone => {}
+        }
+        Ok(Answer::Done.into())
+    }
+
+    /// Nobody waits for what is still to be done.
+    pub(super) fn release(self: &Rc<Self>, handle: u64) -> Answered {
+        let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
+        if let Some(open) = self.known.files.remove(handle, keep) {
+            let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
+            if keep {
+                spawn_local(async move { filesystem.tidy_up(&node).await });
+            } else if node.is_silly() && !node.is_open() {
+                spawn_local(filesystem.remove_silly(node));
+            }
+        }
+        Answer::Done.into()
+    }
+
+    /// A file was closed before all that was written to it was on the server's disk.
+    async fn tidy_up(self: Rc<Self>, node: &Rc<Node>) {
+        self.writeback().settle_on_disk(node.id).await;
+        if !node.is_open() {
+            // What went wrong nobody can be told any more.
+            self.writeback().forget_file(node.id);
+        }
+        let is_dirty = |node| self.writeback().is_dirty(node);
+        self.known.files.let_go(is_dirty);
+        self.known.nodes.let_go(is_dirty);
+        self.remove_silly(Rc::clone(node)).await;
+    }
+}
+
+/// All that is asked about a file.
+const ALL: u32 = access::READ | access::MODIFY | access::EXTEND | access::EXECUTE;

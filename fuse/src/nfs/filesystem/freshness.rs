@@ -1,0 +1,216 @@
+//! How long something that was heard of a file may be believed, and whether the kernel's pages are of the file as it is.
+//!
+//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): what was heard holds for the shortest time first,
+//! and for twice as long each time it turns out to be unchanged, up to the longest.
+//!
+//! Attributes that were asked for before a change that was made here tell how the file was before it. They are not
+//! believed: each question has its place in an order, and so has each change.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::super::options::Caching;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{Around, Attributes, Before, Kind, Time};
+
+/// Users whose rights to one file are remembered.
+const RIGHTS: usize = 4;
+
+/// The order of questions and changes.
+#[derive(Debug, Default)]
+pub struct Order(Cell<u64>);
+
+impl Order {
+    /// A place after all others.
+    pub fn next(&self) -> u64 {
+        self.0.set(self.0.get() + 1);
+        self.0.get()
+    }
+}
+
+/// What was heard of a file.
+#[derive(Debug, Default)]
+pub struct Freshness {
+    attributes: Option<Attributes>,
+    /// When that was asked for.
+    at: Option<Instant>,
+    /// Its place in the order.
+    asked: u64,
+    /// How long it holds.
+    holds: Duration,
+    /// The place of the last change that was made here.
+    changed: u64,
+    /// Changes of its content that are under way.
+    changing: u32,
+    /// The content that the kernel's pages are of.
+    content: Option<Version>,
+    rights: Vec<Right>,
+    /// Of the connection by which something was written last.
+    epoch: u64,
+}
+
+/// A state of a file: another content has another version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    size: u64,
+    mtime: Time,
+    ctime: Time,
+}
+
+#[derive(Debug)]
+struct Right {
+    who: Credential,
+    /// Bits of ACCESS.
+    granted: u32,
+    /// Bits that were asked for.
+    asked: u32,
+    ctime: Time,
+    at: Instant,
+}
+
+/// What attributes tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// Nothing that matters.
+    None,
+    /// Somebody else has changed the content.
+    Changed,
+    /// Nothing: they are from before a change that was made here.
+    Outdated,
+}
+
+impl Freshness {
+    /// What was heard last.
+    pub fn attributes(&self) -> Option<&Attributes> {
+        self.attributes.as_ref()
+    }
+
+    /// How much longer that holds.
+    pub fn remaining(&self, now: Instant) -> Duration {
+        self.at.map_or(Duration::ZERO, |at| (at + self.holds).saturating_duration_since(now))
+    }
+
+    /// Takes in attributes whose question has the place `asked` in the order.
+    pub fn learn(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching) -> News {
+        if asked < self.changed || asked < self.asked {
+            return News::Outdated;
+        }
+        let version = Version::of(found);
+        let known = self.attributes.as_ref().map(Version::of);
+        self.keep(found, asked, now, caching, known == Some(version));
+        if self.changing > 0 {
+            return News::None;
+        }
+        match self.content {
+            Some(content) if content.differs(&version) => {
+                self.content = None;
+                News::Changed
+            }
+            Some(_) => {
+                self.content = Some(version);
+                News::None
+            }
+            None => News::None,
+        }
+    }
+
+    /// The kernel's pages are of this content from now on; tells whether they were before.
+    pub fn opened(&mut self, found: &Attributes) -> bool {
+        let version = Version::of(found);
+        let same = self.changing > 0 || self.content.is_some_and(|content| !content.differs(&version));
+        self.content = Some(version);
+        same
+    }
+
+    /// Of the connection by which something was written last.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Something is written by this connection.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
+    /// A change of the content is sent.
+    pub fn change_begins(&mut self) {
+        self.changing += 1;
+    }
+
+    /// It is made, or it failed.
+    pub fn change_ends(&mut self, around: &Around, place: u64, now: Instant, caching: &Caching) -> News {
+        self.changing = self.changing.saturating_sub(1);
+        let alone = self.changing == 0;
+        self.changed_here(around, alone, place, now, caching)
+    }
+
+    /// Something was changed here. With `alone` no other change is under way.
+    pub fn changed_here(&mut self, around: &Around, alone: bool, place: u64, now: Instant, caching: &Caching) -> News {
+        let by_another =
+            |before: &Before| alone && self.content.is_some_and(|content| content.differs(&Version::before(before)));
+        let news = match &around.before {
+            Some(before) if by_another(before) => News::Changed,
+            _ => News::None,
+        };
+        self.changed = place;
+        match &around.after {
+            Some(after) => {
+                self.keep(after, place, now, caching, false);
+                self.content = self.content.filter(|_| news == News::None).map(|_| Version::of(after));
+            }
+            // Whatever it is like now, it has to be asked for.
+            None => self.at = None,
+        }
+        news
+    }
+
+    /// What was heard does not hold any more.
+    pub fn expire(&mut self) {
+        self.at = None;
+    }
+
+    /// Whether somebody may do what `wanted` says, as far as that is known and holds.
+    pub fn right(&self, who: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
+        let holds = caching.shortest(Kind::File);
+        let ctime = self.attributes.as_ref()?.ctime;
+        let known = self.rights.iter().find(|right| right.who == *who && right.asked & wanted == wanted)?;
+        (known.ctime == ctime && now < known.at + holds).then_some(known.granted)
+    }
+
+    /// Somebody may do this.
+    pub fn set_right(&mut self, who: Credential, asked: u32, granted: u32, now: Instant) {
+        let Some(ctime) = self.attributes.as_ref().map(|attributes| attributes.ctime) else { return };
+        self.rights.retain(|right| right.who != who);
+        if self.rights.len() == RIGHTS {
+            self.rights.remove(0);
+        }
+        self.rights.push(Right { who, granted, asked, ctime, at: now });
+    }
+
+    fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
+        let (shortest, longest) = (caching.shortest(found.kind), caching.longest(found.kind));
+        // Twice as long only after it has been believed for that long.
+        let has_held = self.at.is_none_or(|at| now >= at + self.holds);
+        self.holds = match (unchanged, has_held) {
+            (true, true) => (self.holds * 2).clamp(shortest, longest),
+            (true, false) => self.holds.clamp(shortest, longest),
+            (false, _) => shortest,
+        };
+        (self.attributes, self.asked, self.at) = (Some(*found), asked, Some(now));
+    }
+}
+
+impl Version {
+    fn of(found: &Attributes) -> Self {
+        Self { size: found.size, mtime: found.mtime, ctime: found.ctime }
+    }
+
+    fn before(before: &Before) -> Self {
+        Self { size: before.size, mtime: before.mtime, ctime: before.ctime }
+    }
+
+    /// Whether the content is another one. A change of nothing but the mode leaves it what it is.
+    fn differs(&self, other: &Self) -> bool {
+        (self.size, self.mtime) != (other.size, other.mtime)
+    }
+}

@@ -1,0 +1,102 @@
+//! Handles that the server does not know any more: `ESTALE`.
+//!
+//! A server that was moved to another machine, or whose disk was mounted anew, may call every file something else. A node
+//! is then looked up again, by the name that it was found by in its directory, and so is that if need be; the root is asked
+//! of the MOUNT service. What is found counts only if it is the same file: of the same kind, with the same number.
+//! Everything else stays `ESTALE`, and so does a file that was really removed.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::NfsFilesystem;
+use crate::nfs::error::Error;
+use crate::nfs::export::How;
+use crate::nfs::known::node::{Node, ROOT};
+use crate::nfs::mountd;
+use crate::nfs::rpc::{Credential, Policy};
+use crate::nfs::v3::{FileHandle, Status};
+
+/// Deeper directories are not looked for.
+const DEEPEST: usize = 64;
+/// How long the MOUNT service may take.
+const MOUNT_BUDGET: Duration = Duration::from_secs(10);
+
+impl NfsFilesystem {
+    /// Makes a call about a node; once more, if the server calls the node something else now.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub(super) async fn on<T>(
+        &self,
+        node: &Rc<Node>,
+        credential: &Credential,
+        call: impl AsyncFn(FileHandle) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let handle = node.handle();
+        match call(handle).await {
+            Err(error) if is_stale(&error) => match self.heal(node, handle, credential, DEEPEST).await {
+                true => call(node.handle()).await,
+                false => Err(error),
+            },
+            outcome => outcome,
+        }
+    }
+
+    /// Looks a node up again whose handle is not `stale` any more when this is true.
+    fn heal<'a>(
+        &'a self,
+        node: &'a Rc<Node>,
+        stale: FileHandle,
+        credential: &'a Credential,
+        deeper: usize,
+    ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
+        Box::pin(async move {
+            if node.handle() != stale {
+                // Somebody else was faster.
+                return true;
+            }
+            if node.id == ROOT {
+                return self.mount_again(node).await;
+            }
+            let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };
+            let Ok(parent) = self.known.nodes.get(name.parent) else { return false };
+            let handle = parent.handle();
+            let look = async |handle| self.export.lookup(How::new(credential), &handle, &name.name).await;
+            let looked = match look(handle).await {
+                Err(error) if is_stale(&error) && self.heal(&parent, handle, credential, deeper).await => {
+                    look(parent.handle()).await
+                }
+                looked => looked,
+            };
+            let Ok(looked) = looked else { return false };
+            let attributes = match looked.attributes {
+                Some(attributes) => Some(attributes),
+                None => self.export.getattr(How::new(credential), &looked.handle).await.ok(),
+            };
+            let is_same = attributes.is_some_and(|found| (found.kind, found.fileid) == (node.kind, node.fileid));
+            is_same && looked.handle != stale && self.known.nodes.set_handle(node, looked.handle).is_ok()
+        })
+    }
+
+    /// Asks the MOUNT service for the root.
+    async fn mount_again(&self, root: &Rc<Node>) -> bool {
+        let Some(address) = self.options.mountd else { return false };
+        let Ok(connection) = self.export.server().to_mountd(address) else { return false };
+        let anybody = Self::anybody();
+        let path = self.options.path.as_bytes();
+        let mounted = mountd::mount(&connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
+        let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != root.handle()) else {
+            return false;
+        };
+        let found = self.export.getattr(How::new(&anybody), &handle).await;
+        let is_same = found.is_ok_and(|found| (found.kind, found.fileid) == (root.kind, root.fileid));
+        is_same && self.known.nodes.set_handle(root, handle).is_ok()
+    }
+}
+
+/// Whether the server does not know the handle.
+pub fn is_stale(error: &Error) -> bool {
+    matches!(error.status(), Some(Status::STALE | Status::BADHANDLE))
+}

@@ -1,0 +1,158 @@
+//! Whether a call had its effect.
+//!
+//! A call that is sent again is answered from the server's memory. When the server itself was killed in between, that
+//! memory is gone: then it says that there is such a name already, or none any more, and that may be the effect of the
+//! very call. The same goes for one that has not noticed the end of the connection before. So it is looked at:
+//!
+//! | call | done if |
+//! |---|---|
+//! | MKDIR, SYMLINK, MKNOD | the name leads to such a thing, with the same target and device, made since then |
+//! | LINK | the name leads to the same file |
+//! | REMOVE, RMDIR | there is no such name |
+//! | RENAME | the old name is gone, and the new one leads to the file that had it |
+//!
+//! CREATE is exact, as far as the server is: it keeps the number of the call with the file that it made. Some make the file
+//! first and note the number then, and may be killed between. So in doubt an empty file that nobody has touched since it was
+//! made, after this call was made first, is taken for ours. Why no other file is taken for ours: the
+//! kernel locks a directory from before it asks until it has the answer, so through this mount nobody changes the name in
+//! between, and before it asked it had looked whether the name is there. Who makes the same thing at the server in this
+//! very moment is mistaken for this call, as with Linux' own client.
+
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+use tokio::time::sleep;
+
+use super::NfsFilesystem;
+use super::turn::{Once, PAUSE};
+use crate::nfs::error::Error;
+use crate::nfs::export::How;
+use crate::nfs::known::node::Node;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
+
+/// By how much the clocks of servers may be behind, in seconds.
+const SLACK: i64 = 120;
+
+/// What a call was to make.
+pub struct Wanted<'a> {
+    /// What kind of thing.
+    pub kind: Kind,
+    /// Of a symbolic link.
+    pub target: Option<&'a [u8]>,
+    /// Of a device.
+    pub device: Option<(u32, u32)>,
+}
+
+impl NfsFilesystem {
+    /// What a call has made: what it says, or, in doubt, what is there.
+    pub(super) async fn made<T>(
+        &self,
+        once: Once<T>,
+        directory: &Node,
+        name: &[u8],
+        wanted: Wanted<'_>,
+        credential: &Credential,
+    ) -> Result<Result<T, (FileHandle, Attributes)>, Errno> {
+        let error = match once.outcome {
+            Ok(made) => return Ok(Ok(made)),
+            Err(error) => error,
+        };
+        if !once.doubtful || !may_be_its_own(&error, Status::EXIST) {
+            return Err(error.errno());
+        }
+        let there = self.glance(directory, name, credential).await?;
+        let (handle, found) = there.filter(|(_, found)| fits(found, &wanted, once.at)).ok_or(Errno::EXIST)?;
+        if let Some(target) = wanted.target {
+            let link = self.export.readlink(How::new(credential), &handle).await.map_err(|error| error.errno())?;
+            if *link.target != *target {
+                return Err(Errno::EXIST);
+            }
+        }
+        Ok(Err((handle, found)))
+    }
+
+    /// The file of an exclusive CREATE, if the server was killed before it had noted whose it is, or is just doing so for the
+    /// same call on another connection.
+    pub(super) async fn half_made<T>(
+        &self,
+        once: &Once<T>,
+        directory: &Node,
+        name: &[u8],
+        creation: &Creation,
+        credential: &Credential,
+    ) -> Result<Option<FileHandle>, Errno> {
+        let is_doubtful = |error: &Error| once.doubtful && may_be_its_own(error, Status::EXIST);
+        if !once.outcome.as_ref().is_err_and(is_doubtful) {
+            return Ok(None);
+        }
+        // The server knows the call by its number, however often it is made.
+        sleep(PAUSE).await;
+        let again = self.export.create(How::new(credential), &directory.handle(), name, creation).await;
+        let untouched = |found: &Attributes| {
+            let thing = Wanted { kind: Kind::File, target: None, device: None };
+            let is_new =
+                found.size == 0 && found.links == 1 && found.mtime == found.ctime && found.atime == found.ctime;
+            again.is_ok() || (is_new && fits(found, &thing, once.at))
+        };
+        Ok(self
+            .glance(directory, name, credential)
+            .await?
+            .filter(|(_, found)| untouched(found))
+            .map(|(handle, _)| handle))
+    }
+
+    /// What became of a call that removes a name.
+    pub(super) async fn removed<T>(
+        &self,
+        once: Once<T>,
+        directory: &Node,
+        name: &[u8],
+        credential: &Credential,
+    ) -> Result<Option<T>, Errno> {
+        let error = match once.outcome {
+            Ok(told) => return Ok(Some(told)),
+            Err(error) => error,
+        };
+        if once.doubtful && may_be_its_own(&error, Status::NOENT) {
+            let there = self.glance(directory, name, credential).await?;
+            if there.is_none() {
+                return Ok(None);
+            }
+        }
+        Err(error.errno())
+    }
+
+    /// What became of a call that gives `file` the name `name` in a directory.
+    pub(super) async fn named<T>(
+        &self,
+        once: Once<T>,
+        sign: Status,
+        file: Option<&Node>,
+        (directory, name): (&Node, &[u8]),
+        credential: &Credential,
+    ) -> Result<Option<T>, Error> {
+        let error = match once.outcome {
+            Ok(told) => return Ok(Some(told)),
+            Err(error) => error,
+        };
+        if !once.doubtful || !may_be_its_own(&error, sign) {
+            return Err(error);
+        }
+        let there = self.glance(directory, name, credential).await.ok().flatten();
+        let is_it = |(handle, found): (FileHandle, Attributes)| {
+            file.is_none_or(|file| file.handle() == handle || file.fileid == found.fileid)
+        };
+        if there.is_some_and(is_it) { Ok(None) } else { Err(error) }
+    }
+}
+
+/// Whether an error may be the effect of the call itself. A server that does the same call twice at once, for two
+/// connections, may lose the file between two looks at it.
+fn may_be_its_own(error: &Error, sign: Status) -> bool {
+    error.status().is_some_and(|status| status == sign || status == Status::STALE)
+}
+
+fn fits(found: &Attributes, wanted: &Wanted<'_>, at: Timespec) -> bool {
+    let since = i64::from(found.ctime.seconds) + SLACK >= at.tv_sec;
+    found.kind == wanted.kind && since && wanted.device.is_none_or(|device| device == found.device)
+}

@@ -1,0 +1,202 @@
+//! Open directories.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::attributes::{entry, file_type};
+use super::freshness::News;
+use super::listing::Listing;
+use super::turn::Turn;
+use super::{Answered, NfsFilesystem, found};
+use crate::nfs::error::Error;
+use crate::nfs::export::How;
+use crate::nfs::known::inherit::is_name;
+use crate::nfs::known::node::{Node, ROOT};
+use crate::nfs::known::open_files::OpenFile;
+use crate::nfs::v3::{self, Status};
+use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
+use crate::session::{Answer, ListedEntry};
+
+impl NfsFilesystem {
+    pub(super) fn open_directory(&self, node: &Rc<Node>, turn: &Turn) -> Result<Answered, Errno> {
+        let open = self.known.files.add(turn.unique, node, self.credential(turn), true)?;
+        turn.opens(&open);
+        Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
+    }
+
+    pub(super) async fn read_directory(&self, arguments: &ReadIn, plus: bool) -> Result<Answered, Errno> {
+        let open = self.known.files.get(arguments.fh)?;
+        let listing = open.listing.as_ref().ok_or(Errno::NOTDIR)?;
+        let (mut offset, room) = (arguments.offset, arguments.size as usize);
+        if offset == 0 {
+            listing.borrow_mut().rewind();
+        }
+        let mut buffer = Vec::new();
+        loop {
+            if !listing.borrow().has(offset) {
+                self.turn_page(&open, listing, offset, plus).await?;
+            }
+            let page = listing.borrow().page.clone();
+            let (begin, page) = page.ok_or(Errno::IO)?;
+            let asked = self.order.next();
+            let mut is_behind = begin == offset;
+            let mut is_full = false;
+            for one in page.entries() {
+                if !is_behind {
+                    is_behind = one.cookie == offset;
+                    continue;
+                }
+                let mut state = listing.borrow_mut();
+                if state.skip > 0 {
+                    state.skip -= 1;
+                } else if self.is_shown(&open.node, &one) {
+                    drop(state);
+                    if !self.push(&open.node, &one, plus, room, asked, &mut buffer) {
+                        is_full = true;
+                        break;
+                    }
+                    state = listing.borrow_mut();
+                }
+                offset = one.cookie;
+                (state.given, state.at) = (state.given + 1, offset);
+            }
+            // One page at a time, unless nothing of it was to be shown.
+            if is_full || page.is_last || !buffer.is_empty() {
+                return Ok(Answered::Bytes(buffer));
+            }
+        }
+    }
+
+    /// Reads the page behind `offset`.
+    async fn turn_page(
+        &self,
+        open: &Rc<OpenFile>,
+        listing: &std::cell::RefCell<Listing>,
+        offset: u64,
+        plus: bool,
+    ) -> Result<(), Errno> {
+        let verifier = if offset == 0 { [0; 8] } else { open.verifier() };
+        let asked = self.order.next();
+        let page = match self.page(open, offset, verifier, plus).await {
+            Err(error) if error.status() == Some(Status::BAD_COOKIE) && offset != 0 => {
+                // The directory was rearranged: from the beginning, and behind as many entries as were given out.
+                let page = self.page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
+                let mut state = listing.borrow_mut();
+                if state.at != offset {
+                    // It is not known how many those are.
+                    return Err(Errno::IO);
+                }
+                (state.skip, state.given) = (state.given, 0);
+                open.set_verifier(page.verifier);
+                // The kernel still calls the place `offset`.
+                state.page = Some((offset, page));
+                return Ok(());
+            }
+            page => page.map_err(|error| error.errno())?,
+        };
+        if let Some(directory) = &page.directory {
+            self.learn(&open.node, directory, asked);
+        }
+        let last = page.entries().last().map(|last| last.cookie);
+        if !page.is_last && last.is_none_or(|last| last == offset) {
+            self.warn_of_loop(&open.node);
+            return Err(Errno::IO);
+        }
+        open.set_verifier(page.verifier);
+        listing.borrow_mut().page = Some((offset, page));
+        Ok(())
+    }
+
+    async fn page(
+        &self,
+        open: &Rc<OpenFile>,
+        offset: u64,
+        verifier: [u8; 8],
+        plus: bool,
+    ) -> Result<v3::Listing, Error> {
+        let how = How::new(&open.credential);
+        if plus && self.has_attributes.get() {
+            let ask = async |handle| self.export.readdirplus(how, &handle, offset, verifier).await;
+            match self.on(&open.node, &open.credential, ask).await {
+                Err(error) if error.status() == Some(Status::NOTSUPP) => self.has_attributes.set(false),
+                page => return page,
+            }
+        }
+        let ask = async |handle| self.export.readdir(how, &handle, offset, verifier).await;
+        self.on(&open.node, &open.credential, ask).await
+    }
+
+    /// Adds an entry, if there is room.
+    fn push(
+        &self,
+        directory: &Node,
+        one: &v3::Entry<'_>,
+        plus: bool,
+        room: usize,
+        asked: u64,
+        buffer: &mut Vec<u8>,
+    ) -> bool {
+        let kind = one.attributes.map_or(0, |found| file_type(found.kind) >> 12);
+        let is_dot = one.name == b"." || one.name == b"..";
+        let ino = match (&one.attributes, one.name) {
+            // What is above the export is nobody's business.
+            (_, b"..") if directory.id == ROOT => directory.fileid,
+            (Some(found), _) => self.shown.ino(found),
+            (None, _) => one.fileid,
+        };
+        let kind = if is_dot { libc::DT_DIR } else { kind as u8 };
+        let listed = ListedEntry { ino, next: one.cookie, kind, name: OsStr::from_bytes(one.name) };
+        let header = if plus { size_of::<EntryOut>() } else { 0 };
+        if buffer.len() + header + listed.length() > room {
+            return false;
+        }
+        if plus {
+            let looked_up = if is_dot { None } else { self.enter_listed(directory, one, asked) };
+            let unknown = || EntryOut {
+                attr: Attr { ino, mode: u32::from(kind) << 12, ..Default::default() },
+                ..Default::default()
+            };
+            buffer.extend_from_slice(looked_up.unwrap_or_else(unknown).as_bytes());
+        }
+        listed.push(buffer);
+        true
+    }
+
+    /// The node of a listed file, of which the kernel is told. What is on its way to the server the page cannot tell of; such
+    /// a file is looked up when it is needed.
+    fn enter_listed(&self, directory: &Node, one: &v3::Entry<'_>, asked: u64) -> Option<EntryOut> {
+        let (attributes, handle) = (one.attributes?, one.handle?);
+        if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
+            return None;
+        }
+        let node = self.known.nodes.enter(found(handle, &attributes), Some((directory.id, one.name))).ok()?;
+        if self.learn(&node, &attributes, asked) == News::Outdated {
+            self.forget(node.id, 1);
+            return None;
+        }
+        let holds = node.freshness.borrow().remaining(Instant::now());
+        Some(entry(node.id, self.shown.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
+    }
+
+    /// Whether the kernel may hear of an entry.
+    fn is_shown(&self, directory: &Node, one: &v3::Entry<'_>) -> bool {
+        let is_dot = one.name == b"." || one.name == b"..";
+        is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))
+    }
+
+    /// Says so once.
+    fn warn_of_loop(&self, directory: &Node) {
+        if !self.loops_met.replace(true) {
+            let (volume, server, path) = (&self.options.name, &self.options.server, self.path(directory.id, None));
+            tracing::warn!(
+                "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \
+                 fails with EIO"
+            );
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Locks. podfs locks nothing at the server: NFSv3 needs a protocol of its own for it (NLM). The mount option `nolock` has
+//! the kernel keep locks for this mount alone, and then nobody asks here. Without it a lock that only seems to be one
+//! would be worse than none.
+
+use rustix::io::Errno;
+
+use super::{Answered, NfsFilesystem};
+use crate::session::Answer;
+use crate::session::abi::LkIn;
+
+impl NfsFilesystem {
+    pub(super) fn set_lock(&self, arguments: &LkIn) -> Result<Answered, Errno> {
+        if arguments.lk.typ == libc::F_UNLCK as u32 {
+            return Ok(Answer::Done.into());
+        }
+        Err(self.no_locks())
+    }
+
+    /// Says so once.
+    pub(super) fn no_locks(&self) -> Errno {
+        if !self.locks_met.replace(true) {
+            let (volume, server) = (&self.options.name, &self.options.server);
+            tracing::warn!(
+                "volume {volume:?}: a program wants to lock a file of NFS server {server}, and gets ENOLCK: podfs locks \
+                 nothing at the server; give the volume the mount option nolock if locks within this pod are enough"
+            );
+        }
+        Errno::NOLCK
+    }
+}

@@ -1,0 +1,202 @@
+//! Looking: names, attributes, links, the file system as a whole.
+//!
+//! A server that does not answer keeps nobody from looking at the volume as such: whoever asks for the root's attributes
+//! or for free space is told what is known, after [`PATIENCE`] at most.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use tokio::time::timeout;
+
+use super::attributes::{attributes, entry};
+use super::freshness::News;
+use super::turn::Turn;
+use super::{Answered, NfsFilesystem, found};
+use crate::nfs::export::How;
+use crate::nfs::known::node::{Node, ROOT};
+use crate::nfs::options::Lookups;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
+use crate::session::Answer;
+use crate::session::abi::{EntryOut, Kstatfs};
+
+/// How long who looks at the volume as such waits for a server that does not answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Bytes of a block of free space.
+const BLOCK: u64 = 4096;
+
+impl NfsFilesystem {
+    pub(super) async fn lookup(&self, parent: &Rc<Node>, name: &[u8], turn: &Turn) -> Result<Answered, Errno> {
+        let credential = self.credential(turn);
+        match self.find(parent, name, &credential).await {
+            Ok((_, entry)) => Ok(Answer::Entry(entry).into()),
+            Err(Errno::NOENT) if self.options.caching.lookups == Lookups::All => {
+                // Node 0: there is none, and that holds as long as a name would.
+                let holds = self.name_holds(parent);
+                Ok(Answer::Entry(entry(0, Default::default(), holds, Duration::ZERO)).into())
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Looks a name up. The kernel is told of what is found.
+    pub(super) async fn find(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        credential: &Credential,
+    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+        let asked = self.order.next();
+        let how = How::new(credential);
+        let look = async |handle| self.export.lookup(how, &handle, name).await;
+        let looked = self.on(parent, credential, look).await.map_err(|error| error.errno())?;
+        if let Some(directory) = &looked.directory {
+            self.learn(parent, directory, asked);
+        }
+        self.enter(parent, name, looked.handle, looked.attributes, asked).await
+    }
+
+    /// The node of what was found under a name, of which the kernel is told. `asked` is the place in the order of the
+    /// question that gave the attributes.
+    pub(super) async fn enter(
+        &self,
+        parent: &Rc<Node>,
+        name: &[u8],
+        handle: FileHandle,
+        attributes: Option<Attributes>,
+        asked: u64,
+    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+        let attributes = match attributes {
+            Some(attributes) => attributes,
+            None => {
+                let anybody = Self::anybody();
+                self.export.getattr(How::new(&anybody), &handle).await.map_err(|error| error.errno())?
+            }
+        };
+        let node = self.known.nodes.enter(found(handle, &attributes), Some((parent.id, name)))?;
+        let mut told = attributes;
+        let is_new = !self.writeback().overlaps(node.id, 0..u64::MAX);
+        if !is_new || self.learn(&node, &attributes, asked) == News::Outdated {
+            // Something is on its way to the server that these attributes do not tell of.
+            match self.ask(&node).await {
+                Ok(found) => told = found,
+                Err(errno) => {
+                    self.forget(node.id, 1);
+                    return Err(errno);
+                }
+            }
+        }
+        let holds = node.freshness.borrow().remaining(Instant::now());
+        let attr = self.shown.attr(&told, node.is_silly());
+        let entry = entry(node.id, attr, self.name_holds(parent), holds);
+        Ok((node, entry))
+    }
+
+    /// How long a name in a directory may be believed.
+    pub(super) fn name_holds(&self, directory: &Node) -> Duration {
+        if self.options.caching.lookups == Lookups::None {
+            return Duration::ZERO;
+        }
+        let remaining = directory.freshness.borrow().remaining(Instant::now());
+        remaining.max(self.options.caching.shortest(directory.kind))
+    }
+
+    pub(super) async fn attributes(&self, node: &Rc<Node>) -> Result<Answered, Errno> {
+        let found = match self.heard(node) {
+            Some(found) => found,
+            None if node.id == ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
+            None => self.ask(node).await?,
+        };
+        let holds = node.freshness.borrow().remaining(Instant::now());
+        Ok(Answer::Attributes(attributes(self.shown.attr(&found, node.is_silly()), holds)).into())
+    }
+
+    /// What was heard of a directory, as long as it holds. The kernel asks after each change that it has made; the change
+    /// itself has told already. Changes of a directory come one after the other, since the kernel locks it.
+    fn heard(&self, node: &Node) -> Option<Attributes> {
+        let freshness = node.freshness.borrow();
+        let holds = node.kind == Kind::Directory && !freshness.remaining(Instant::now()).is_zero();
+        freshness.attributes().copied().filter(|_| holds)
+    }
+
+    pub(super) async fn read_link(&self, node: &Rc<Node>, turn: &Turn) -> Result<Answered, Errno> {
+        let credential = self.credential(turn);
+        let read = async |handle| self.export.readlink(How::new(&credential), &handle).await;
+        let link = self.on(node, &credential, read).await.map_err(|error| error.errno())?;
+        Ok(Answered::Data(link.target))
+    }
+
+    pub(super) async fn status(&self) -> Result<Answered, Errno> {
+        let root = self.known.nodes.root();
+        let anybody = Self::anybody();
+        let ask = async {
+            let ask = async |handle| self.export.fsstat(How::new(&anybody), &handle).await;
+            self.on(&root, &anybody, ask).await.map_err(|error| error.errno())
+        };
+        let whole = self.or_known(ask, || Some(self.whole.get().unwrap_or(NOTHING))).await?;
+        self.whole.set(Some(whole));
+        Ok(Answer::FileSystem(Kstatfs {
+            blocks: whole.total_bytes / BLOCK,
+            bfree: whole.free_bytes / BLOCK,
+            bavail: whole.available_bytes / BLOCK,
+            files: whole.total_files,
+            ffree: whole.free_files,
+            bsize: BLOCK as u32,
+            namelen: 255,
+            frsize: BLOCK as u32,
+            ..Default::default()
+        })
+        .into())
+    }
+
+    /// What is asked for, or what is `known` if the server does not answer.
+    async fn or_known<T>(
+        &self,
+        ask: impl Future<Output = Result<T, Errno>>,
+        known: impl Fn() -> Option<T>,
+    ) -> Result<T, Errno> {
+        let is_silent = self.export.server().silent() >= PATIENCE;
+        if let Some(known) = known().filter(|_| is_silent) {
+            return Ok(known);
+        }
+        match timeout(PATIENCE, ask).await {
+            Ok(Err(errno @ (Errno::IO | Errno::TIMEDOUT))) => known().ok_or(errno),
+            Ok(outcome) => outcome,
+            Err(_) => known().ok_or(Errno::TIMEDOUT),
+        }
+    }
+
+    /// Whether a name leads to something, for who has to know what became of a call.
+    pub(super) async fn glance(
+        &self,
+        directory: &Node,
+        name: &[u8],
+        credential: &Credential,
+    ) -> Result<Option<(FileHandle, Attributes)>, Errno> {
+        let how = How::new(credential);
+        match self.export.lookup(how, &directory.handle(), name).await {
+            Ok(looked) => {
+                let attributes = match looked.attributes {
+                    Some(attributes) => attributes,
+                    None => self.export.getattr(how, &looked.handle).await.map_err(|error| error.errno())?,
+                };
+                Ok(Some((looked.handle, attributes)))
+            }
+            Err(error) if error.status() == Some(Status::NOENT) => Ok(None),
+            Err(error) => Err(error.errno()),
+        }
+    }
+}
+
+/// Of a server that has never told.
+const NOTHING: FsStat = FsStat {
+    total_bytes: 0,
+    free_bytes: 0,
+    available_bytes: 0,
+    total_files: 0,
+    free_files: 0,
+    available_files: 0,
+    attributes: None,
+};

@@ -1,0 +1,417 @@
+//! The file system of one export: requests in, calls to the server, answers out.
+//!
+//! It behaves as Linux' own client does (`nfs(5)`), where FUSE lets it:
+//!
+//! 1. *Close-to-open.* Who opens a file sees what was there when it was closed last, by whomever: OPEN asks for the
+//!    attributes, and the kernel keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until
+//!    the server has everything on disk, and tell of write errors.
+//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: what root may do
+//!    there is the server's business. Reads and writes are made as whoever opened the file.
+//! 3. What makes or removes something takes effect once, also when the server or this process is killed in between
+//!    (`known::calls`); where nobody can know any more, the outcome tells (`judge`).
+//! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
+//! 5. A handle that the server does not know any more is looked for under the name it was found by (`heal`).
+//!
+//! | module | owns |
+//! |---|---|
+//! | `look` | names, attributes, links, the file system as a whole |
+//! | `change` | what makes, removes or changes names and attributes |
+//! | `data` | open files and what is in them |
+//! | `list` | open directories |
+//! | `locking` | locks |
+//! | `store` | accepted data on its way to the server |
+//! | `silly` | files that are removed while they are open |
+//! | `judge` | whether a call had its effect |
+//! | `heal` | handles that the server does not know any more |
+//! | `turn` | one request being answered |
+//! | `listing` | reading a directory |
+//! | `freshness` | how long what was heard may be believed |
+//! | `attributes` | attributes as the kernel has them |
+
+pub mod attributes;
+mod change;
+mod data;
+pub mod freshness;
+mod heal;
+mod judge;
+mod list;
+pub mod listing;
+mod locking;
+mod look;
+mod silly;
+mod store;
+pub mod turn;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::callers::Callers;
+use super::export::{Export, How};
+use super::known::Known;
+use super::known::calls::seed;
+use super::known::node::{Found, Node};
+use super::known::state::{RootCell, no_memory};
+use super::options::Options;
+use super::rpc::Credential;
+use super::v3::{Around, Attributes, FsStat};
+use super::writeback::log::{Inherited, Log};
+use super::writeback::{Manner, Writeback};
+use crate::region::Region;
+use crate::region::cells::Record;
+use crate::session::abi::init;
+use crate::session::{Answer, Notifier, Operation, Request, Wanted};
+use attributes::Shown;
+use freshness::{News, Order};
+use store::ExportStore;
+use turn::Turn;
+
+/// What a request comes to.
+#[derive(Debug)]
+pub enum Answered {
+    /// As for every file system.
+    Plain(Answer),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Bytes of a reply of the server, which are not copied.
+    Data(super::rpc::Slice),
+}
+
+impl From<Answer> for Answered {
+    fn from(answer: Answer) -> Self {
+        Self::Plain(answer)
+    }
+}
+
+/// The file system of one export.
+pub struct NfsFilesystem {
+    options: Options,
+    export: Export,
+    known: Known,
+    callers: Callers,
+    order: Order,
+    shown: Shown,
+    notifier: Notifier,
+    /// Nodes whose pages a thread has the kernel drop.
+    outdated: Sender<u64>,
+    writeback: OnceCell<Writeback<ExportStore>>,
+    /// What is known of the root, for a successor.
+    root: RefCell<Record<RootCell>>,
+    /// What was heard of the file system as a whole.
+    whole: Cell<Option<FsStat>>,
+    /// A number that no other volume has.
+    seed: u64,
+    /// The log tells of it.
+    locks_met: Cell<bool>,
+    loops_met: Cell<bool>,
+    /// The server has READDIRPLUS.
+    has_attributes: Cell<bool>,
+}
+
+/// What a session with such a file system asks the kernel for.
+pub fn wanted(options: &Options) -> Wanted {
+    let mut flags = init::ASYNC_READ
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::CACHE_SYMLINKS
+        // Only this file system knows whether it was itself that changed a file.
+        | init::EXPLICIT_INVAL_DATA
+        // The server takes setuid and setgid off a file that is written.
+        | init::HANDLE_KILLPRIV_V2
+        | init::HAS_RESEND;
+    if options.with_attributes {
+        flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
+    }
+    if options.callers == super::options::Callers::AsInTheirNamespace {
+        flags |= init::ALLOW_IDMAP;
+    }
+    // What is not asked for, the kernel does by itself, for this mount alone.
+    if !options.local_locks.posix {
+        flags |= init::POSIX_LOCKS;
+    }
+    if !options.local_locks.flock {
+        flags |= init::FLOCK_LOCKS;
+    }
+    Wanted { flags, max_stack_depth: 0 }
+}
+
+/// What a file system begins with.
+pub struct Beginning {
+    /// How the export is served.
+    pub options: Options,
+    /// The export.
+    pub export: Export,
+    /// The volume's region.
+    pub region: Arc<Region>,
+    /// What is known, new or inherited.
+    pub known: Known,
+    /// What is known of the root.
+    pub root: Record<RootCell>,
+    /// The way to tell the kernel what it did not ask for.
+    pub notifier: Notifier,
+}
+
+impl NfsFilesystem {
+    /// Serves an export. What is accepted goes by way of `log`, and what `inherited` tells of it is sent again.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(beginning: Beginning, log: Log, inherited: Vec<Inherited>) -> io::Result<Rc<Self>> {
+        let Beginning { options, export, region, known, root, notifier } = beginning;
+        let manner = Manner { wsize: export.limits().write as usize, stable: options.stable };
+        let filesystem = Rc::new(Self {
+            shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
+            callers: Callers::new(options.callers),
+            order: Order::default(),
+            outdated: drop_content(notifier.clone())?,
+            notifier,
+            writeback: OnceCell::new(),
+            root: RefCell::new(root),
+            whole: Cell::new(None),
+            seed: seed(&region),
+            locks_met: Cell::new(false),
+            loops_met: Cell::new(false),
+            has_attributes: Cell::new(options.with_attributes),
+            options,
+            export,
+            known,
+        });
+        let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), manner);
+        assert!(filesystem.writeback.set(writeback).is_ok(), "it is set once");
+        Ok(filesystem)
+    }
+
+    /// Answers one request.
+    ///
+    /// # Errors
+    /// What the caller is told.
+    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &Turn) -> Result<Answered, Errno> {
+        let node = &self.known.nodes.get(request.node)?;
+        match request.operation {
+            Operation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
+            Operation::GetAttr { .. } => self.attributes(node).await,
+            Operation::ReadLink => self.read_link(node, turn).await,
+            Operation::StatFs => self.status().await,
+
+            Operation::SetAttr(arguments) => self.set_attributes(node, arguments, turn).await,
+            Operation::Symlink { name, target } => {
+                self.make_link(node, name.as_encoded_bytes(), target.as_encoded_bytes(), turn).await
+            }
+            Operation::MkNod { name, arguments } => {
+                self.make_node(node, name.as_encoded_bytes(), arguments, turn).await
+            }
+            Operation::MkDir { name, arguments } => {
+                self.make_directory(node, name.as_encoded_bytes(), arguments.mode, turn).await
+            }
+            Operation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), turn).await,
+            Operation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), turn).await,
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                let to = self.known.nodes.get(new_parent)?;
+                let (name, new_name) = (name.as_encoded_bytes(), new_name.as_encoded_bytes());
+                self.rename((node, name), (&to, new_name), flags, turn).await
+            }
+            Operation::Link { node: old, name } => {
+                self.link(&self.known.nodes.get(old)?, node, name.as_encoded_bytes(), turn).await
+            }
+
+            Operation::Open { flags } => self.open(node, flags, turn).await,
+            Operation::Create { name, arguments } => self.create(node, name.as_encoded_bytes(), arguments, turn).await,
+            Operation::Read(arguments) => self.read(arguments).await,
+            Operation::Write { arguments, data } => self.write(arguments, data).await,
+            Operation::FSync(arguments) => self.sync(arguments).await,
+            Operation::Flush(arguments) => self.flush(arguments, turn).await,
+            Operation::Release(arguments) => Ok(self.release(arguments.fh)),
+
+            Operation::OpenDir => self.open_directory(node, turn),
+            Operation::ReadDir(arguments) => self.read_directory(arguments, false).await,
+            Operation::ReadDirPlus(arguments) => self.read_directory(arguments, true).await,
+            Operation::ReleaseDir(arguments) => Ok(self.release(arguments.fh)),
+
+            Operation::GetLock(_) => Err(self.no_locks()),
+            Operation::SetLock { arguments, .. } => self.set_lock(arguments),
+
+            // The kernel remembers `ENOSYS` and does what it does for files that cannot do it.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    /// The kernel forgets a node.
+    pub fn forget(&self, node: u64, lookups: u64) {
+        self.known.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
+    }
+
+    /// The request is answered: what was inherited of it is not needed any more.
+    pub fn end(&self, turn: &Turn) {
+        turn.is_answered();
+        if turn.resent {
+            self.known.calls.end(turn.unique);
+        }
+    }
+
+    /// How the volume is served.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Where in the export a node is, for people.
+    pub fn path(&self, node: u64, entry: Option<&[u8]>) -> String {
+        const DEEPEST: usize = 64;
+        let mut parts: Vec<Vec<u8>> = entry.map(<[u8]>::to_vec).into_iter().collect();
+        let mut name = self.known.nodes.get(node).ok().and_then(|node| node.name());
+        while let Some(known) = name.take().filter(|_| parts.len() < DEEPEST) {
+            parts.push(known.name.to_vec());
+            name = self.known.nodes.get(known.parent).ok().and_then(|parent| parent.name());
+        }
+        parts.reverse();
+        format!("/{}", String::from_utf8_lossy(&parts.join(&b'/')))
+    }
+
+    /// What was accepted and is not committed.
+    pub fn writeback(&self) -> &Writeback<ExportStore> {
+        self.writeback.get().expect("it is set before anything is asked")
+    }
+
+    /// All that was accepted is at the server's disk, or failed.
+    pub async fn write_all(&self) {
+        for node in self.known.nodes.all() {
+            self.writeback().settle_on_disk(node.id).await;
+        }
+    }
+
+    /// As whom a call for this request is made.
+    fn credential(&self, turn: &Turn) -> Credential {
+        self.callers.credential(turn.caller)
+    }
+
+    /// As whom something is asked that everybody may know.
+    fn anybody() -> Credential {
+        Credential::root()
+    }
+
+    fn refuse_if_read_only(&self) -> Result<(), Errno> {
+        if self.options.read_only { Err(Errno::ROFS) } else { Ok(()) }
+    }
+
+    /// The attributes of a node, as they are now.
+    async fn ask(&self, node: &Rc<Node>) -> Result<Attributes, Errno> {
+        const ATTEMPTS: usize = 3;
+        let anybody = Self::anybody();
+        let how = How::new(&anybody);
+        for _ in 0..ATTEMPTS {
+            self.settle(node).await;
+            let asked = self.order.next();
+            let asking = self.on(node, &anybody, async |handle| self.export.getattr(how, &handle).await);
+            let found = asking.await.map_err(|error| error.errno())?;
+            if found.kind != node.kind {
+                return Err(Errno::STALE);
+            }
+            if self.learn(node, &found, asked) != News::Outdated {
+                return Ok(found);
+            }
+        }
+        // It is being changed all the time. What the last change told is as new as anything.
+        node.freshness.borrow().attributes().copied().ok_or(Errno::IO)
+    }
+
+    /// What was accepted for a file is at the server.
+    async fn settle(&self, node: &Node) {
+        let writeback = self.writeback();
+        if !writeback.is_dirty(node.id) {
+            return;
+        }
+        if node.freshness.borrow().epoch() == self.epoch() {
+            writeback.settle(node.id).await;
+        } else {
+            // The server may have been started anew, and lost what it had not on disk. Whoever writes is told of errors.
+            writeback.settle_on_disk(node.id).await;
+        }
+    }
+
+    /// Another number after the connection to the server was lost.
+    fn epoch(&self) -> u64 {
+        self.export.server().reconnects()
+    }
+
+    /// Takes in attributes. `asked` is the place of the question in the order.
+    fn learn(&self, node: &Node, found: &Attributes, asked: u64) -> News {
+        let caching = &self.options.caching;
+        let news = node.freshness.borrow_mut().learn(found, asked, Instant::now(), caching);
+        self.react(node, news);
+        if node.id == super::known::node::ROOT {
+            self.root.borrow().set(found);
+        }
+        news
+    }
+
+    /// Takes in attributes around a change that was made here.
+    fn changed(&self, node: &Node, around: &Around) {
+        let caching = &self.options.caching;
+        let place = self.order.next();
+        let news = node.freshness.borrow_mut().changed_here(around, true, place, Instant::now(), caching);
+        self.react(node, news);
+    }
+
+    /// Somebody else has changed a file: the kernel's pages are not of it. Whoever has it open gets new ones; for all others
+    /// it is enough that OPEN knows.
+    fn react(&self, node: &Node, news: News) {
+        if news == News::Changed && node.is_open() {
+            let mut freshness = node.freshness.borrow_mut();
+            if let Some(found) = freshness.attributes().copied() {
+                // Pages that are read from now on are at least as new as this.
+                freshness.opened(&found);
+            }
+            // The thread ends with the volume.
+            let _ = self.outdated.send(node.id);
+        }
+    }
+
+    /// What a dead server has left: nobody knows of which content the pages of open files are, and what it had accepted is still
+    /// to be written.
+    pub async fn take_stock(self: Rc<Self>) {
+        let files = self.known.files.all().into_iter().filter(|open| open.listing.is_none());
+        let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();
+        for node in nodes {
+            if let Ok(found) = self.ask(&node).await {
+                node.freshness.borrow_mut().opened(&found);
+            }
+            let _ = self.outdated.send(node.id);
+        }
+        self.write_all().await;
+        let is_dirty = |node| self.writeback().is_dirty(node);
+        self.known.files.let_go(is_dirty);
+        self.known.nodes.let_go(is_dirty);
+    }
+}
+
+/// What attributes tell of what a file is.
+fn found(handle: super::v3::FileHandle, attributes: &Attributes) -> Found {
+    Found { handle, kind: attributes.kind, fileid: attributes.fileid }
+}
+
+/// Starts the thread that has the kernel drop pages. That waits for pages that are being read, which this file system's own
+/// thread has to answer.
+fn drop_content(notifier: Notifier) -> io::Result<Sender<u64>> {
+    let (sender, nodes) = channel();
+    let run = move || {
+        for node in nodes {
+            // The kernel may have forgotten it.
+            let _ = notifier.drop_content(node);
+        }
+    };
+    thread::Builder::new().name("nfs-drop".to_owned()).spawn(run)?;
+    Ok(sender)
+}
+
+/// A cell for what is known of the root.
+///
+/// # Errors
+/// When there is no memory.
+pub fn root_record(region: &Arc<Region>, found: &Attributes) -> Result<Record<RootCell>, Errno> {
+    Record::new(region, |cell: &RootCell| cell.set(found)).map_err(no_memory)
+}

@@ -1,0 +1,79 @@
+//! Accepted data on its way to the server: WRITE and COMMIT, as whoever opened the file.
+
+use std::future::Future;
+use std::rc::{Rc, Weak};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::NfsFilesystem;
+use crate::nfs::export::How;
+use crate::nfs::known::node::Node;
+use crate::nfs::rpc::{Credential, Slice};
+use crate::nfs::v3::{Around, Stability};
+use crate::nfs::writeback::log::Piece;
+use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
+
+/// Where accepted data goes. The file system owns the writeback, which owns this.
+pub struct ExportStore(Weak<NfsFilesystem>);
+
+impl ExportStore {
+    /// To the server of this file system.
+    pub fn new(filesystem: &Rc<NfsFilesystem>) -> Self {
+        Self(Rc::downgrade(filesystem))
+    }
+
+    /// The file system, the file, and as whom it is written.
+    fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<Node>, Credential), Errno> {
+        let filesystem = self.0.upgrade().ok_or(Errno::IO)?;
+        let node = filesystem.known.nodes.get(key.node)?;
+        // What cannot be known any more is written as root, whom most servers let do less than anybody.
+        let open = filesystem.known.files.find(key.open);
+        let credential = open.map_or_else(NfsFilesystem::anybody, |open| open.credential.clone());
+        Ok((filesystem, node, credential))
+    }
+}
+
+impl Store for ExportStore {
+    fn write(
+        &self,
+        file: FileKey,
+        offset: u64,
+        data: Piece,
+        stable: bool,
+    ) -> impl Future<Output = Result<Written, Errno>> + 'static {
+        let target = self.target(file);
+        async move {
+            let (filesystem, node, credential) = target?;
+            let data = Slice::new(Rc::new(data));
+            let stability = if stable { Stability::FileSync } else { Stability::Unstable };
+            node.freshness.borrow_mut().change_begins();
+            let epoch = filesystem.epoch();
+            let how = How::new(&credential);
+            let write = async |handle| filesystem.export.write(how, &handle, offset, &data, stability).await;
+            let written = filesystem.on(&node, &credential, write).await;
+            let around = written.as_ref().map_or_else(|_| Around::default(), |written| written.file);
+            let (place, caching) = (filesystem.order.next(), filesystem.options.caching);
+            let news = {
+                let mut freshness = node.freshness.borrow_mut();
+                freshness.set_epoch(epoch);
+                freshness.change_ends(&around, place, Instant::now(), &caching)
+            };
+            filesystem.react(&node, news);
+            let written = written.map_err(|error| error.errno())?;
+            let stable = written.stability >= Stability::DataSync;
+            Ok(Written { count: written.count, stable, verifier: Verifier(written.verifier) })
+        }
+    }
+
+    fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static {
+        let target = self.target(file);
+        async move {
+            let (filesystem, node, credential) = target?;
+            let how = How::new(&credential);
+            let commit = async |handle| filesystem.export.commit(how, &handle, 0, 0).await;
+            let committed = filesystem.on(&node, &credential, commit).await.map_err(|error| error.errno())?;
+            Ok(Verifier(committed.verifier))
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! One request being answered: its number, who asks, and the calls made for it that may not be made twice.
+//!
+//! Records of such calls stay until the answer is written: a successor that is asked for the same again finds all of them
+//! or, when the kernel has its answer, needs none.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+use tokio::time::sleep;
+
+use super::heal::is_stale;
+use crate::nfs::error::Error;
+use crate::nfs::export::How;
+use crate::nfs::known::calls::{Call, Calls};
+use crate::nfs::known::open_files::OpenFile;
+use crate::nfs::rpc::Credential;
+use crate::session::Caller;
+
+/// How often a call is made again that the server may be doing twice at once.
+const TWINS: usize = 3;
+/// The pause before that.
+pub const PAUSE: Duration = Duration::from_millis(100);
+
+/// One request being answered.
+pub struct Turn {
+    /// The kernel's number for it, without a mark.
+    pub unique: u64,
+    /// Who asks.
+    pub caller: Caller,
+    /// It was asked for before, of a server that has died.
+    pub resent: bool,
+    calls: RefCell<Vec<Call>>,
+    /// What it opened.
+    opened: RefCell<Option<Rc<OpenFile>>>,
+}
+
+/// What became of a call that may not be made twice.
+pub struct Once<T> {
+    /// What the server says.
+    pub outcome: Result<T, Error>,
+    /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
+    /// call itself.
+    pub doubtful: bool,
+    /// When it was made first.
+    pub at: Timespec,
+}
+
+impl Turn {
+    /// A request that nothing was done for yet, in this process.
+    pub fn new(unique: u64, caller: Caller, resent: bool) -> Self {
+        Self { unique, caller, resent, calls: RefCell::default(), opened: RefCell::default() }
+    }
+
+    /// It opened this.
+    pub fn opens(&self, open: &Rc<OpenFile>) {
+        *self.opened.borrow_mut() = Some(Rc::clone(open));
+    }
+
+    /// The answer is written.
+    pub fn is_answered(&self) {
+        if let Some(open) = self.opened.take() {
+            open.is_known();
+        }
+    }
+
+    /// Makes call number `step` of this request, as it was made before if it was.
+    ///
+    /// # Errors
+    /// When there is no memory to record it.
+    pub async fn once<T>(
+        &self,
+        calls: &Calls,
+        step: u32,
+        credential: &Credential,
+        make: impl AsyncFn(How<'_>) -> Result<T, Error>,
+    ) -> Result<Once<T>, Errno> {
+        let call = calls.begin(self.unique, step, credential)?;
+        let (credential, again, at) = (call.credential(), call.xid(), call.at());
+        let place = {
+            let mut all = self.calls.borrow_mut();
+            all.push(call);
+            all.len() - 1
+        };
+        let announce = |xid| self.calls.borrow()[place].announce(xid);
+        let mut how = How { credential: &credential, policy: None, announce: Some(&announce), again };
+        let mut doubtful = again.is_some();
+        let mut outcome = make(how).await;
+        for _ in 0..TWINS {
+            doubtful |= outcome.as_ref().is_err_and(Error::is_retransmitted);
+            if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
+                break;
+            }
+            // The server may be doing it twice at once, for two connections. When it has, it says something else.
+            sleep(PAUSE).await;
+            how.again = None;
+            outcome = make(how).await;
+        }
+        Ok(Once { outcome, doubtful, at })
+    }
+}

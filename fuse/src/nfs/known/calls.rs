@@ -1,0 +1,116 @@
+//! Calls that may not be made twice: what makes or removes something.
+//!
+//! Such a call is recorded before it is sent. When the server process dies, its successor is asked for the same again, and
+//! sends the same bytes with the same xid from the same port: then the NFS server answers what it answered before (RFC
+//! 1813, 4.6). Where it has forgotten, the outcome tells.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use super::state::{CallCell, no_memory};
+use crate::nfs::rpc::Credential;
+use crate::region::Region;
+use crate::region::cells::Record;
+
+/// The xid of a call that was not sent.
+const NOT_SENT: u32 = 0;
+
+/// A call that is under way. When it is dropped, nobody will make it again.
+#[derive(Debug)]
+pub struct Call {
+    record: Record<CallCell>,
+}
+
+impl Call {
+    /// The xid with which it may have been sent already.
+    pub fn xid(&self) -> Option<u32> {
+        Some(self.record.xid.load(Acquire)).filter(|xid| *xid != NOT_SENT)
+    }
+
+    /// It is about to be sent with this xid.
+    pub fn announce(&self, xid: u32) {
+        self.record.xid.store(xid, Release);
+    }
+
+    /// As whom it is made.
+    pub fn credential(&self) -> Credential {
+        self.record.identity.get()
+    }
+
+    /// When it was made first.
+    pub fn at(&self) -> Timespec {
+        Timespec {
+            tv_sec: self.record.seconds.load(Relaxed).cast_signed(),
+            tv_nsec: i64::from(self.record.nanoseconds.load(Relaxed).min(999_999_999)),
+        }
+    }
+}
+
+/// Those that a dead server left, and what new ones need.
+pub struct Calls {
+    region: Arc<Region>,
+    inherited: RefCell<HashMap<(u64, u32), Record<CallCell>>>,
+}
+
+impl Calls {
+    /// With what a dead server left.
+    pub fn new(region: Arc<Region>, inherited: HashMap<(u64, u32), Record<CallCell>>) -> Self {
+        Self { region, inherited: RefCell::new(inherited) }
+    }
+
+    /// Records call number `step` of the request `unique`. One that a dead server has recorded stays what it is.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn begin(&self, unique: u64, step: u32, credential: &Credential) -> Result<Call, Errno> {
+        if let Some(record) = self.inherited.borrow_mut().remove(&(unique, step)) {
+            return Ok(Call { record });
+        }
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let record = Record::new(&self.region, |cell: &CallCell| {
+            cell.xid.store(NOT_SENT, Relaxed);
+            cell.unique.store(unique, Relaxed);
+            cell.step.store(step, Relaxed);
+            cell.seconds.store(now.tv_sec.cast_unsigned(), Relaxed);
+            cell.nanoseconds.store(now.tv_nsec as u32, Relaxed);
+            cell.identity.set(credential);
+        });
+        Ok(Call { record: record.map_err(no_memory)? })
+    }
+
+    /// Whether a dead server has begun call number `step` of the request `unique`.
+    pub fn was_begun(&self, unique: u64, step: u32) -> bool {
+        self.inherited.borrow().contains_key(&(unique, step))
+    }
+
+    /// The request is answered: none of its calls will be made again.
+    pub fn end(&self, unique: u64) {
+        let mut inherited = self.inherited.borrow_mut();
+        if !inherited.is_empty() {
+            inherited.retain(|(of, _), _| *of != unique);
+        }
+    }
+}
+
+/// A number that no other volume has.
+pub fn seed(region: &Region) -> u64 {
+    let word = &region.header().calls.seed;
+    if word.load(Relaxed) == 0 {
+        word.store(random() | 1, Release);
+    }
+    word.load(Relaxed)
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without any it is the time.
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(_) => u64::from_ne_bytes(bytes),
+        Err(_) => clock_gettime(ClockId::Realtime).tv_nsec.cast_unsigned().wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    }
+}

@@ -1,0 +1,129 @@
+//! Reading what a dead server left.
+//!
+//! A region is read as something that anybody may have written: a cell that contradicts itself or another is lost. What is
+//! lost harms nobody else: a handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Known;
+use super::calls::Calls;
+use super::name::{LONGEST_NAME, Name};
+use super::node::{Found, Inherited, Node, Nodes, ROOT};
+use super::open_files::{OpenFile, OpenFiles};
+use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
+use crate::nfs::v3::Kind;
+use crate::region::Region;
+use crate::region::cells::{CellId, Content, Record};
+
+/// What was read of a region.
+pub struct Inheritance {
+    /// What is known.
+    pub known: Known,
+    /// Cells that nobody can use.
+    pub lost: Vec<CellId>,
+    /// The cell with the root's attributes.
+    pub root: Option<Record<RootCell>>,
+    /// Files that were removed while they were open, and are not open any more.
+    pub silly: Vec<Rc<Node>>,
+}
+
+impl Inheritance {
+    /// Reads it; none if it has no root. Nothing outside this process changes.
+    pub fn read(region: &Arc<Region>) -> Option<Self> {
+        region.look_again().ok()?;
+        let mut reader = Reader::new(region);
+        let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
+        nodes.get(ROOT).ok().filter(|root| root.kind == Kind::Directory)?;
+        let files = reader.open_files(&nodes);
+        let calls = Calls::new(Arc::clone(region), reader.calls());
+        let root = reader.records::<RootCell>().into_iter().next();
+        reader.kept.extend(root.as_ref().map(Record::id));
+        let Reader { mut kept, .. } = reader;
+        kept.sort_unstable();
+        let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
+        region.cells().keep_only(&kept);
+        let silly = nodes.all().into_iter().filter(|node| node.is_silly() && !node.is_open()).collect();
+        Some(Self { known: Known { nodes, files, calls }, lost, root, silly })
+    }
+}
+
+/// Reads the cells of a region, kind by kind.
+struct Reader<'a> {
+    region: &'a Arc<Region>,
+    cells: HashMap<u32, Vec<CellId>>,
+    kept: Vec<CellId>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(region: &'a Arc<Region>) -> Self {
+        let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
+        region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
+        // Names are found by the nodes that have them.
+        cells.remove(&NameCell::TAG);
+        Self { region, cells, kept: Vec::new() }
+    }
+
+    fn records<T: Content>(&mut self) -> Vec<Record<T>> {
+        let ids = self.cells.remove(&T::TAG).unwrap_or_default();
+        ids.into_iter().map(|id| Record::of(self.region, id)).collect()
+    }
+
+    fn nodes(&mut self) -> Vec<Inherited> {
+        let next = self.region.header().counters.next_node.load(Relaxed);
+        let (mut nodes, mut taken) = (HashMap::new(), HashSet::new());
+        for record in self.records::<NodeCell>() {
+            let Some((id, found)) = Node::read(&record) else { continue };
+            if !(ROOT..next).contains(&id) || nodes.contains_key(&id) {
+                continue;
+            }
+            let name = Name::inherit(self.region, record.name.load(Relaxed), &mut taken);
+            let name = name.filter(|name| is_name(&name.name));
+            self.kept.push(record.id());
+            self.kept.extend(name.iter().flat_map(Name::cells));
+            nodes.insert(id, Inherited { id, found, record, name });
+        }
+        let mut handles = HashSet::new();
+        nodes.into_values().filter(|Inherited { found: Found { handle, .. }, .. }| handles.insert(*handle)).collect()
+    }
+
+    fn open_files(&mut self, nodes: &Nodes) -> OpenFiles {
+        let last = self.region.header().counters.last_handle.load(Relaxed);
+        let (mut files, mut by_request) = (HashMap::new(), HashMap::new());
+        for record in self.records::<OpenCell>() {
+            let handle = record.handle.load(Relaxed);
+            let Ok(node) = nodes.get(record.node.load(Relaxed)) else { continue };
+            if handle == 0 || handle > last || files.contains_key(&handle) {
+                continue;
+            }
+            self.kept.push(record.id());
+            let unique = record.unique.load(Relaxed);
+            if record.flags.load(Relaxed) & KNOWN == 0 {
+                by_request.insert(unique, handle);
+            }
+            files.insert(handle, Rc::new(OpenFile::inherit(record, node)));
+        }
+        OpenFiles::new(Arc::clone(self.region), files, by_request)
+    }
+
+    fn calls(&mut self) -> HashMap<(u64, u32), Record<CallCell>> {
+        let mut calls = HashMap::new();
+        for record in self.records::<CallCell>() {
+            let key = (record.unique.load(Relaxed), record.step.load(Relaxed));
+            if let Entry::Vacant(place) = calls.entry(key) {
+                self.kept.push(record.id());
+                place.insert(record);
+            }
+        }
+        calls
+    }
+}
+
+/// Whether it is one that the kernel can have.
+pub fn is_name(name: &[u8]) -> bool {
+    let strange = name.is_empty() || name.len() > LONGEST_NAME || name == b"." || name == b"..";
+    !strange && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}

@@ -1,0 +1,36 @@
+//! What a volume knows: nodes, their names, open files, calls under way. All of it stands in the volume's region too, so
+//! that a successor knows it.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `state` | how it stands in the region |
+//! | `name` | by what name a node was found |
+//! | `node` | the files that the kernel knows |
+//! | `open_files` | open files and directories |
+//! | `calls` | calls that may not be made twice |
+//! | `inherit` | reading what a dead server left |
+//!
+//! All of it is used by one thread. No cell stays borrowed across an `await`.
+
+pub mod calls;
+pub mod inherit;
+pub mod name;
+pub mod node;
+pub mod open_files;
+pub mod state;
+#[cfg(test)]
+mod tests;
+
+use calls::Calls;
+use node::Nodes;
+use open_files::OpenFiles;
+
+/// All of it.
+pub struct Known {
+    /// The files that the kernel knows.
+    pub nodes: Nodes,
+    /// What is open.
+    pub files: OpenFiles,
+    /// Calls that may not be made twice.
+    pub calls: Calls,
+}

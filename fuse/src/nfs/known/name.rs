@@ -1,0 +1,95 @@
+//! By what name a node was found: its directory and its name there. A node whose handle the server does not know any
+//! more is looked for under it.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::io::Errno;
+
+use super::state::{NAME_BYTES, NameCell, no_memory, read_bytes, write_bytes};
+use crate::region::Region;
+use crate::region::cells::{CellId, Record};
+
+/// Longest name, in bytes.
+pub const LONGEST_NAME: usize = 255;
+
+/// A name in a directory.
+#[derive(Debug)]
+pub struct Name {
+    /// The directory's node.
+    pub parent: u64,
+    /// The name.
+    pub name: Box<[u8]>,
+    /// Its cells, in order.
+    records: Vec<Record<NameCell>>,
+}
+
+impl Name {
+    /// Records a name.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(region: &Arc<Region>, parent: u64, name: &[u8]) -> Result<Self, Errno> {
+        let mut records: Vec<Record<NameCell>> = Vec::new();
+        // The last part first, so that what leads to a cell leads to one that is there.
+        for part in name.chunks(NAME_BYTES).rev() {
+            let next = records.last().map_or(0, |next| next.id().to_word());
+            let record = Record::new(region, |cell: &NameCell| {
+                cell.length.store(name.len() as u32, Relaxed);
+                cell.parent.store(parent, Relaxed);
+                cell.next.store(next, Relaxed);
+                write_bytes(&cell.bytes, part);
+            });
+            records.push(record.map_err(no_memory)?);
+        }
+        records.reverse();
+        Ok(Self { parent, name: name.into(), records })
+    }
+
+    /// What leads to it, as a node's cell has it.
+    pub fn word(&self) -> u64 {
+        self.records.first().map_or(0, |first| first.id().to_word())
+    }
+
+    /// Whether it is this one.
+    pub fn is(&self, parent: u64, name: &[u8]) -> bool {
+        self.parent == parent && *self.name == *name
+    }
+
+    /// The name that `word` leads to; none if nobody has recorded a whole one there, or another node has it. `taken` has
+    /// the cells that belong to somebody.
+    pub fn inherit(region: &Arc<Region>, word: u64, taken: &mut HashSet<CellId>) -> Option<Self> {
+        let mut name = Vec::new();
+        let mut ids = Vec::new();
+        let (mut next, mut first) = (CellId::from_word(word), None);
+        while let Some(id) = next {
+            let cell = region.cells().find::<NameCell>(id)?;
+            let length = cell.length.load(Relaxed) as usize;
+            let (length, parent) = *first.get_or_insert((length, cell.parent.load(Relaxed)));
+            if length > LONGEST_NAME || name.len() >= length || taken.contains(&id) || ids.contains(&id) {
+                return None;
+            }
+            let rest = length - name.len();
+            name.extend(read_bytes(&cell.bytes, rest));
+            ids.push(id);
+            next = if rest > NAME_BYTES { Some(CellId::from_word(cell.next.load(Relaxed))?) } else { None };
+            if let (None, (_, parent)) = (next, (length, parent)) {
+                taken.extend(ids.iter().copied());
+                let records = ids.into_iter().map(|id| Record::of(region, id)).collect();
+                return Some(Self { parent, name: name.into(), records });
+            }
+        }
+        None
+    }
+
+    /// The cells it stands in.
+    pub fn cells(&self) -> impl Iterator<Item = CellId> {
+        self.records.iter().map(Record::id)
+    }
+}
+
+/// The name of a node, which may change.
+pub type NameOf = RefCell<Option<Rc<Name>>>;

@@ -1,0 +1,348 @@
+//! Nodes: the files that the kernel knows, by its number and by the server's handle.
+//!
+//! A number is never given twice. A node goes when the kernel has forgotten it and nothing is to be written to it any
+//! more.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use rustix::io::Errno;
+
+use super::name::{Name, NameOf};
+use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_bytes};
+use crate::nfs::filesystem::attributes::{file_type, kind_of};
+use crate::nfs::filesystem::freshness::Freshness;
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{FileHandle, Kind};
+use crate::region::Region;
+use crate::region::cells::Record;
+
+/// The number of the root.
+pub const ROOT: u64 = 1;
+
+/// A file that the kernel knows.
+pub struct Node {
+    /// The kernel's number for it.
+    pub id: u64,
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// The server's number for it.
+    pub fileid: u64,
+    /// What was heard of it, and when.
+    pub freshness: RefCell<Freshness>,
+    /// As whom it is removed when it is closed, if it is removed while it is open.
+    pub remover: RefCell<Option<Credential>>,
+    handle: Cell<FileHandle>,
+    record: RefCell<Record<NodeCell>>,
+    name: NameOf,
+    opens: Cell<u32>,
+}
+
+/// What a node begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// What the server calls it.
+    pub handle: FileHandle,
+    /// As in [`Node`].
+    pub kind: Kind,
+    /// As in [`Node`].
+    pub fileid: u64,
+}
+
+impl Node {
+    fn new(id: u64, found: Found, record: Record<NodeCell>, name: Option<Rc<Name>>) -> Self {
+        let Found { handle, kind, fileid } = found;
+        let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
+        let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
+        Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
+    }
+
+    /// What the server calls it.
+    pub fn handle(&self) -> FileHandle {
+        self.handle.get()
+    }
+
+    /// By what name it was found last.
+    pub fn name(&self) -> Option<Rc<Name>> {
+        self.name.borrow().clone()
+    }
+
+    fn set_name(&self, name: Option<Rc<Name>>) {
+        self.record.borrow().name.store(name.as_ref().map_or(0, |name| name.word()), Release);
+        // The cells of the name before are freed after nothing leads to them.
+        drop(self.name.replace(name));
+    }
+
+    /// Whether its only name is one that podfs gave it.
+    pub fn is_silly(&self) -> bool {
+        self.record.borrow().flags.load(Relaxed) & SILLY != 0
+    }
+
+    /// Its name is one that podfs gave it: it is removed with the last open file.
+    pub fn set_silly(&self, silly: bool) {
+        self.record.borrow().flags.store(if silly { SILLY } else { 0 }, Release);
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        self.opens.get() > 0
+    }
+
+    /// It is open once more.
+    pub fn opened(&self) {
+        self.opens.set(self.opens.get() + 1);
+    }
+
+    /// It is open once less.
+    pub fn closed(&self) {
+        self.opens.set(self.opens.get().saturating_sub(1));
+    }
+
+    /// As the server's answers tell what kind of file it is, and how its handle begins.
+    fn fill(cell: &NodeCell, id: u64, lookups: u64, found: &Found, name: u64, flags: u64) {
+        let handle = found.handle.as_bytes();
+        cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
+        cell.id.store(id, Relaxed);
+        cell.lookups.store(lookups, Relaxed);
+        cell.fileid.store(found.fileid, Relaxed);
+        cell.name.store(name, Relaxed);
+        cell.flags.store(flags, Relaxed);
+        write_bytes(&cell.handle, handle);
+    }
+
+    /// What a cell says of a node; none if nobody can have written it.
+    pub fn read(cell: &NodeCell) -> Option<(u64, Found)> {
+        let form = cell.form.load(Relaxed);
+        let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
+        let found = Found { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
+        Some((cell.id.load(Relaxed), found))
+    }
+}
+
+/// The nodes that the kernel knows.
+pub struct Nodes {
+    region: Arc<Region>,
+    table: RefCell<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    by_id: HashMap<u64, Rc<Node>>,
+    by_handle: HashMap<FileHandle, Rc<Node>>,
+    /// Each node by its name, if it has one: the one it was found under last.
+    by_name: HashMap<(u64, Box<[u8]>), u64>,
+    /// Forgotten, and something is still to be written.
+    lingering: Vec<u64>,
+}
+
+/// A node as a dead server left it.
+pub struct Inherited {
+    /// Its number.
+    pub id: u64,
+    /// What it was found as.
+    pub found: Found,
+    /// Its cell.
+    pub record: Record<NodeCell>,
+    /// Its name.
+    pub name: Option<Name>,
+}
+
+impl Nodes {
+    /// The root alone.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(region: Arc<Region>, root: Found) -> Result<Self, Errno> {
+        region.header().counters.next_node.store(ROOT, Release);
+        let nodes = Self { region, table: RefCell::default() };
+        // The kernel never forgets it.
+        nodes.enter(root, None)?;
+        Ok(nodes)
+    }
+
+    /// Those that a dead server left. What was forgotten goes with the next [`let_go`](Self::let_go).
+    pub fn inherit(region: Arc<Region>, inherited: Vec<Inherited>) -> Self {
+        let mut table = Table::default();
+        for Inherited { id, found, record, name } in inherited {
+            if record.lookups.load(Relaxed) == 0 {
+                table.lingering.push(id);
+            }
+            let node = Rc::new(Node::new(id, found, record, name.map(Rc::new)));
+            if let Some(name) = node.name() {
+                table.by_name.insert((name.parent, name.name.clone()), id);
+            }
+            table.by_handle.insert(found.handle, Rc::clone(&node));
+            table.by_id.insert(id, node);
+        }
+        Self { region, table: RefCell::new(table) }
+    }
+
+    /// The node of that number.
+    ///
+    /// # Errors
+    /// `ESTALE` when there is none.
+    pub fn get(&self, id: u64) -> Result<Rc<Node>, Errno> {
+        self.table.borrow().by_id.get(&id).cloned().ok_or(Errno::STALE)
+    }
+
+    /// The node of that handle, if the kernel knows it.
+    pub fn find(&self, handle: &FileHandle) -> Option<Rc<Node>> {
+        self.table.borrow().by_handle.get(handle).cloned()
+    }
+
+    /// The node that was found last under a name.
+    pub fn at(&self, parent: u64, name: &[u8]) -> Option<Rc<Node>> {
+        let table = self.table.borrow();
+        let id = table.by_name.get(&(parent, Box::from(name)))?;
+        table.by_id.get(id).cloned()
+    }
+
+    /// The root.
+    pub fn root(&self) -> Rc<Node> {
+        self.get(ROOT).expect("the root is never forgotten")
+    }
+
+    /// The node of that file, of which the kernel is told once more. `at` is where it was found: a directory and a name.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn enter(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+        let known = self.find(&found.handle).filter(|node| node.kind == found.kind);
+        let node = match known {
+            Some(node) => {
+                let is_there = |(parent, name)| node.name.borrow().as_ref().is_some_and(|known| known.is(parent, name));
+                if let Some((parent, name)) = at.filter(|at| !node.is_silly() && !is_there(*at)) {
+                    self.rename(&node, parent, name)?;
+                }
+                node
+            }
+            None => self.insert(found, at)?,
+        };
+        node.record.borrow().lookups.fetch_add(1, Release);
+        Ok(node)
+    }
+
+    fn insert(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+        let next = &self.region.header().counters.next_node;
+        let id = next.load(Acquire);
+        // Also if this server dies now, the number is not used again.
+        next.store(id.wrapping_add(1), Release);
+        let record = Record::new(&self.region, |cell| Node::fill(cell, id, 0, &found, 0, 0)).map_err(no_memory)?;
+        let node = Rc::new(Node::new(id, found, record, None));
+        if let Some((parent, name)) = at {
+            self.rename(&node, parent, name)?;
+        }
+        let mut table = self.table.borrow_mut();
+        table.by_handle.insert(found.handle, Rc::clone(&node));
+        table.by_id.insert(id, Rc::clone(&node));
+        Ok(node)
+    }
+
+    /// A node has this name now. Whatever had it before has none.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn rename(&self, node: &Node, parent: u64, name: &[u8]) -> Result<(), Errno> {
+        let new = Rc::new(Name::new(&self.region, parent, name)?);
+        let other = self.at(parent, name).filter(|other| other.id != node.id);
+        if let Some(other) = other {
+            self.unname(&other);
+        }
+        if let Some(before) = node.name() {
+            self.table.borrow_mut().by_name.remove(&(before.parent, before.name.clone()));
+        }
+        self.table.borrow_mut().by_name.insert((parent, name.into()), node.id);
+        node.set_name(Some(new));
+        Ok(())
+    }
+
+    /// A node has no name any more that is known.
+    pub fn unname(&self, node: &Node) {
+        if let Some(name) = node.name() {
+            self.table.borrow_mut().by_name.remove(&(name.parent, name.name.clone()));
+            node.set_name(None);
+        }
+    }
+
+    /// The server calls the file something else now.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn set_handle(&self, node: &Rc<Node>, handle: FileHandle) -> Result<(), Errno> {
+        let found = Found { handle, kind: node.kind, fileid: node.fileid };
+        let (lookups, name, flags) = {
+            let record = node.record.borrow();
+            (record.lookups.load(Relaxed), record.name.load(Relaxed), record.flags.load(Relaxed))
+        };
+        // A kill in between leaves both, and a successor takes either.
+        let record = Record::new(&self.region, |cell| Node::fill(cell, node.id, lookups, &found, name, flags));
+        drop(node.record.replace(record.map_err(no_memory)?));
+        let mut table = self.table.borrow_mut();
+        table.by_handle.remove(&node.handle.get());
+        node.handle.set(handle);
+        table.by_handle.insert(handle, Rc::clone(node));
+        Ok(())
+    }
+
+    /// The kernel forgets `lookups` of the times it was told of a node. With `is_dirty` the node stays for as long as that
+    /// holds.
+    pub fn forget(&self, id: u64, lookups: u64, is_dirty: impl Fn(u64) -> bool) {
+        let mut table = self.table.borrow_mut();
+        let Some(node) = table.by_id.get(&id) else { return };
+        let left = {
+            let record = node.record.borrow();
+            let left = record.lookups.load(Relaxed).saturating_sub(lookups);
+            record.lookups.store(left, Release);
+            left
+        };
+        if left > 0 || id == ROOT {
+            return;
+        }
+        if is_dirty(id) || node.is_open() {
+            table.lingering.push(id);
+        } else {
+            table.remove(id);
+        }
+    }
+
+    /// Forgotten nodes go, except those of which `is_dirty` tells.
+    pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
+        let mut table = self.table.borrow_mut();
+        if table.lingering.is_empty() {
+            return;
+        }
+        let lingering = std::mem::take(&mut table.lingering);
+        for id in lingering {
+            let Some(node) = table.by_id.get(&id).cloned() else { continue };
+            if node.record.borrow().lookups.load(Relaxed) > 0 {
+                continue;
+            }
+            if is_dirty(id) || node.is_open() {
+                table.lingering.push(id);
+            } else {
+                table.remove(id);
+            }
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Rc<Node>> {
+        self.table.borrow().by_id.values().cloned().collect()
+    }
+}
+
+impl Table {
+    fn remove(&mut self, id: u64) {
+        let Some(node) = self.by_id.remove(&id) else { return };
+        if let Some(name) = node.name() {
+            self.by_name.remove(&(name.parent, name.name.clone()));
+        }
+        let handle = node.handle();
+        if self.by_handle.get(&handle).is_some_and(|other| other.id == id) {
+            self.by_handle.remove(&handle);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Open files and directories, by the number the kernel has for each.
+//!
+//! Whoever opens a file reads and writes it with the rights it had then, as with Linux' own client: so each remembers as
+//! whom it was opened.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use rustix::io::Errno;
+
+use super::node::Node;
+use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
+use crate::nfs::filesystem::listing::Listing;
+use crate::nfs::rpc::Credential;
+use crate::region::Region;
+use crate::region::cells::Record;
+
+/// An open file or directory of a caller.
+pub struct OpenFile {
+    /// Until it leaves the table, whoever still looks at it then.
+    record: RefCell<Option<Record<OpenCell>>>,
+    /// Its number.
+    pub handle: u64,
+    /// What it is open on.
+    pub node: Rc<Node>,
+    /// As whom it was opened.
+    pub credential: Credential,
+    /// Where reading it has got to, if it is a directory.
+    pub listing: Option<RefCell<Listing>>,
+}
+
+impl OpenFile {
+    /// The kernel was told of it: it will not ask for it to be opened once more.
+    pub fn is_known(&self) {
+        self.mark(KNOWN);
+    }
+
+    /// What the server wants to see when reading the directory goes on.
+    pub fn verifier(&self) -> [u8; 8] {
+        let word = self.record.borrow().as_ref().map_or(0, |record| record.verifier.load(Relaxed));
+        word.to_ne_bytes()
+    }
+
+    /// It is this from now on.
+    pub fn set_verifier(&self, verifier: [u8; 8]) {
+        if let Some(record) = &*self.record.borrow() {
+            record.verifier.store(u64::from_ne_bytes(verifier), Relaxed);
+        }
+    }
+
+    /// One that a dead server left.
+    pub fn inherit(record: Record<OpenCell>, node: Rc<Node>) -> Self {
+        let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
+        let (handle, credential) = (record.handle.load(Relaxed), record.identity.get());
+        Self::over(record, handle, node, credential, is_directory)
+    }
+
+    fn mark(&self, flag: u32) {
+        if let Some(record) = &*self.record.borrow() {
+            record.flags.fetch_or(flag, Release);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.record.borrow().as_ref().is_none_or(|record| record.flags.load(Relaxed) & CLOSED != 0)
+    }
+
+    fn over(record: Record<OpenCell>, handle: u64, node: Rc<Node>, credential: Credential, is_directory: bool) -> Self {
+        let listing = is_directory.then(RefCell::default);
+        Self { record: RefCell::new(Some(record)), handle, node, credential, listing }
+    }
+}
+
+/// All of them.
+pub struct OpenFiles {
+    region: Arc<Region>,
+    table: RefCell<HashMap<u64, Rc<OpenFile>>>,
+    /// Closed, while what was written through them is not on the server's disk.
+    closed: RefCell<HashMap<u64, Rc<OpenFile>>>,
+    /// What dead servers opened without a known answer, by the request.
+    unanswered: RefCell<HashMap<u64, u64>>,
+}
+
+impl OpenFiles {
+    /// With those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
+    pub fn new(region: Arc<Region>, files: HashMap<u64, Rc<OpenFile>>, unanswered: HashMap<u64, u64>) -> Self {
+        let (closed, open): (HashMap<_, _>, HashMap<_, _>) = files.into_iter().partition(|(_, open)| open.is_closed());
+        open.values().for_each(|open| open.node.opened());
+        let (table, closed, unanswered) = (RefCell::new(open), RefCell::new(closed), RefCell::new(unanswered));
+        Self { region, table, closed, unanswered }
+    }
+
+    /// Takes in what the request `unique` opened. What a dead server opened for it is the same.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn add(
+        &self,
+        unique: u64,
+        node: &Rc<Node>,
+        credential: Credential,
+        is_directory: bool,
+    ) -> Result<Rc<OpenFile>, Errno> {
+        let earlier = self.unanswered.borrow_mut().remove(&unique);
+        if let Some(open) = earlier.and_then(|handle| self.get(handle).ok()).filter(|open| open.node.id == node.id) {
+            return Ok(open);
+        }
+        let last = &self.region.header().counters.last_handle;
+        let handle = last.load(Relaxed).wrapping_add(1);
+        last.store(handle, Release);
+        let flags = if is_directory { DIRECTORY } else { 0 };
+        let record = Record::new(&self.region, |cell: &OpenCell| {
+            cell.flags.store(flags, Relaxed);
+            cell.handle.store(handle, Relaxed);
+            cell.node.store(node.id, Relaxed);
+            cell.unique.store(unique, Relaxed);
+            cell.verifier.store(0, Relaxed);
+            cell.identity.set(&credential);
+        });
+        let record = record.map_err(no_memory)?;
+        let open = Rc::new(OpenFile::over(record, handle, Rc::clone(node), credential, is_directory));
+        node.opened();
+        self.table.borrow_mut().insert(handle, Rc::clone(&open));
+        Ok(open)
+    }
+
+    /// The open file of that number.
+    ///
+    /// # Errors
+    /// `EBADF` when there is none.
+    pub fn get(&self, handle: u64) -> Result<Rc<OpenFile>, Errno> {
+        self.table.borrow().get(&handle).cloned().ok_or(Errno::BADF)
+    }
+
+    /// As [`get`](Self::get), also after it was closed, as long as there is something to write through it.
+    pub fn find(&self, handle: u64) -> Option<Rc<OpenFile>> {
+        let closed = || self.closed.borrow().get(&handle).cloned();
+        self.table.borrow().get(&handle).cloned().or_else(closed)
+    }
+
+    /// Takes out an open file. With `keep`, something is still to be written through it.
+    pub fn remove(&self, handle: u64, keep: bool) -> Option<Rc<OpenFile>> {
+        let open = self.table.borrow_mut().remove(&handle)?;
+        open.node.closed();
+        if keep {
+            open.mark(CLOSED);
+            self.closed.borrow_mut().insert(handle, Rc::clone(&open));
+        } else {
+            drop(open.record.take());
+        }
+        Some(open)
+    }
+
+    /// Nothing is to be written through closed files any more, except those of which `is_dirty` tells.
+    pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
+        let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
+        drop(gone);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Rc<OpenFile>> {
+        self.table.borrow().values().cloned().collect()
+    }
+}

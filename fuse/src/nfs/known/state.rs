@@ -1,0 +1,217 @@
+//! What a successor has to know of an NFS volume, cell by cell.
+//!
+//! A cell is written before it counts, and never changed where a kill in between would leave something wrong: what
+//! changes is one word, or another cell takes its place.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+
+use crate::nfs::rpc::Credential;
+use crate::nfs::rpc::credential::MAX_GROUPS;
+use crate::nfs::v3::{Attributes, Kind, Time};
+use crate::region::cells::Content;
+use crate::region::shared::shared;
+
+/// Words of the longest file handle.
+pub const HANDLE_WORDS: usize = 8;
+/// Bytes of a name in one cell.
+pub const NAME_BYTES: usize = 8 * NAME_WORDS;
+const NAME_WORDS: usize = 13;
+/// Bits of a node's `form` that tell the length of its handle in bytes; the others are `S_IFMT` of its mode.
+pub const HANDLE_LENGTH: u32 = 0xfff;
+/// Of a node: its only name is one that podfs gave it when it was removed while it was open.
+pub const SILLY: u64 = 1 << 0;
+/// Of an open file: it is a directory.
+pub const DIRECTORY: u32 = 1 << 0;
+/// Of an open file: the kernel knows it.
+pub const KNOWN: u32 = 1 << 1;
+/// Of an open file: it is closed, and something is still to be written through it.
+pub const CLOSED: u32 = 1 << 2;
+
+shared! {
+    /// A node.
+    pub(crate) struct NodeCell {
+        tag: AtomicU32,
+        /// `S_IFMT` of its mode, and [`HANDLE_LENGTH`].
+        form: AtomicU32,
+        /// Its number.
+        id: AtomicU64,
+        /// How often the kernel was told of it.
+        lookups: AtomicU64,
+        /// The server's number for the file.
+        fileid: AtomicU64,
+        /// The first cell of its name; 0 for none.
+        name: AtomicU64,
+        /// [`SILLY`].
+        flags: AtomicU64,
+        handle: [AtomicU64; HANDLE_WORDS],
+    }
+    /// A part of the name of a node.
+    pub(crate) struct NameCell {
+        tag: AtomicU32,
+        /// Bytes of the whole name.
+        length: AtomicU32,
+        /// The directory it is in.
+        parent: AtomicU64,
+        /// The cell with the next part; 0 for none.
+        next: AtomicU64,
+        bytes: [AtomicU64; NAME_WORDS],
+    }
+    /// An open file or directory.
+    pub(crate) struct OpenCell {
+        tag: AtomicU32,
+        /// [`DIRECTORY`], [`KNOWN`], [`CLOSED`].
+        flags: AtomicU32,
+        /// The kernel's number for it.
+        handle: AtomicU64,
+        /// The node it is open on.
+        node: AtomicU64,
+        /// The request that opened it.
+        unique: AtomicU64,
+        /// Of a directory, what the server wants to see when reading it goes on.
+        verifier: AtomicU64,
+        /// As whom it was opened.
+        identity: IdentityRecord,
+    }
+    /// A call that may not be made twice, and may have been made.
+    pub(crate) struct CallCell {
+        tag: AtomicU32,
+        xid: AtomicU32,
+        /// The request it is made for.
+        unique: AtomicU64,
+        /// Which of that request's calls.
+        step: AtomicU32,
+        /// When it was made first.
+        nanoseconds: AtomicU32,
+        seconds: AtomicU64,
+        /// As whom it is made.
+        identity: IdentityRecord,
+    }
+    /// What is known of the root, for when the server does not answer.
+    pub(crate) struct RootCell {
+        tag: AtomicU32,
+        spare: AtomicU32,
+        words: [AtomicU64; ROOT_WORDS],
+    }
+    /// As whom calls are made.
+    pub(crate) struct IdentityRecord {
+        uid: AtomicU32,
+        gid: AtomicU32,
+        /// How many of `groups` there are; [`NOBODY`] for AUTH_NONE.
+        count: AtomicU32,
+        groups: [AtomicU32; MAX_GROUPS],
+    }
+}
+
+/// Words of attributes.
+const ROOT_WORDS: usize = 11;
+const NOBODY: u32 = u32::MAX;
+
+impl Content for NodeCell {
+    const TAG: u32 = 16;
+}
+
+impl Content for NameCell {
+    const TAG: u32 = 17;
+}
+
+impl Content for OpenCell {
+    const TAG: u32 = 18;
+}
+
+impl Content for CallCell {
+    const TAG: u32 = 19;
+}
+
+impl Content for RootCell {
+    const TAG: u32 = 20;
+}
+
+impl IdentityRecord {
+    /// Records it.
+    pub fn set(&self, credential: &Credential) {
+        let Credential::User { uid, gid, groups } = credential else {
+            return self.count.store(NOBODY, Relaxed);
+        };
+        self.uid.store(*uid, Relaxed);
+        self.gid.store(*gid, Relaxed);
+        let groups = &groups[..groups.len().min(MAX_GROUPS)];
+        self.groups.iter().zip(groups).for_each(|(place, group)| place.store(*group, Relaxed));
+        self.count.store(groups.len() as u32, Relaxed);
+    }
+
+    /// What was recorded.
+    pub fn get(&self) -> Credential {
+        match self.count.load(Relaxed) {
+            NOBODY => Credential::Nobody,
+            count => {
+                let groups = self.groups.iter().take(count as usize).map(|group| group.load(Relaxed)).collect();
+                Credential::User { uid: self.uid.load(Relaxed), gid: self.gid.load(Relaxed), groups }
+            }
+        }
+    }
+}
+
+impl RootCell {
+    /// Records attributes.
+    pub fn set(&self, found: &Attributes) {
+        let time = |time: Time| (u64::from(time.seconds) << 32) | u64::from(time.nanoseconds);
+        let words = [
+            found.mode.into(),
+            found.links.into(),
+            found.uid.into(),
+            found.gid.into(),
+            found.size,
+            found.used,
+            found.fsid,
+            found.fileid,
+            time(found.atime),
+            time(found.mtime),
+            time(found.ctime),
+        ];
+        self.words.iter().zip(words).for_each(|(place, word)| place.store(word, Relaxed));
+    }
+
+    /// What was recorded.
+    pub fn get(&self) -> Attributes {
+        let word = |index: usize| self.words[index].load(Relaxed);
+        let time =
+            |index| Time { seconds: (word(index) >> 32) as u32, nanoseconds: (word(index) as u32).min(999_999_999) };
+        Attributes {
+            kind: Kind::Directory,
+            mode: word(0) as u32,
+            links: word(1) as u32,
+            uid: word(2) as u32,
+            gid: word(3) as u32,
+            size: word(4),
+            used: word(5),
+            device: (0, 0),
+            fsid: word(6),
+            fileid: word(7),
+            atime: time(8),
+            mtime: time(9),
+            ctime: time(10),
+        }
+    }
+}
+
+/// Records bytes, as many as fit.
+pub fn write_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, part) in words.iter().zip(bytes.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..part.len()].copy_from_slice(part);
+        word.store(u64::from_ne_bytes(whole), Relaxed);
+    }
+}
+
+/// The first `length` bytes of what was recorded, or as many as there is room for.
+pub fn read_bytes(words: &[AtomicU64], length: usize) -> Vec<u8> {
+    words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(length).collect()
+}
+
+/// No memory for a cell.
+pub fn no_memory(_: std::io::Error) -> Errno {
+    Errno::NOMEM
+}

@@ -1,0 +1,136 @@
+//! What is known, as another process reads it.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustix::fs::{FallocateFlags, fallocate, fstat};
+use rustix::io::{pread, pwrite};
+
+use super::*;
+use crate::nfs::known::inherit::Inheritance;
+use crate::nfs::known::node::{Found, ROOT};
+use crate::nfs::rpc::Credential;
+use crate::nfs::v3::{FileHandle, Kind};
+use crate::region::{self, Region};
+
+fn found(number: u8, kind: Kind) -> Found {
+    let handle = FileHandle::new(&[number; 28]).expect("a handle");
+    Found { handle, kind, fileid: u64::from(number) + 1000 }
+}
+
+fn somebody() -> Credential {
+    Credential::User { uid: 7, gid: 8, groups: (0..20).collect() }
+}
+
+/// A volume with some of everything, and its region.
+fn volume() -> (Known, Arc<Region>) {
+    let region = Arc::new(Region::create(region::Kind::Nfs).expect("a region"));
+    region.begin();
+    let nodes = Nodes::new(Arc::clone(&region), found(0, Kind::Directory)).expect("memory");
+    let files = OpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
+    let calls = Calls::new(Arc::clone(&region), HashMap::new());
+    for number in 1..60 {
+        let name = vec![b'a' + number % 20; usize::from(number) * 4];
+        nodes.enter(found(number, Kind::File), Some((ROOT, &name))).expect("memory");
+    }
+    for number in 2..20 {
+        let node = nodes.get(number).expect("a node");
+        files.add(number * 2, &node, somebody(), number % 5 == 0).expect("memory");
+    }
+    (Known { nodes, files, calls }, region)
+}
+
+/// A region with this content, as another process has it.
+fn region_of(bytes: &[u8]) -> Arc<Region> {
+    let file = Region::create(region::Kind::Nfs).expect("a region").as_fd().try_clone_to_owned().expect("a descriptor");
+    fallocate(&file, FallocateFlags::empty(), 0, bytes.len() as u64).expect("memory");
+    pwrite(&file, bytes, 0).expect("written");
+    Arc::new(Region::adopt(file).expect("a region"))
+}
+
+fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; fstat(region.as_fd()).expect("attributes").st_size as usize];
+    pread(region.as_fd(), &mut bytes[..], 0).expect("read");
+    bytes
+}
+
+#[test]
+fn a_successor_knows_all_of_it() {
+    let (known, region) = volume();
+    let node = known.nodes.get(9).expect("a node");
+    known.nodes.rename(&node, ROOT, b"another name").expect("memory");
+    node.set_silly(true);
+    known.nodes.set_handle(&node, FileHandle::new(&[200; 64]).expect("a handle")).expect("memory");
+    known.nodes.forget(30, 1, |_| false);
+    let call = known.calls.begin(4711, 1, &somebody()).expect("memory");
+    call.announce(99);
+    let dead = bytes_of(&region);
+
+    let Inheritance { known: next, .. } = Inheritance::read(&region_of(&dead)).expect("a root");
+    assert_eq!(next.nodes.all().len(), 59);
+    assert!(next.nodes.get(30).is_err());
+    for old in known.nodes.all() {
+        let new = next.nodes.get(old.id).expect("a node");
+        assert_eq!((new.handle(), new.fileid, new.kind), (old.handle(), old.fileid, old.kind));
+        let names = [&old, &new].map(|node| node.name().map(|name| (name.parent, name.name.clone())));
+        assert_eq!(names[0], names[1]);
+        assert_eq!((new.is_silly(), new.is_open()), (old.is_silly(), old.is_open()));
+    }
+    assert_eq!(next.nodes.at(ROOT, b"another name").map(|node| node.id), Some(9));
+    for old in known.files.all() {
+        let new = next.files.get(old.handle).expect("an open file");
+        assert_eq!((new.node.id, new.listing.is_some()), (old.node.id, old.listing.is_some()));
+        let Credential::User { uid: 7, gid: 8, groups } = &new.credential else { panic!("{:?}", new.credential) };
+        assert_eq!(*groups, (0..16).collect::<Vec<_>>(), "as many as are sent");
+    }
+    let again = next.calls.begin(4711, 1, &Credential::Nobody).expect("memory");
+    assert_eq!(again.xid(), Some(99));
+    assert!(matches!(again.credential(), Credential::User { uid: 7, gid: 8, .. }));
+    assert_eq!(next.calls.begin(4711, 1, &Credential::Nobody).expect("memory").xid(), None, "it was taken up once");
+}
+
+#[test]
+fn what_has_ended_leaves_nothing() {
+    let (known, region) = volume();
+    let cells = || region.cells().tagged().count();
+    let before = cells();
+    drop(known.calls.begin(1, 1, &somebody()).expect("memory"));
+    let open = known.files.add(2, &known.nodes.root(), somebody(), true).expect("memory");
+    known.files.remove(open.handle, false);
+    drop(open);
+    let node = known.nodes.enter(found(100, Kind::File), Some((ROOT, &[b'x'; 255]))).expect("memory");
+    let id = node.id;
+    drop(node);
+    known.nodes.forget(id, 1, |_| false);
+    assert_eq!(cells(), before);
+}
+
+#[test]
+fn a_region_without_a_root_is_refused() {
+    let region = Arc::new(Region::create(region::Kind::Nfs).expect("a region"));
+    assert!(Inheritance::read(&region).is_none());
+}
+
+#[test]
+fn cells_of_any_content_are_harmless() {
+    let (_known, region) = volume();
+    let bytes = bytes_of(&region);
+    let cells = region::cells_begin();
+    let random = prop::collection::vec((cells..bytes.len(), any::<u8>()), 1..2000);
+    proptest!(ProptestConfig::with_cases(64), |(changes in random, tag in 15_u8..22)| {
+        let mut bytes = bytes.clone();
+        changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+        // Tags that mean something, so that what follows is looked at.
+        (cells..bytes.len()).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
+        if let Some(Inheritance { known, .. }) = Inheritance::read(&region_of(&bytes)) {
+            for node in known.nodes.all() {
+                prop_assert!(node.name().is_none_or(|name| inherit::is_name(&name.name)));
+            }
+            for open in known.files.all() {
+                prop_assert!(known.nodes.get(open.node.id).is_ok());
+            }
+        }
+    });
+}

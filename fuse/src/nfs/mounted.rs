@@ -1,0 +1,114 @@
+//! The supervisor's side of one NFS volume: its mount, its log and its sockets, which outlive the process that serves it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::mount::MountAttrFlags;
+use serde_json::Value;
+
+use super::options::Options;
+use super::rpc::dial::bound;
+use super::server::MAX_CONNECTIONS;
+use super::writeback::log::Log;
+use crate::mount::MountError;
+use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
+use crate::mount::visible::{MountPoint, VisibleMount};
+use crate::server::held::Held;
+use crate::server::protocol::VolumeId;
+use crate::server::{Server, Watch};
+
+/// What a volume may have accepted that the server has not on disk, in MiB.
+const LOG: usize = 64;
+/// What the kernel reads ahead, in KiB: four of its largest requests.
+const READ_AHEAD: u32 = 4096;
+
+/// The sockets of a volume. They are made where the server can be reached, and before anything is asked of it.
+pub struct Sockets(Vec<OwnedFd>);
+
+impl Sockets {
+    /// For `connections` connections to the server of `options` (`nconnect`), from ports below 1024 if `reserved`
+    /// (`resvport`) and this process may have them.
+    ///
+    /// # Errors
+    /// When there are no descriptors or ports left.
+    pub fn new(options: &Options, connections: usize, reserved: bool) -> io::Result<Self> {
+        // One more, for the mountd.
+        let count = connections.clamp(1, MAX_CONNECTIONS) + 1;
+        (0..count).map(|_| bound(options.nfs, reserved)).collect::<io::Result<_>>().map(Self)
+    }
+}
+
+/// An export of an NFS server, mounted.
+pub struct NfsVolume {
+    server: Arc<Server>,
+    volume: VolumeId,
+    held: Arc<Held>,
+}
+
+impl NfsVolume {
+    /// Mounts what `options` tell of, and lets `server` answer for it. Nobody sees it before [`show`](Self::show).
+    /// `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the supervisor that adopts the
+    /// volume if this one is killed.
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
+    pub fn start(
+        server: Arc<Server>,
+        sockets: Sockets,
+        options: &Options,
+        attributes: MountAttrFlags,
+        mount: &MountOptions,
+        about: Value,
+    ) -> Result<Self, MountError> {
+        let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
+        let device = open_device()?;
+        let mount = PrivateMount::of_export(device.as_fd(), attributes, mount)?;
+        let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
+        let (volume, held) = server.export(device, mount, log, sockets.0, options, about).map_err(failed)?;
+        // Without it, reading is slower.
+        if let Err(error) = held.mount.set_read_ahead(READ_AHEAD) {
+            tracing::debug!("volume {:?}: read-ahead stays what it is: {error}", options.name);
+        }
+        Ok(Self { server, volume, held })
+    }
+
+    /// The volume of a supervisor that was killed.
+    pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+        Self { server, volume, held }
+    }
+
+    /// Whether nobody could go on with the volume when its server died: it has to be mounted anew.
+    pub fn is_given_up(&self) -> bool {
+        self.held.is_given_up()
+    }
+
+    /// Shows the volume at `point`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
+        let clone = match access {
+            Access::ReadOnly => self.held.mount.read_only_clone()?,
+            Access::ReadWrite => self.held.mount.read_write_clone()?,
+        };
+        point.attach(&clone)
+    }
+
+    /// A way to look at the volume from elsewhere.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.server, self.volume, &self.held)
+    }
+
+    /// Number of FUSE requests served so far.
+    pub fn requests(&self) -> u64 {
+        self.held.region.requests()
+    }
+}
+
+impl Drop for NfsVolume {
+    fn drop(&mut self) {
+        // The server may be gone already, and with it all it held.
+        let _ = self.server.remove(self.volume);
+    }
+}

@@ -1,0 +1,170 @@
+//! How an export is served: what a volume's mount options come to.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::export::Limits;
+use super::rpc::{Persistence, Policy};
+use super::v3::Kind;
+
+/// How an export is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// The volume's name, for log lines.
+    pub name: String,
+    /// What the server is called in log lines and messages: as the volume names it.
+    pub server: String,
+    /// The exported directory.
+    pub path: String,
+    /// Where the server's NFS service is.
+    pub nfs: SocketAddr,
+    /// Where its MOUNT service is, for when the root has to be asked for again.
+    pub mountd: Option<SocketAddr>,
+    /// The root's file handle, as MOUNT gave it.
+    pub root: Vec<u8>,
+    /// Nothing may be changed (`ro`): `EROFS`.
+    pub read_only: bool,
+    /// What happens when the server does not answer (`hard`, `soft`, `softerr`).
+    pub patience: Patience,
+    /// Tenths of a second after which a call is sent again (`timeo`).
+    pub timeo: u32,
+    /// So many times, before the server counts as gone (`retrans`).
+    pub retrans: u32,
+    /// What the server takes at once.
+    pub limits: Limits,
+    /// What may be believed without asking, and for how long.
+    pub caching: Caching,
+    /// Each write is on the server's disk before it is answered (`sync`, `noac`).
+    pub stable: bool,
+    /// Directories are listed with the attributes of what is in them (`rdirplus`).
+    pub with_attributes: bool,
+    /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
+    pub local_locks: LocalLocks,
+    /// As whom calls are made.
+    pub callers: Callers,
+    /// Report every request on standard output.
+    pub trace: bool,
+}
+
+/// What happens when a server does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Patience {
+    /// Calls wait until it does.
+    #[default]
+    Hard,
+    /// Calls fail with `EIO`.
+    Soft,
+    /// Calls fail with `ETIMEDOUT`.
+    SoftErr,
+}
+
+/// What may be believed without asking, and for how long (`nfs(5)`). Times are in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caching {
+    /// Attributes of files, at least.
+    pub acregmin: u32,
+    /// Attributes of files, at most.
+    pub acregmax: u32,
+    /// Attributes of directories, at least.
+    pub acdirmin: u32,
+    /// Attributes of directories, at most.
+    pub acdirmax: u32,
+    /// Which names.
+    pub lookups: Lookups,
+    /// A file that is opened is as it was when it was closed last, whoever did that (`cto`).
+    pub close_to_open: bool,
+}
+
+/// Which names may be believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lookups {
+    /// Those that exist, and that others do not (`all`).
+    #[default]
+    All,
+    /// Those that exist (`positive`).
+    Positive,
+    /// None.
+    None,
+}
+
+/// Which locks are kept by the kernel, for this mount alone. All others fail with `ENOLCK`: podfs locks nothing at the
+/// server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalLocks {
+    /// Those of `fcntl(2)`.
+    pub posix: bool,
+    /// Those of `flock(2)`.
+    pub flock: bool,
+}
+
+/// As whom calls are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Callers {
+    /// As the caller, as the kernel tells.
+    #[default]
+    AsTheyAre,
+    /// As nobody (`sec=none`).
+    AsNobody,
+    /// As what the caller is in its own user namespace: the volume is shown by ID-mapped mounts that map the ids of
+    /// that namespace.
+    AsInTheirNamespace,
+}
+
+impl Default for Caching {
+    /// What Linux does.
+    fn default() -> Self {
+        Self { acregmin: 3, acregmax: 60, acdirmin: 30, acdirmax: 60, lookups: Lookups::default(), close_to_open: true }
+    }
+}
+
+impl Caching {
+    /// How long attributes of such a file hold at least.
+    pub fn shortest(&self, kind: Kind) -> Duration {
+        let seconds = if kind == Kind::Directory { self.acdirmin } else { self.acregmin };
+        Duration::from_secs(seconds.into())
+    }
+
+    /// How long attributes of such a file hold at most.
+    pub fn longest(&self, kind: Kind) -> Duration {
+        let seconds = if kind == Kind::Directory { self.acdirmax } else { self.acregmax };
+        Duration::from_secs(seconds.into()).max(self.shortest(kind))
+    }
+}
+
+impl Options {
+    /// An export with the defaults of Linux' own client.
+    pub fn new(server: &str, path: &str, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
+        Self {
+            name: String::new(),
+            server: server.to_owned(),
+            path: path.to_owned(),
+            nfs,
+            mountd: None,
+            root: root.to_vec(),
+            read_only: false,
+            patience: Patience::default(),
+            timeo: 600,
+            retrans: 2,
+            limits,
+            caching: Caching::default(),
+            stable: false,
+            with_attributes: true,
+            local_locks: LocalLocks::default(),
+            callers: Callers::default(),
+            trace: false,
+        }
+    }
+
+    /// How long a call is waited for.
+    pub fn policy(&self) -> Policy {
+        let persistence = match self.patience {
+            Patience::Hard => Persistence::Hard,
+            Patience::Soft => Persistence::Soft,
+            Patience::SoftErr => Persistence::SoftErr,
+        };
+        let timeo = Duration::from_millis(u64::from(self.timeo) * 100);
+        Policy { persistence, timeo, retrans: self.retrans, ..Policy::default() }
+    }
+}

@@ -1,0 +1,72 @@
+//! Calls that are not answered in time: sent again after `timeo`, and given up or told of after `retrans` times that.
+//! Those that were sent on another connection before are sent again sooner.
+//!
+//! The calls are looked at when the first of them is due, so that most calls cost no timer.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Instant;
+
+use tokio::time::{Sleep, sleep_until};
+
+use super::connection::{Call, Shared};
+use super::failure::Failure;
+use super::policy::Persistence;
+
+/// Watches the calls of a connection for as long as it exists.
+pub(super) async fn watch(shared: Rc<Shared>) {
+    let mut timer: Option<Pin<Box<Sleep>>> = None;
+    loop {
+        let next = look(&shared);
+        shared.next_look.set(next);
+        match (next, &mut timer) {
+            (None, timer) => *timer = None,
+            (Some(next), Some(timer)) => timer.as_mut().reset(next.into()),
+            (Some(next), timer) => *timer = Some(Box::pin(sleep_until(next.into()))),
+        }
+        let mut woken = false;
+        poll_fn(|context| {
+            // The first time this only says what to wake it for.
+            if std::mem::replace(&mut woken, true) {
+                return Poll::Ready(());
+            }
+            shared.deadlines.wait(context);
+            timer.as_mut().map_or(Poll::Pending, |timer| timer.as_mut().poll(context))
+        })
+        .await;
+    }
+}
+
+/// Does what is due. Answers when something is due next.
+fn look(shared: &Shared) -> Option<Instant> {
+    let now = Instant::now();
+    let due: Vec<Rc<Call>> = shared.pending.borrow().values().filter(|call| call.next() <= now).cloned().collect();
+    for call in &due {
+        if call.due.get() <= now {
+            late(shared, call, now);
+        } else if let Some((_, pause)) = call.reminder.get() {
+            call.reminder.set((pause < call.policy.timeo).then_some((now + pause, 2 * pause)));
+            shared.send_again(call);
+        }
+    }
+    shared.pending.borrow().values().map(|call| call.next()).min()
+}
+
+/// Another `timeo` of a call has passed.
+fn late(shared: &Shared, call: &Rc<Call>, now: Instant) {
+    let periods = call.periods.get().saturating_add(1);
+    call.periods.set(periods);
+    call.due.set(now + call.policy.timeo);
+    call.reminder.set(None);
+    let is_over = periods > call.policy.retrans;
+    match call.policy.persistence {
+        Persistence::Soft if is_over => shared.give_up(call, Failure::NoAnswer),
+        Persistence::SoftErr if is_over => shared.give_up(call, Failure::NoAnswerInTime),
+        Persistence::Hard | Persistence::Soft | Persistence::SoftErr => shared.send_again(call),
+    }
+    if is_over && !call.policy.quiet {
+        shared.peer.is_silent(call.policy.persistence == Persistence::Hard);
+    }
+}

@@ -1,0 +1,135 @@
+//! Connects when there is something to ask, reads what comes, and writes what could not be written at once.
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::Poll;
+
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use tracing::debug;
+
+use super::connection::Shared;
+use super::message::{Received, receive};
+use super::policy::Backoff;
+use super::record::{Garbage, Incoming};
+use super::slice::Slice;
+
+/// Why a stream is of no use any more.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the server closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Failed(#[from] io::Error),
+    #[error("{0}")]
+    Garbage(#[from] Garbage),
+}
+
+/// Keeps the connection going for as long as it exists.
+pub(super) async fn drive(shared: Rc<Shared>) {
+    let mut backoff = Backoff::default();
+    let mut again = false;
+    loop {
+        poll_fn(|context| {
+            shared.driver.wait(context);
+            if shared.has_work() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let heard = match shared.dialer.dial(shared.peer.address()).await {
+            Ok(stream) => {
+                shared.peer.connected(again);
+                again = true;
+                shared.attach(stream);
+                let (heard, end) = converse(&shared).await;
+                shared.detach();
+                shared.peer.disconnected();
+                ended(&shared, &end);
+                heard
+            }
+            Err(error) => {
+                shared.peer.attempt_failed();
+                shared.peer.note(error.to_string());
+                false
+            }
+        };
+        if heard {
+            backoff = Backoff::default();
+        } else {
+            sleep(backoff.pause()).await;
+        }
+    }
+}
+
+/// Tells of the end of a stream, if it tells something of the server.
+fn ended(shared: &Shared, end: &End) {
+    let server = shared.peer.name();
+    match end {
+        // Servers close what is idle.
+        End::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
+        End::Garbage(what) => shared.peer.sends_garbage(&what.to_string()),
+        end => debug!(server, "the connection was lost: {end}"),
+    }
+    shared.peer.note(end.to_string());
+}
+
+/// Speaks on the stream until it ends. Answers whether the server has said anything that was understood.
+async fn converse(shared: &Shared) -> (bool, End) {
+    let stream = shared.stream.borrow().clone().expect("it was just attached");
+    let mut incoming = Incoming::new(shared.pool.clone());
+    let mut heard = false;
+    loop {
+        let readable = poll_fn(|context| {
+            shared.driver.wait(context);
+            loop {
+                if let Some(kind) = shared.broken.take() {
+                    return Poll::Ready(Err(kind.into()));
+                }
+                if !shared.has_queue() || stream.poll_write_ready(context)?.is_pending() {
+                    return stream.poll_read_ready(context);
+                }
+                shared.write();
+            }
+        })
+        .await;
+        let read = readable.map_err(End::from).and_then(|()| read(shared, &stream, &mut incoming, &mut heard));
+        if let Err(end) = read {
+            return (heard, end);
+        }
+    }
+}
+
+/// Reads once.
+fn read(shared: &Shared, stream: &TcpStream, incoming: &mut Incoming, heard: &mut bool) -> Result<(), End> {
+    let room = incoming.room();
+    let space = room.len();
+    let count = match stream.try_read(room) {
+        Ok(0) => return Err(End::Closed),
+        Ok(count) => count,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if count < space {
+        // The socket is empty: this says so without asking it. What comes from now on makes it readable again.
+        let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+    }
+    incoming.read(count, |record| {
+        take(shared, record)?;
+        *heard = true;
+        Ok(())
+    })?;
+    shared.peer.heard();
+    Ok(())
+}
+
+/// Gives a record to who waits for it.
+fn take(shared: &Shared, record: Slice) -> Result<(), Garbage> {
+    match receive(&record).map_err(|_| Garbage::NoReply)? {
+        Received::Reply { xid, results } => {
+            shared.deliver(xid, record, results);
+        }
+        Received::Call => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Buffers that are used again: memory that was just used is in the cache, and need not be cleared.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::rc::{Rc, Weak};
+
+/// Holds many short replies.
+pub const SMALL: usize = 64 << 10;
+/// Holds the longest record, and the beginning of the next one.
+pub const LARGE: usize = super::record::MAX_RECORD + 8;
+/// Most free buffers that are kept, of each kind: 4 MiB, and 17 MiB.
+const KEPT_SMALL: usize = 64;
+const KEPT_LARGE: usize = 16;
+
+/// The free buffers of a thread's connections.
+#[derive(Clone, Debug, Default)]
+pub struct Pool(Rc<RefCell<Free>>);
+
+#[derive(Debug, Default)]
+struct Free {
+    small: Vec<Vec<u8>>,
+    large: Vec<Vec<u8>>,
+}
+
+impl Pool {
+    /// A buffer of [`SMALL`] bytes, or of [`LARGE`] if it is to hold more than that. What it holds is anything.
+    pub fn buffer(&self, holds: usize) -> Buffer {
+        let (size, free) = if holds > SMALL {
+            (LARGE, self.0.borrow_mut().large.pop())
+        } else {
+            (SMALL, self.0.borrow_mut().small.pop())
+        };
+        Buffer { bytes: free.unwrap_or_else(|| vec![0; size]), home: Rc::downgrade(&self.0) }
+    }
+}
+
+/// A buffer of a pool, which it goes back to.
+#[derive(Debug)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    home: Weak<RefCell<Free>>,
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(home) = self.home.upgrade() else { return };
+        let mut free = home.borrow_mut();
+        let (kept, most) =
+            if self.bytes.len() > SMALL { (&mut free.large, KEPT_LARGE) } else { (&mut free.small, KEPT_SMALL) };
+        if kept.len() < most {
+            kept.push(std::mem::take(&mut self.bytes));
+        }
+    }
+}

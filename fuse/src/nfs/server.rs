@@ -1,0 +1,171 @@
+//! Servers, each with its connections, which all exports of it share.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use super::rpc::dial::Dialer;
+use super::rpc::{Connection, Health, Peer, Pool};
+use super::v3::FileHandle;
+
+/// Most connections to a server, as with Linux.
+pub const MAX_CONNECTIONS: usize = 16;
+
+/// The servers of a thread.
+#[derive(Debug, Default)]
+pub struct Servers {
+    pool: Pool,
+    known: RefCell<HashMap<(SocketAddr, bool), Weak<Server>>>,
+}
+
+/// A server of NFS.
+#[derive(Debug)]
+pub struct Server {
+    peer: Rc<Peer>,
+    pool: Pool,
+    reserved_port: bool,
+    /// Grows when an export wants more.
+    connections: RefCell<Vec<Rc<Connection>>>,
+    /// Where connections came from in the process before this.
+    inherited_ports: RefCell<Vec<u16>>,
+    /// The sockets of its connections, if this process may make none; those that are not used yet.
+    given: Option<RefCell<Vec<OwnedFd>>>,
+    /// A socket for other services, if this process may make none.
+    spare: Option<OwnedFd>,
+}
+
+impl Servers {
+    /// A server for one export alone, with a connection for each of the `sockets` that were
+    /// [given](super::rpc::dial::bound), and another one for its mountd.
+    pub fn given(&self, name: &str, address: SocketAddr, mut sockets: Vec<OwnedFd>, spare: OwnedFd) -> Rc<Server> {
+        // The first is taken from the end.
+        sockets.reverse();
+        Rc::new(Server {
+            peer: Rc::new(Peer::new(name.to_owned(), address)),
+            pool: self.pool.clone(),
+            reserved_port: false,
+            connections: RefCell::default(),
+            inherited_ports: RefCell::default(),
+            given: Some(RefCell::new(sockets)),
+            spare: Some(spare),
+        })
+    }
+
+    /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
+    /// says so and this process may do that.
+    pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<Server> {
+        let mut known = self.known.borrow_mut();
+        known.retain(|_, server| server.strong_count() > 0);
+        if let Some(server) = known.get(&(address, reserved_port)).and_then(Weak::upgrade) {
+            return server;
+        }
+        let server = Rc::new(Server {
+            peer: Rc::new(Peer::new(name.to_owned(), address)),
+            pool: self.pool.clone(),
+            reserved_port,
+            connections: RefCell::default(),
+            inherited_ports: RefCell::default(),
+            given: None,
+            spare: None,
+        });
+        known.insert((address, reserved_port), Rc::downgrade(&server));
+        server
+    }
+
+    /// A connection for a few calls, such as to a mountd.
+    pub(super) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Connection {
+        let peer = Rc::new(Peer::new(name.to_owned(), address));
+        Connection::new(peer, Dialer::new(reserved_port, None), self.pool.clone(), random())
+    }
+}
+
+impl Server {
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        self.peer.name()
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.peer.address()
+    }
+
+    /// The server has moved. Its connections find that out when they are lost.
+    pub fn move_to(&self, address: SocketAddr) {
+        self.peer.move_to(address);
+    }
+
+    /// How it does.
+    pub fn health(&self) -> Health {
+        self.peer.health()
+    }
+
+    /// For so long it owes answers, and has sent nothing at all.
+    pub fn silent(&self) -> Duration {
+        self.peer.silent()
+    }
+
+    /// How often a connection to it was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.peer.reconnects()
+    }
+
+    /// A connection for a few calls to its mountd at `address`.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub(super) fn to_mountd(&self, address: SocketAddr) -> io::Result<Connection> {
+        let dialer = match &self.spare {
+            Some(spare) => Dialer::given(spare.try_clone()?),
+            None => Dialer::new(self.reserved_port, None),
+        };
+        let peer = Rc::new(Peer::new(self.name().to_owned(), address));
+        Ok(Connection::new(peer, dialer, self.pool.clone(), random()))
+    }
+
+    /// The ports that its connections come from, for the process after this. Zero where there has been no connection.
+    pub fn local_ports(&self) -> Vec<u16> {
+        self.connections.borrow().iter().map(|connection| connection.local_port().unwrap_or(0)).collect()
+    }
+
+    /// The connections come from these ports, as they did in the process before this. To be called before there are any.
+    pub fn inherit_ports(&self, ports: &[u16]) {
+        *self.inherited_ports.borrow_mut() = ports.to_vec();
+    }
+
+    /// The connection that calls about `file` are made on, of `count`: always the same, so that they arrive in order.
+    pub fn connection(&self, file: &FileHandle, count: usize) -> Rc<Connection> {
+        let slot = if count > 1 { (file.hash() % count as u64) as usize } else { 0 };
+        let mut connections = self.connections.borrow_mut();
+        while connections.len() <= slot {
+            let port = self.inherited_ports.borrow().get(connections.len()).copied().filter(|port| *port != 0);
+            let given = self.given.as_ref().map(|given| given.borrow_mut().pop());
+            let dialer = match given {
+                Some(Some(socket)) => Dialer::given(socket),
+                // There are as many as there are connections.
+                Some(None) => break,
+                None => Dialer::new(self.reserved_port, port),
+            };
+            connections.push(Rc::new(Connection::new(
+                Rc::clone(&self.peer),
+                dialer,
+                self.pool.clone(),
+                // Far from what the process before this used.
+                random(),
+            )));
+        }
+        Rc::clone(&connections[slot.min(connections.len() - 1)])
+    }
+}
+
+/// A number that another process hardly has.
+fn random() -> u32 {
+    let mut bytes = [0; 4];
+    // Fewer bytes than 256 come whole.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u32::from_ne_bytes(bytes)
+}

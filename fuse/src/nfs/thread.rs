@@ -1,0 +1,232 @@
+//! The one thread that serves all exports of a process.
+//!
+//! It reads the FUSE devices and the sockets to servers, so that no call costs another thread's waking. Nothing on it
+//! waits: what has to is a task.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::timeout;
+
+use super::export::{Export, How};
+use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
+use super::known::Known;
+use super::known::calls::Calls;
+use super::known::inherit::Inheritance;
+use super::known::node::{Found, Nodes};
+use super::known::open_files::OpenFiles;
+use super::options::Options;
+use super::rpc::{Credential, Policy};
+use super::server::Servers;
+use super::v3::{Attributes, FileHandle};
+use super::volume::Volume;
+use super::writeback::log::Log;
+use crate::region::{Kind, Region};
+use crate::server::trace::Trace;
+use crate::session::{Input, REQUEST_SIZE, Session};
+
+/// How long the server may take to tell of the root, when a volume begins.
+const ROOT_BUDGET: Duration = Duration::from_secs(15);
+
+/// What is to be served.
+pub struct Served {
+    /// The device, whose file system is mounted.
+    pub device: OwnedFd,
+    /// The volume's region.
+    pub region: Arc<Region>,
+    /// The file of its log.
+    pub log: OwnedFd,
+    /// [Bound](super::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
+    pub sockets: Vec<OwnedFd>,
+    /// How it is served.
+    pub options: Options,
+    /// Who looks on.
+    pub trace: Arc<Trace>,
+}
+
+/// The thread. It ends when this is dropped and no volume is served.
+pub struct NfsThread {
+    orders: UnboundedSender<Order>,
+}
+
+/// What the thread is to do.
+enum Order {
+    Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
+}
+
+impl NfsThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When there are no threads or descriptors left.
+    pub fn start() -> io::Result<Self> {
+        let (orders, mut incoming) = unbounded_channel::<Order>();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let run = move || {
+            // As everywhere, what a request is read to has memory before it is read.
+            let input = match Input::new(REQUEST_SIZE) {
+                Ok(input) => input,
+                Err(error) => return tracing::error!("no room for requests of NFS volumes: {error}"),
+            };
+            let tasks = LocalSet::new();
+            let work = async move {
+                let shop = Rc::new(Shop { servers: Servers::default(), input: Rc::new(RefCell::new(input)) });
+                while let Some(order) = incoming.recv().await {
+                    let Order::Serve { export, resumes, done } = order;
+                    let shop = Rc::clone(&shop);
+                    spawn_local(async move {
+                        let begun = if resumes { shop.resume(*export) } else { shop.serve(*export).await };
+                        // Whoever asked may have given up.
+                        let _ = done.send(begun);
+                    });
+                }
+            };
+            tasks.spawn_local(work);
+            runtime.block_on(tasks);
+        };
+        thread::Builder::new().name("nfs".to_owned()).spawn(run)?;
+        Ok(Self { orders })
+    }
+
+    /// Serves a new volume.
+    ///
+    /// # Errors
+    /// When the kernel's handshake fails, or the server does not answer.
+    pub fn serve(&self, export: Served) -> io::Result<()> {
+        self.order(export, false)
+    }
+
+    /// Goes on with a volume whose server process died.
+    ///
+    /// # Errors
+    /// When what it left cannot be read.
+    pub fn resume(&self, export: Served) -> io::Result<()> {
+        self.order(export, true)
+    }
+
+    fn order(&self, export: Served, resumes: bool) -> io::Result<()> {
+        let (done, outcome) = channel();
+        let ended = || io::Error::other("the thread that serves NFS volumes has ended");
+        self.orders.send(Order::Serve { export: Box::new(export), resumes, done }).map_err(|_| ended())?;
+        outcome.recv().map_err(|_| ended())?
+    }
+}
+
+/// Whether a successor can go on with what stands in a region and a log. Nothing changes.
+///
+/// # Errors
+/// Why not.
+pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
+    let broken = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    if region.kind() != Kind::Nfs {
+        return Err(broken("the state is that of another kind of volume; start the volume anew".to_owned()));
+    }
+    if Inheritance::read(region).is_none() {
+        return Err(broken("the state of the volume is damaged: it has no root; start the volume anew".to_owned()));
+    }
+    Log::adopt(log.try_clone()?).map(drop).map_err(|error| broken(error.to_string()))
+}
+
+/// What all volumes of the thread use.
+struct Shop {
+    servers: Servers,
+    input: Rc<RefCell<Input>>,
+}
+
+impl Shop {
+    async fn serve(&self, new: Served) -> io::Result<()> {
+        let Served { device, region, log, sockets, options, trace } = new;
+        region.begin();
+        let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
+        let export = self.export(&options, sockets)?;
+        let found = look_at_root(&export, &options).await?;
+        let root = Found { handle: export.root(), kind: found.kind, fileid: found.fileid };
+        let known = Known {
+            nodes: Nodes::new(Arc::clone(&region), root)?,
+            files: OpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
+            calls: Calls::new(Arc::clone(&region), Default::default()),
+        };
+        let root = root_record(&region, &found)?;
+        let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
+        let beginning = Beginning { options, export, region, known, root, notifier: session.notifier() };
+        let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
+        self.run(filesystem, session, trace)
+    }
+
+    fn resume(&self, dead: Served) -> io::Result<()> {
+        let Served { device, region, log, sockets, options, trace } = dead;
+        let broken = || io::Error::new(io::ErrorKind::InvalidData, "the volume has no root; start the volume anew");
+        let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
+        let Inheritance { known, lost, root, silly } = Inheritance::read(&region).ok_or_else(broken)?;
+        region.take_over();
+        region.cells().erase(&lost);
+        let export = self.export(&options, sockets)?;
+        let root = match root {
+            Some(root) => root,
+            None => root_record(&region, &unknown_root(&known))?,
+        };
+        let session = Session::resume(device, Arc::clone(&region))?;
+        let beginning = Beginning { options, export, region, known, root, notifier: session.notifier() };
+        let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
+        spawn_local(Rc::clone(&filesystem).take_stock());
+        silly.into_iter().for_each(|node| drop(spawn_local(Rc::clone(&filesystem).remove_silly(node))));
+        self.run(filesystem, session, trace)
+    }
+
+    fn run(&self, filesystem: Rc<NfsFilesystem>, session: Session, trace: Arc<Trace>) -> io::Result<()> {
+        let volume = Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), trace)?;
+        spawn_local(volume.run());
+        Ok(())
+    }
+
+    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>) -> io::Result<Export> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let root = FileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
+        let spare = sockets.pop().filter(|_| !sockets.is_empty());
+        let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
+        let connections = sockets.len();
+        let server = self.servers.given(&options.server, options.nfs, sockets, spare);
+        Ok(Export::new(server, root, options.limits, options.policy(), connections))
+    }
+}
+
+async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attributes> {
+    let anybody = Credential::root();
+    let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
+    let failed = |why: String| {
+        let Options { server, path, .. } = options;
+        io::Error::other(format!("the root of {path} of NFS server {server} cannot be looked at: {why}"))
+    };
+    let root = export.root();
+    let asked = timeout(ROOT_BUDGET, export.getattr(how, &root)).await;
+    asked.map_err(|_| failed("it does not answer".to_owned()))?.map_err(|error| failed(error.to_string()))
+}
+
+/// Of a volume whose server process died before it had heard anything.
+fn unknown_root(known: &Known) -> Attributes {
+    let time = Default::default();
+    Attributes {
+        kind: super::v3::Kind::Directory,
+        mode: 0o755,
+        links: 2,
+        uid: 0,
+        gid: 0,
+        size: 4096,
+        used: 4096,
+        device: (0, 0),
+        fsid: 0,
+        fileid: known.nodes.root().fileid,
+        atime: time,
+        mtime: time,
+        ctime: time,
+    }
+}

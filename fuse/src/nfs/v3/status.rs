@@ -1,0 +1,57 @@
+//! What a server says became of a call (`nfsstat3`).
+
+use rustix::io::Errno;
+
+/// What a server says became of a call.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Status(pub u32);
+
+impl Status {
+    /// It was done.
+    pub const OK: Self = Self(0);
+    /// There is no such name.
+    pub const NOENT: Self = Self(2);
+    /// There is such a name already.
+    pub const EXIST: Self = Self(17);
+    /// The file that the handle stands for is gone.
+    pub const STALE: Self = Self(70);
+    /// The handle is none of this server.
+    pub const BADHANDLE: Self = Self(10001);
+    /// The attributes have changed since they were looked at.
+    pub const NOT_SYNC: Self = Self(10002);
+    /// The place in a directory does not exist any more.
+    pub const BAD_COOKIE: Self = Self(10003);
+    /// The server does not have this.
+    pub const NOTSUPP: Self = Self(10004);
+    /// The server has begun, and asks to come again.
+    pub const JUKEBOX: Self = Self(10008);
+
+    /// What a program is told.
+    pub fn errno(self) -> Errno {
+        match self.0 {
+            1 => Errno::PERM,
+            2 => Errno::NOENT,
+            6 => Errno::NXIO,
+            13 => Errno::ACCESS,
+            17 => Errno::EXIST,
+            18 => Errno::XDEV,
+            19 => Errno::NODEV,
+            20 => Errno::NOTDIR,
+            21 => Errno::ISDIR,
+            22 => Errno::INVAL,
+            27 => Errno::FBIG,
+            28 => Errno::NOSPC,
+            30 => Errno::ROFS,
+            31 => Errno::MLINK,
+            63 => Errno::NAMETOOLONG,
+            66 => Errno::NOTEMPTY,
+            69 => Errno::DQUOT,
+            70 | 10001 => Errno::STALE,
+            71 => Errno::REMOTE,
+            10004 | 10007 => Errno::OPNOTSUPP,
+            10008 => Errno::AGAIN,
+            // IO, SERVERFAULT, and what callers of this take care of: NOT_SYNC, BAD_COOKIE, TOOSMALL.
+            _ => Errno::IO,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The requests of one volume: read, answered each by a task of its own, interrupted.
+//!
+//! 1. Requests are read as they come, and a task answers each. So a request that has to wait for the server holds up no
+//!    other.
+//! 2. Data that is written is accepted where it was read, without another copy, if there is room for it. Then there is no
+//!    task.
+//! 3. Each request that was read is answered: by its task, or with `EINTR` when that is dropped.
+//! 4. A caller that is being killed waits no longer; see [`callers`](super::callers).
+//! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::{AbortHandle, spawn_local, yield_now};
+use tokio::time::{sleep, timeout};
+use zerocopy::IntoBytes;
+
+use super::callers::is_dying;
+use super::filesystem::turn::Turn;
+use super::filesystem::{Answered, NfsFilesystem};
+use crate::server::trace::Trace;
+use crate::session::{Deferred, Door, Input, Operation, Request};
+
+/// A device says by an error, and by nothing else, that its file system is unmounted.
+const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
+/// How often a caller that was interrupted is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Requests that are read before other volumes have their turn.
+const AT_A_TIME: usize = 64;
+/// How long the end of a volume may take, when its server does not answer.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// A volume that is served.
+pub struct Volume {
+    filesystem: Rc<NfsFilesystem>,
+    door: AsyncFd<Door>,
+    input: Rc<RefCell<Input>>,
+    trace: Arc<Trace>,
+    /// Requests that are being answered, by their numbers.
+    running: RefCell<HashMap<u64, Running>>,
+}
+
+struct Running {
+    pid: u32,
+    task: AbortHandle,
+}
+
+impl Volume {
+    /// Serves a file system whose requests come in by `door`, one at a time into `input`.
+    ///
+    /// # Errors
+    /// When the device cannot be waited for.
+    pub fn new(
+        filesystem: Rc<NfsFilesystem>,
+        door: Door,
+        input: Rc<RefCell<Input>>,
+        trace: Arc<Trace>,
+    ) -> io::Result<Rc<Self>> {
+        // SAFETY: the door has the device open for as long as it lives, and always names it by the same number.
+        let door = unsafe { AsyncFd::register_with_interest(door, WANTED) }?;
+        Ok(Rc::new(Self { filesystem, door, input, trace, running: RefCell::default() }))
+    }
+
+    /// Answers until the file system is unmounted everywhere.
+    pub async fn run(self: Rc<Self>) {
+        while let Ok(mut ready) = self.door.ready(WANTED).await {
+            for _ in 0..AT_A_TIME {
+                match self.take_one() {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        ready.clear_ready();
+                        break;
+                    }
+                    Err(_) => return self.end().await,
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Reads one request, and begins to answer it.
+    fn take_one(self: &Rc<Self>) -> io::Result<()> {
+        let mut input = self.input.borrow_mut();
+        let length = self.door.get_ref().read(&mut input)?;
+        let bytes = &input.as_bytes()[..length];
+        let Some(request) = Request::parse(bytes) else { return Ok(()) };
+        self.door.get_ref().count(&request);
+        match request.operation {
+            Operation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
+            Operation::BatchForget { nodes } => {
+                nodes.iter().for_each(|one| self.filesystem.forget(one.nodeid, one.nlookup));
+            }
+            Operation::Interrupt { unique } => self.interrupt(unique),
+            Operation::Destroy => {}
+            _ => self.begin(&request, bytes),
+        }
+        Ok(())
+    }
+
+    fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
+        let debt = Debt(Some(self.door.get_ref().owe(request)));
+        let turn = Turn::new(request.number(), request.caller, request.is_resent());
+        let is_write = matches!(request.operation, Operation::Write { .. });
+        if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
+            let answer = pin!(self.filesystem.answer(request, &turn));
+            if let Poll::Ready(outcome) = answer.poll(&mut Context::from_waker(Waker::noop())) {
+                debt.pay(outcome);
+                return self.filesystem.end(&turn);
+            }
+            // There is no room yet. What was accepted of it already is accepted once more, which changes nothing.
+        }
+        let (volume, letter, number) = (Rc::clone(self), Letter::new(bytes), request.number());
+        let task = spawn_local(async move {
+            volume.answer(&letter, turn, debt).await;
+            volume.running.borrow_mut().remove(&number);
+        });
+        let running = Running { pid: request.caller.pid, task: task.abort_handle() };
+        self.running.borrow_mut().insert(number, running);
+    }
+
+    async fn answer(&self, letter: &Letter, turn: Turn, debt: Debt) {
+        let Some(request) = letter.request() else { return };
+        let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
+        let line = self.trace.begin(|| self.filesystem.path(request.node, entry));
+        let outcome = self.filesystem.answer(&request, &turn).await;
+        if let Some(line) = line {
+            let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
+            line.end(request.name(), request.caller, error);
+        }
+        debt.pay(outcome);
+        // Only now: until here a successor would be asked for the same again.
+        self.filesystem.end(&turn);
+    }
+
+    /// Whoever made the request got a signal.
+    fn interrupt(self: &Rc<Self>, number: u64) {
+        let Some(pid) = self.running.borrow().get(&number).map(|running| running.pid) else { return };
+        let volume = Rc::clone(self);
+        spawn_local(async move {
+            while volume.running.borrow().contains_key(&number) {
+                if is_dying(pid) {
+                    if let Some(running) = volume.running.borrow_mut().remove(&number) {
+                        running.task.abort();
+                    }
+                    return;
+                }
+                sleep(LOOK_AGAIN).await;
+            }
+        });
+    }
+
+    /// Nobody can ask any more.
+    async fn end(self: Rc<Self>) {
+        self.running.take().into_values().for_each(|running| running.task.abort());
+        let filesystem = &self.filesystem;
+        let last_words = async {
+            filesystem.write_all().await;
+            filesystem.remove_all_silly().await;
+        };
+        let is_done = timeout(LAST_WORDS, last_words).await.is_ok();
+        let left = filesystem.writeback().uncommitted();
+        if !is_done && left > 0 {
+            let (volume, server) = (&filesystem.options().name, &filesystem.options().server);
+            tracing::error!(
+                "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \
+                 answer"
+            );
+        }
+    }
+}
+
+/// A request, for as long as it takes to answer it.
+struct Letter {
+    words: Vec<u64>,
+    length: usize,
+}
+
+impl Letter {
+    fn new(bytes: &[u8]) -> Self {
+        let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
+        words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+        Self { words, length: bytes.len() }
+    }
+
+    fn request(&self) -> Option<Request<'_>> {
+        Request::parse(&self.words.as_bytes()[..self.length])
+    }
+}
+
+/// An answer that somebody waits for. One that is dropped is `EINTR`.
+struct Debt(Option<Deferred>);
+
+impl Debt {
+    fn pay(mut self, outcome: Result<Answered, Errno>) {
+        let Some(owed) = self.0.take() else { return };
+        // Nobody waits for the answer to a request that was aborted.
+        let _ = match outcome {
+            Ok(Answered::Plain(answer)) => owed.send(Ok(answer)),
+            Ok(Answered::Bytes(bytes)) => owed.send_bytes(&bytes),
+            Ok(Answered::Data(data)) => owed.send_bytes(&data),
+            Err(errno) => owed.send(Err(errno)),
+        };
+    }
+}
+
+impl Drop for Debt {
+    fn drop(&mut self) {
+        if let Some(owed) = self.0.take() {
+            // As above.
+            let _ = owed.send(Err(Errno::INTR));
+        }
+    }
+}

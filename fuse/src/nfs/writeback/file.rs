@@ -1,0 +1,364 @@
+//! The records of one file: which are still to be sent, which the server has taken, and what comes next.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use tokio::sync::Notify;
+
+use super::log::{Inherited, RecordId};
+use super::{FileKey, Verifier, Written};
+
+/// Most records behind the first that are looked at for one that may be sent.
+const FORESIGHT: usize = 64;
+
+/// What is known of the records of a file.
+#[derive(Default)]
+pub struct File {
+    /// Not taken by the server yet, in the order in which they were accepted.
+    unsent: VecDeque<Record>,
+    /// Taken, and not known to be on disk.
+    taken: Vec<Record>,
+    /// Bytes of these.
+    taken_bytes: u64,
+    /// Of what was taken.
+    verifier: Option<Verifier>,
+    /// How many of `taken` the COMMIT on its way is for.
+    committing: Option<usize>,
+    /// That COMMIT is for what has to be sent again by now.
+    is_void: bool,
+    /// All up to this number is to be on disk.
+    wanted: u64,
+    /// The file is no more; what is on its way does not matter.
+    is_gone: bool,
+    failure: Option<Failure>,
+    changed: Arc<Notify>,
+}
+
+/// Data in the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Its place.
+    pub id: RecordId,
+    /// Its number.
+    pub sequence: u64,
+    /// Where it belongs.
+    pub key: FileKey,
+    /// Likewise.
+    pub offset: u64,
+    /// In bytes.
+    pub length: u64,
+    /// How many of them the server has taken.
+    done: u64,
+    stable: bool,
+    course: Course,
+}
+
+/// The course of a record that the server has not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// To be sent.
+    Waiting,
+    /// On its way.
+    Sending,
+    /// On its way, and to be sent again afterwards: the server was started anew, and something older comes first.
+    SendingInVain,
+}
+
+/// A write that went wrong.
+struct Failure {
+    error: Errno,
+    /// What remembers it.
+    record: RecordId,
+    writer_knows: bool,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub enum Next {
+    /// Send this record, from its byte number `skip` on.
+    Write {
+        /// The record.
+        record: Record,
+        /// Bytes that the server has.
+        skip: u64,
+    },
+    /// Have it all on disk.
+    Commit(FileKey),
+    /// The server has had it on disk from the start.
+    Free(Vec<RecordId>),
+}
+
+/// What became of records.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// They are not needed any more.
+    pub free: Vec<RecordId>,
+    /// It remembers an error.
+    pub fail: Option<(RecordId, Errno)>,
+}
+
+impl Record {
+    /// A record that was just accepted.
+    pub fn new(id: RecordId, sequence: u64, key: FileKey, offset: u64, length: u64) -> Self {
+        Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.length)
+    }
+
+    /// As if it had never been sent.
+    fn again(mut self) -> Self {
+        (self.done, self.stable, self.course) = (0, false, Course::Waiting);
+        self
+    }
+}
+
+impl File {
+    /// Takes over a record of a dead server. They come in their order.
+    pub fn inherit(&mut self, one: &Inherited) {
+        let key = FileKey { node: one.target.node, open: one.target.open };
+        match one.length {
+            Ok(length) => {
+                self.unsent.push_back(Record::new(one.id, one.sequence, key, one.target.offset, length.into()));
+            }
+            Err(error) => self.failure = Some(Failure { error, record: one.id, writer_knows: false }),
+        }
+    }
+
+    /// A record was accepted.
+    pub fn add(&mut self, record: Record) {
+        self.is_gone = false;
+        self.unsent.push_back(record);
+    }
+
+    /// The record that data for `offset` may be added to, if it gets no longer than `most`.
+    pub fn growing(&mut self, key: FileKey, offset: u64, length: u64, most: u64) -> Option<&mut Record> {
+        let last = self.unsent.back_mut()?;
+        let grows = last.course == Course::Waiting && last.done == 0 && last.key == key;
+        (grows && last.range().end == offset && last.length + length <= most).then_some(last)
+    }
+
+    /// What comes next; it counts as begun.
+    pub fn next(&mut self, may_write: bool) -> Option<Next> {
+        if may_write && let Some(position) = self.sendable() {
+            let record = &mut self.unsent[position];
+            record.course = Course::Sending;
+            return Some(Next::Write { record: *record, skip: record.done });
+        }
+        self.next_commit()
+    }
+
+    fn sendable(&self) -> Option<usize> {
+        let overlap = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
+        let mut older: Vec<Range<u64>> = Vec::new();
+        let first = self.unsent.iter().position(|record| record.course == Course::Waiting)?;
+        for (position, record) in self.unsent.iter().enumerate().take(first + FORESIGHT) {
+            let range = record.range();
+            if record.course == Course::Waiting && !older.iter().any(|older| overlap(older, &range)) {
+                return Some(position);
+            }
+            older.push(range);
+        }
+        None
+    }
+
+    fn next_commit(&mut self) -> Option<Next> {
+        let is_sent = self.unsent.front().is_none_or(|record| record.sequence > self.wanted);
+        let key = self.taken.iter().find(|record| record.sequence <= self.wanted)?.key;
+        if self.committing.is_some() || !is_sent {
+            return None;
+        }
+        if self.taken.iter().all(|record| record.stable) {
+            let free = self.let_go(self.taken.len());
+            self.changed.notify_waiters();
+            return Some(Next::Free(free));
+        }
+        (self.committing, self.is_void) = (Some(self.taken.len()), false);
+        Some(Next::Commit(key))
+    }
+
+    /// What the server says of a record that was sent.
+    pub fn sent(&mut self, id: RecordId, said: Result<Written, Errno>) -> Outcome {
+        self.changed.notify_waiters();
+        let Some(position) = self.unsent.iter().position(|record| record.id == id) else { return Outcome::default() };
+        let written = match said {
+            _ if self.is_gone => {
+                let free = self.unsent.remove(position).map(|record| record.id);
+                return Outcome { free: free.into_iter().collect(), fail: None };
+            }
+            // It would go on like this for ever.
+            Ok(Written { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
+            said => said,
+        };
+        let Written { count, stable, verifier } = match written {
+            Ok(written) => written,
+            Err(error) => {
+                let record = self.unsent.remove(position).map(|record| record.id);
+                return self.fail(error, record.into_iter().collect());
+            }
+        };
+        let is_other = self.verifier.is_some_and(|known| known != verifier);
+        let is_vain = self.unsent[position].course == Course::SendingInVain;
+        let known_again = is_other && (!self.taken.is_empty() || self.unsent.iter().any(|record| record.done > 0));
+        self.verifier = Some(verifier);
+        if known_again || is_vain {
+            self.unsent[position].course = Course::Waiting;
+            self.unsent[position].done = 0;
+            if known_again {
+                self.send_again();
+            }
+            return Outcome::default();
+        }
+        let record = &mut self.unsent[position];
+        record.done = record.length.min(record.done + u64::from(count));
+        record.stable = stable;
+        record.course = Course::Waiting;
+        if record.done == record.length {
+            self.taken_bytes += record.length;
+            let record = self.unsent.remove(position);
+            self.taken.extend(record);
+        }
+        Outcome::default()
+    }
+
+    /// What the server says to a COMMIT.
+    pub fn committed(&mut self, said: Result<Verifier, Errno>) -> Outcome {
+        self.changed.notify_waiters();
+        let count = self.committing.take().unwrap_or(0).min(self.taken.len());
+        if self.is_void {
+            return Outcome::default();
+        }
+        match said {
+            Ok(verifier) if self.verifier == Some(verifier) => Outcome { free: self.let_go(count), fail: None },
+            Ok(verifier) => {
+                self.verifier = Some(verifier);
+                self.send_again();
+                Outcome::default()
+            }
+            Err(error) => {
+                let lost = self.let_go(count);
+                self.fail(error, lost)
+            }
+        }
+    }
+
+    /// The first of what was taken is not to be kept any longer.
+    fn let_go(&mut self, count: usize) -> Vec<RecordId> {
+        let gone: Vec<_> = self.taken.drain(..count).collect();
+        self.taken_bytes -= gone.iter().map(|record| record.length).sum::<u64>();
+        gone.into_iter().map(|record| record.id).collect()
+    }
+
+    /// The server may have lost what is not on disk.
+    fn send_again(&mut self) {
+        (self.is_void, self.taken_bytes) = (true, 0);
+        for record in &mut self.unsent {
+            if record.course == Course::Sending {
+                record.course = Course::SendingInVain;
+            }
+            record.done = 0;
+        }
+        self.unsent.extend(self.taken.drain(..).map(Record::again));
+        self.unsent.make_contiguous().sort_unstable_by_key(|record| record.sequence);
+    }
+
+    fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> Outcome {
+        let mut outcome = Outcome { free: lost, fail: None };
+        match &mut self.failure {
+            Some(failure) => failure.writer_knows = false,
+            none => {
+                if let Some(record) = outcome.free.pop() {
+                    *none = Some(Failure { error, record, writer_knows: false });
+                    outcome.fail = Some((record, error));
+                }
+            }
+        }
+        outcome
+    }
+
+    /// All up to this number is to be on disk.
+    pub fn want(&mut self, sequence: u64) {
+        self.wanted = self.wanted.max(sequence);
+    }
+
+    /// Tells a writer of an error, once.
+    ///
+    /// # Errors
+    /// That one.
+    pub fn error_for_writer(&mut self) -> Result<(), Errno> {
+        match &mut self.failure {
+            Some(failure) if !failure.writer_knows => {
+                failure.writer_knows = true;
+                Err(failure.error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for who flushes, and the record that remembers it.
+    pub fn take_failure(&mut self) -> Option<(RecordId, Errno)> {
+        self.failure.take().map(|failure| (failure.record, failure.error))
+    }
+
+    /// Something went wrong, and no flush has told it: each write waits for its own outcome.
+    pub fn is_careful(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Whether nothing is known of it.
+    pub fn is_empty(&self) -> bool {
+        self.unsent.is_empty() && self.taken.is_empty() && self.failure.is_none() && self.committing.is_none()
+    }
+
+    /// Whether the server has all up to this number.
+    pub fn is_settled(&self, last: u64) -> bool {
+        self.unsent.front().is_none_or(|record| record.sequence > last)
+    }
+
+    /// Whether all up to this number is on disk.
+    pub fn is_flushed(&self, last: u64) -> bool {
+        self.is_settled(last) && self.taken.iter().all(|record| record.sequence > last)
+    }
+
+    /// Whether some of these bytes are not taken by the server.
+    pub fn has_unsent(&self, range: &Range<u64>) -> bool {
+        self.unsent.iter().any(|record| record.offset < range.end && range.start < record.range().end)
+    }
+
+    /// The last number that was accepted.
+    pub fn last_sequence(&self) -> Option<u64> {
+        self.unsent.iter().chain(&self.taken).map(|record| record.sequence).max()
+    }
+
+    /// Bytes in the log.
+    pub fn bytes(&self) -> u64 {
+        self.unsent.iter().chain(&self.taken).map(|record| record.length).sum()
+    }
+
+    /// All that the server has taken is to be on disk, if it is more than `enough` bytes.
+    pub fn want_if_more(&mut self, enough: u64) {
+        if self.taken_bytes > enough {
+            self.want(self.taken.iter().map(|record| record.sequence).max().unwrap_or(0));
+        }
+    }
+
+    /// Tells when something has changed.
+    pub fn changed(&self) -> Arc<Notify> {
+        Arc::clone(&self.changed)
+    }
+
+    /// All of its records that nothing is under way with. The others are let go when that is done.
+    pub fn forget(&mut self) -> Vec<RecordId> {
+        self.changed.notify_waiters();
+        let (kept, gone): (VecDeque<_>, VecDeque<_>) =
+            self.unsent.drain(..).partition(|record| record.course != Course::Waiting);
+        self.unsent = kept;
+        let failed = self.failure.take().map(|failure| failure.record);
+        (self.is_void, self.is_gone) = (true, true);
+        let taken = self.let_go(self.taken.len());
+        gone.into_iter().map(|record| record.id).chain(taken).chain(failed).collect()
+    }
+}

@@ -1,0 +1,363 @@
+//! The log: data that was accepted, in memory that outlives the process.
+//!
+//! The memory file has a header and then segments, each with room for a fixed number of records and for their bytes.
+//! Records are added to one segment until it is full. A segment is used again when none of its records is in use, so
+//! files need not be committed in the order in which they were written.
+//!
+//! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not
+//!    accepted yet, and asked for again; or it is not needed any more, and lost by right.
+//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the request is asked for
+//!    again, and its data is added once more behind what is the same; that changes nothing.
+//! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
+//!    kill the server.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+
+use crate::region::memory::{Memory, length_of, may_be_mapped};
+use crate::region::shared::shared;
+
+/// Most bytes of one record, and of all records of a segment.
+pub const SEGMENT: usize = 1 << 20;
+/// Records of a segment.
+const RECORDS: usize = 256;
+/// Bytes from one segment to the next.
+const STRIDE: usize = SEGMENT + RECORDS * size_of::<RecordCell>();
+/// Bytes before the first segment.
+const HEADER: usize = 4096;
+/// What a log begins with: `podfslog`.
+const MAGIC: u64 = u64::from_le_bytes(*b"podfslog");
+/// The layout that this program writes, and the only one it reads.
+const LAYOUT: u32 = 1;
+/// Segments that keep their memory when nothing is in the log.
+const WARM: usize = 8;
+
+const FREE: u32 = 0;
+const DATA: u32 = 1;
+const FAILED: u32 = 2;
+
+shared! {
+    pub(crate) struct LogHeader {
+        magic: AtomicU64,
+        layout: AtomicU32,
+        /// Most segments.
+        segments: AtomicU32,
+    }
+    pub(crate) struct RecordCell {
+        /// [`FREE`], [`DATA`] or [`FAILED`].
+        state: AtomicU32,
+        length: AtomicU32,
+        node: AtomicU64,
+        /// The open file it was written through.
+        open: AtomicU64,
+        /// Where in the file it begins; of a failed one, the error.
+        offset: AtomicU64,
+        /// Larger in what was accepted later.
+        sequence: AtomicU64,
+        /// Where in its segment its bytes begin.
+        place: AtomicU32,
+        spare: [AtomicU32; 5],
+    }
+}
+
+/// Why a memory file cannot be taken over as the log of a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// It cannot be mapped.
+    #[error("what was written to the volume cannot be mapped: {0}")]
+    Memory(#[from] io::Error),
+    /// Another program wrote it, or it is damaged.
+    #[error("what was written to the volume cannot be read by this version of podfs; start the volume anew")]
+    Foreign,
+}
+
+/// A place in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RecordId {
+    segment: u32,
+    index: u32,
+}
+
+/// Where data belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The file.
+    pub node: u64,
+    /// The open file it was written through.
+    pub open: u64,
+    /// Where in the file, in bytes.
+    pub offset: u64,
+}
+
+/// What a dead server left in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inherited {
+    /// Its place.
+    pub id: RecordId,
+    /// Where it belongs.
+    pub target: Target,
+    /// Bytes; none when writing them failed, for this reason.
+    pub length: Result<u32, Errno>,
+    /// Larger in what was accepted later.
+    pub sequence: u64,
+}
+
+/// Data that was accepted, and not committed yet.
+pub struct Log {
+    memory: Rc<Memory>,
+    most: usize,
+    segments: RefCell<Vec<Segment>>,
+    /// The segment that is being filled.
+    current: Cell<Option<usize>>,
+    sequence: Cell<u64>,
+}
+
+/// What this process knows of a segment.
+#[derive(Clone, Copy, Default)]
+struct Segment {
+    has_memory: bool,
+    /// Records that are in use.
+    used: usize,
+    /// Records and bytes that were given out since it was empty.
+    records: usize,
+    bytes: usize,
+}
+
+impl Log {
+    /// An empty log of so many segments at most.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn create(segments: usize) -> io::Result<Log> {
+        let memory = Memory::create(HEADER, HEADER + segments * STRIDE)?;
+        let log = Self::over(memory, segments);
+        let header = log.header();
+        header.layout.store(LAYOUT, Relaxed);
+        header.segments.store(segments as u32, Relaxed);
+        header.magic.store(MAGIC, Release);
+        Ok(log)
+    }
+
+    /// The log of a dead server, and what is in it, in the order in which it was accepted. A record that contradicts
+    /// itself is lost.
+    ///
+    /// # Errors
+    /// When it is none that this program can read.
+    pub fn adopt(file: OwnedFd) -> Result<(Log, Vec<Inherited>), LogError> {
+        let length = length_of(&file)?;
+        if length < HEADER || !may_be_mapped(&file) {
+            return Err(LogError::Foreign);
+        }
+        let head = Memory::map(file.try_clone().map_err(LogError::Memory)?, HEADER, HEADER)?;
+        let header: &LogHeader = head.at(0).ok_or(LogError::Foreign)?;
+        let most = header.segments.load(Relaxed) as usize;
+        let known = header.magic.load(Acquire) == MAGIC && header.layout.load(Relaxed) == LAYOUT;
+        if !known || most > MOST_SEGMENTS {
+            return Err(LogError::Foreign);
+        }
+        let log = Self::over(Memory::map(file, length, HEADER + most * STRIDE)?, most);
+        let inherited = log.read();
+        Ok((log, inherited))
+    }
+
+    fn over(memory: Memory, most: usize) -> Log {
+        let segments = RefCell::new(vec![Segment::default(); most]);
+        Log { memory: Rc::new(memory), most, segments, current: Cell::new(None), sequence: Cell::new(1) }
+    }
+
+    fn read(&self) -> Vec<Inherited> {
+        let mut inherited = Vec::new();
+        let there = (self.memory.length() - HEADER) / STRIDE;
+        for (number, segment) in self.segments.borrow_mut().iter_mut().enumerate().take(there) {
+            for index in 0..RECORDS {
+                let id = RecordId { segment: number as u32, index: index as u32 };
+                let Some(cell) = self.cell(id) else { continue };
+                match parse(id, cell) {
+                    Some(one) => {
+                        segment.used += 1;
+                        inherited.push(one);
+                    }
+                    None => cell.state.store(FREE, Release),
+                }
+            }
+            // What is left of it is not used before it is empty.
+            (segment.records, segment.bytes, segment.has_memory) = (RECORDS, SEGMENT, segment.used > 0);
+            if segment.used == 0 {
+                *segment = Segment::default();
+            }
+        }
+        inherited.sort_unstable_by_key(|one| one.sequence);
+        self.sequence.set(inherited.last().map_or(1, |last| last.sequence.saturating_add(1)));
+        inherited
+    }
+
+    /// Accepts data of [`SEGMENT`] bytes at most; gives its place and its number in the order. None without room.
+    pub fn append(&self, target: Target, data: &[u8]) -> Option<(RecordId, u64)> {
+        let (segment, index, place) = self.allot(data.len())?;
+        let id = RecordId { segment: segment as u32, index: index as u32 };
+        self.fill(id, place, data);
+        let sequence = self.sequence.replace(self.sequence.get() + 1);
+        let cell = self.cell(id)?;
+        cell.length.store(data.len() as u32, Relaxed);
+        cell.node.store(target.node, Relaxed);
+        cell.open.store(target.open, Relaxed);
+        cell.offset.store(target.offset, Relaxed);
+        cell.sequence.store(sequence, Relaxed);
+        cell.place.store(place as u32, Relaxed);
+        cell.state.store(DATA, Release);
+        Some((id, sequence))
+    }
+
+    /// Accepts data that follows what a record holds, if it is the last one of its segment and there is room.
+    pub fn extend(&self, id: RecordId, data: &[u8]) -> bool {
+        let Some(cell) = self.cell(id) else { return false };
+        let (place, length) = (cell.place.load(Relaxed) as usize, cell.length.load(Relaxed) as usize);
+        {
+            let mut segments = self.segments.borrow_mut();
+            let segment = &mut segments[id.segment as usize];
+            let is_last = segment.records == id.index as usize + 1 && segment.bytes == place + length;
+            if !is_last || segment.bytes + data.len() > SEGMENT {
+                return false;
+            }
+            segment.bytes += data.len();
+        }
+        self.fill(id, place + length, data);
+        cell.length.store((length + data.len()) as u32, Release);
+        true
+    }
+
+    /// The bytes of a record from `skip` on. They are not to be asked for after it is freed.
+    pub fn piece(&self, id: RecordId, skip: usize) -> Piece {
+        let cell = self.cell(id);
+        let number = |word: &AtomicU32| word.load(Relaxed) as usize;
+        let (place, length) = cell.map_or((0, 0), |cell| (number(&cell.place), number(&cell.length)));
+        let skip = skip.min(length);
+        Piece { memory: Rc::clone(&self.memory), at: bytes_of(id) + place + skip, length: length - skip }
+    }
+
+    /// Writing the data failed: only that is remembered.
+    pub fn fail(&self, id: RecordId, error: Errno) {
+        if let Some(cell) = self.cell(id) {
+            cell.offset.store(error.raw_os_error().cast_unsigned().into(), Relaxed);
+            cell.state.store(FAILED, Release);
+        }
+    }
+
+    /// What the record holds is not needed any more.
+    pub fn free(&self, id: RecordId) {
+        let Some(cell) = self.cell(id) else { return };
+        cell.state.store(FREE, Release);
+        let mut segments = self.segments.borrow_mut();
+        let segment = &mut segments[id.segment as usize];
+        segment.used = segment.used.saturating_sub(1);
+        if segment.used == 0 {
+            (segment.records, segment.bytes) = (0, 0);
+        }
+        if segments.iter().all(|segment| segment.used == 0) {
+            self.cool(&mut segments);
+        }
+    }
+
+    /// Bytes that the log can hold at most.
+    pub fn capacity(&self) -> usize {
+        self.most * SEGMENT
+    }
+
+    /// Room for a record of `length` bytes: its segment, its index, and where its bytes go.
+    fn allot(&self, length: usize) -> Option<(usize, usize, usize)> {
+        let mut segments = self.segments.borrow_mut();
+        let fits = |segment: &Segment| segment.records < RECORDS && segment.bytes + length <= SEGMENT;
+        let current = self.current.get().filter(|number| fits(&segments[*number]));
+        // The first that is empty: few segments are used as long as few are needed.
+        let empty = || segments.iter().position(|segment| segment.used == 0 && length <= SEGMENT);
+        let number = current.or_else(empty)?;
+        if !segments[number].has_memory {
+            // Without memory there is no room.
+            self.memory.allocate(HEADER + number * STRIDE, STRIDE).ok()?;
+            segments[number].has_memory = true;
+        }
+        self.current.set(Some(number));
+        let segment = &mut segments[number];
+        let (index, place) = (segment.records, segment.bytes);
+        segment.records += 1;
+        segment.bytes += length;
+        segment.used += 1;
+        Some((number, index, place))
+    }
+
+    /// Gives memory back.
+    fn cool(&self, segments: &mut [Segment]) {
+        for (number, segment) in segments.iter_mut().enumerate().skip(WARM).filter(|(_, segment)| segment.has_memory) {
+            segment.has_memory = self.memory.give_back(HEADER + number * STRIDE, STRIDE).is_err();
+        }
+    }
+
+    fn fill(&self, id: RecordId, place: usize, data: &[u8]) {
+        // SAFETY: the bytes were just allotted to this record, so no piece is of them.
+        unsafe { self.memory.write(bytes_of(id) + place, data) };
+    }
+
+    fn header(&self) -> &LogHeader {
+        self.memory.at(0).expect("a log has a header")
+    }
+
+    fn cell(&self, id: RecordId) -> Option<&RecordCell> {
+        let index = id.index as usize * size_of::<RecordCell>();
+        self.memory.at(HEADER + id.segment as usize * STRIDE + index)
+    }
+}
+
+impl AsFd for Log {
+    /// The memory file, to be handed to another process.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// Bytes in the log, which stay as long as their record is not freed.
+#[derive(Clone)]
+pub struct Piece {
+    memory: Rc<Memory>,
+    at: usize,
+    length: usize,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: bytes of a record are written once, before there is a piece of them, and until it is freed.
+        unsafe { self.memory.bytes(self.at, self.length) }
+    }
+}
+
+/// More than any podfs makes.
+const MOST_SEGMENTS: usize = 4096;
+
+/// Where the bytes of a record's segment begin.
+fn bytes_of(id: RecordId) -> usize {
+    HEADER + id.segment as usize * STRIDE + RECORDS * size_of::<RecordCell>()
+}
+
+fn parse(id: RecordId, cell: &RecordCell) -> Option<Inherited> {
+    let state = cell.state.load(Acquire);
+    let (length, place) = (cell.length.load(Relaxed), cell.place.load(Relaxed));
+    let offset = cell.offset.load(Relaxed);
+    let length = match state {
+        DATA if u64::from(length) + u64::from(place) <= SEGMENT as u64 => Ok(length),
+        FAILED => Err(Errno::from_raw_os_error(i32::try_from(offset).ok().filter(|error| (1..4096).contains(error))?)),
+        _ => return None,
+    };
+    let target = Target {
+        node: cell.node.load(Relaxed),
+        open: cell.open.load(Relaxed),
+        offset: if length.is_ok() { offset } else { 0 },
+    };
+    Some(Inherited { id, target, length, sequence: cell.sequence.load(Relaxed) })
+}
+
+const _: () = assert!(size_of::<RecordCell>() == 64 && HEADER.is_multiple_of(64) && STRIDE.is_multiple_of(4096));

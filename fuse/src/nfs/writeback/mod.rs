@@ -1,0 +1,373 @@
+//! Writeback: data that a volume has accepted, until the server has it on disk.
+//!
+//! A write is answered as soon as its data stands in the [`log`], where the next server of the volume finds it.
+//! From there it is sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT tells with the same
+//! verifier that the server has it on disk. Another verifier means that the server was started anew and may have lost
+//! it: then it is sent again.
+//!
+//! 1. Of one file, a record is not sent while an older one with some of the same bytes is on its way. So the server
+//!    ends up with what was written last.
+//! 2. When the verifier changes, all records of the file that are not committed are sent again, in their order, those
+//!    included that the server called stable: otherwise an old record would come after a newer one.
+//! 3. A record leaves the log when it is committed, or when its error is remembered. An error is told to the next
+//!    write, and to the next flush; it stands in the log until a flush has told it.
+//! 4. What is sent and committed runs in tasks of its own. Who waits for it may go away at any time.
+//! 5. A flush waits for what was accepted before it, and not for what comes later.
+//! 6. A log that is full is committed, all files; a write waits until there is room.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `log` | the records, in shared memory |
+//! | `file` | what is known of the records of one file, and which may be sent |
+
+mod file;
+pub mod log;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+
+use rustix::io::Errno;
+use tokio::sync::Notify;
+use tokio::task::spawn_local;
+
+use file::{File, Next, Outcome, Record};
+use log::{Inherited, Log, Piece, SEGMENT, Target};
+
+/// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verifier(pub [u8; 8]);
+
+/// A file, and the open file whose credentials are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileKey {
+    /// The node.
+    pub node: u64,
+    /// The handle of the open file.
+    pub open: u64,
+}
+
+/// What the server says of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes that it took.
+    pub count: u32,
+    /// Whether they are on disk.
+    pub stable: bool,
+    /// Its verifier.
+    pub verifier: Verifier,
+}
+
+/// Where data goes.
+pub trait Store: 'static {
+    /// Writes at `offset`; on disk before it is answered, if `stable`.
+    ///
+    /// # Errors
+    /// What the server says, or that it does not answer.
+    fn write(
+        &self,
+        file: FileKey,
+        offset: u64,
+        data: Piece,
+        stable: bool,
+    ) -> impl Future<Output = Result<Written, Errno>> + 'static;
+
+    /// Has all of a file on disk.
+    ///
+    /// # Errors
+    /// As with `write`.
+    fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static;
+}
+
+/// How data is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// Most bytes of one write.
+    pub wsize: usize,
+    /// Each write is on disk before it is answered (`sync`, `noac`).
+    pub stable: bool,
+}
+
+/// Most writes that are on their way at once.
+const IN_FLIGHT: usize = 16;
+
+/// What was accepted and is not committed yet.
+pub struct Writeback<S: Store> {
+    inner: Rc<Inner<S>>,
+}
+
+struct Inner<S: Store> {
+    log: Log,
+    store: S,
+    manner: Manner,
+    state: RefCell<State>,
+    /// Something was freed.
+    room: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    files: HashMap<u64, File>,
+    /// Writes that are on their way.
+    in_flight: usize,
+}
+
+impl<S: Store> Writeback<S> {
+    /// Writes what is accepted by way of `log` to `store`. What `inherited` tells of the log is sent again. Runs on the
+    /// [`LocalSet`](tokio::task::LocalSet) it is called on.
+    pub fn new(log: Log, inherited: Vec<Inherited>, store: S, manner: Manner) -> Self {
+        let wsize = manner.wsize.clamp(1, SEGMENT);
+        let state = RefCell::new(State::of(inherited));
+        let inner = Inner { log, store, manner: Manner { wsize, ..manner }, state, room: Notify::new() };
+        let inner = Rc::new(inner);
+        inner.pump_all();
+        Self { inner }
+    }
+
+    /// Accepts data. What a dead server had accepted and not answered for is accepted once more, which changes nothing.
+    ///
+    /// # Errors
+    /// What went wrong with an earlier write to the file, if nobody was told; in stable manner, with this one.
+    pub async fn write(&self, file: FileKey, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let inner = &self.inner;
+        let mut careful = inner.manner.stable;
+        if let Some(known) = inner.state.borrow_mut().files.get_mut(&file.node) {
+            known.error_for_writer()?;
+            careful |= known.is_careful();
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let part = &data[done..data.len().min(done + inner.manner.wsize)];
+            let target = Target { node: file.node, open: file.open, offset: offset + done as u64 };
+            while !inner.accept(target, part) {
+                let freed = inner.room.notified();
+                inner.commit_all();
+                freed.await;
+            }
+            done += part.len();
+        }
+        inner.pump(file.node);
+        if careful {
+            self.wait(file.node, Until::Flushed).await;
+            let mut state = inner.state.borrow_mut();
+            state.files.get_mut(&file.node).map_or(Ok(()), File::error_for_writer)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the server has all that was accepted so far of a file, on disk or not. Errors are left for a flush.
+    pub async fn settle(&self, node: u64) {
+        self.wait(node, Until::Settled).await;
+    }
+
+    /// Waits until all that was accepted so far of a file is on disk. Errors are left for a flush.
+    pub async fn settle_on_disk(&self, node: u64) {
+        self.wait(node, Until::Flushed).await;
+    }
+
+    /// Waits until all that was accepted so far of a file is on disk.
+    ///
+    /// # Errors
+    /// What went wrong with a write since the last flush.
+    pub async fn flush(&self, node: u64) -> Result<(), Errno> {
+        self.wait(node, Until::Flushed).await;
+        self.inner.tell(node)
+    }
+
+    /// Whether there is data of a file that is not committed, or an error that nobody was told.
+    pub fn is_dirty(&self, node: u64) -> bool {
+        self.inner.state.borrow().files.contains_key(&node)
+    }
+
+    /// Whether some of these bytes of a file are still to be sent, or on their way.
+    pub fn overlaps(&self, node: u64, range: Range<u64>) -> bool {
+        self.inner.state.borrow().files.get(&node).is_some_and(|file| file.has_unsent(&range))
+    }
+
+    /// Bytes that are not committed.
+    pub fn uncommitted(&self) -> u64 {
+        self.inner.state.borrow().files.values().map(File::bytes).sum()
+    }
+
+    /// Nothing of the file is sent any more, and nobody is told of errors: it is gone.
+    pub fn forget_file(&self, node: u64) {
+        let mut state = self.inner.state.borrow_mut();
+        if let Some(file) = state.files.get_mut(&node) {
+            let outcome = Outcome { free: file.forget(), fail: None };
+            state.drop_if_empty(node);
+            drop(state);
+            self.inner.settle(outcome);
+        }
+    }
+
+    /// Waits until that holds for all that was accepted before the call.
+    async fn wait(&self, node: u64, until: Until) {
+        let last = self.inner.state.borrow().files.get(&node).and_then(File::last_sequence);
+        let Some(last) = last else { return };
+        loop {
+            let changed = match self.inner.state.borrow_mut().files.get_mut(&node) {
+                Some(file) if !until.holds(file, last) => {
+                    if until == Until::Flushed {
+                        file.want(last);
+                    }
+                    file.changed().notified_owned()
+                }
+                _ => return,
+            };
+            self.inner.pump(node);
+            changed.await;
+        }
+    }
+}
+
+impl<S: Store> AsFd for Writeback<S> {
+    /// The log's memory file, to be handed to another process.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.log.as_fd()
+    }
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Settled,
+    Flushed,
+}
+
+impl Until {
+    fn holds(self, file: &File, last: u64) -> bool {
+        match self {
+            Self::Settled => file.is_settled(last),
+            Self::Flushed => file.is_flushed(last),
+        }
+    }
+}
+
+impl<S: Store> Inner<S> {
+    /// Puts data into the log. False without room.
+    fn accept(&self, target: Target, data: &[u8]) -> bool {
+        let mut state = self.state.borrow_mut();
+        let file = state.files.entry(target.node).or_default();
+        let (key, length) = (FileKey { node: target.node, open: target.open }, data.len() as u64);
+        if let Some(record) = file.growing(key, target.offset, length, self.manner.wsize as u64)
+            && self.log.extend(record.id, data)
+        {
+            record.length += length;
+            return true;
+        }
+        let Some((id, sequence)) = self.log.append(target, data) else {
+            state.drop_if_empty(target.node);
+            return false;
+        };
+        file.add(Record::new(id, sequence, key, target.offset, length));
+        true
+    }
+
+    /// Begins what can be begun for a file.
+    fn pump(self: &Rc<Self>, node: u64) {
+        loop {
+            let mut state = self.state.borrow_mut();
+            let may_write = state.in_flight < IN_FLIGHT;
+            let Some(next) = state.files.get_mut(&node).and_then(|file| file.next(may_write)) else {
+                state.drop_if_empty(node);
+                return;
+            };
+            state.in_flight += usize::from(matches!(next, Next::Write { .. }));
+            drop(state);
+            match next {
+                Next::Write { record, skip } => drop(spawn_local(Rc::clone(self).send(record, skip))),
+                Next::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
+                Next::Free(free) => self.settle(Outcome { free, fail: None }),
+            }
+        }
+    }
+
+    /// Likewise for all files.
+    fn pump_all(self: &Rc<Self>) {
+        let nodes: Vec<_> = self.state.borrow().files.keys().copied().collect();
+        nodes.into_iter().for_each(|node| self.pump(node));
+    }
+
+    /// Makes room.
+    fn commit_all(self: &Rc<Self>) {
+        for file in self.state.borrow_mut().files.values_mut() {
+            let last = file.last_sequence();
+            last.into_iter().for_each(|last| file.want(last));
+        }
+        self.pump_all();
+    }
+
+    async fn send(self: Rc<Self>, record: Record, skip: u64) {
+        let piece = self.log.piece(record.id, skip as usize);
+        let said = self.store.write(record.key, record.offset + skip, piece, self.manner.stable).await;
+        if let Err(error) = said {
+            tracing::debug!("{} bytes at {} of node {}: {error}", record.length, record.offset, record.key.node);
+        }
+        let node = record.key.node;
+        let outcome = {
+            let mut state = self.state.borrow_mut();
+            state.in_flight -= 1;
+            let enough = self.log.capacity() as u64 / 4;
+            state.files.get_mut(&node).map(|file| {
+                let outcome = file.sent(record.id, said);
+                file.want_if_more(enough);
+                outcome
+            })
+        };
+        self.settle(outcome.unwrap_or_default());
+        // The place that became free may be for another file.
+        self.pump(node);
+        self.pump_all();
+    }
+
+    async fn commit(self: Rc<Self>, key: FileKey) {
+        let said = self.store.commit(key).await;
+        let outcome = self.state.borrow_mut().files.get_mut(&key.node).map(|file| file.committed(said));
+        self.settle(outcome.unwrap_or_default());
+        self.pump(key.node);
+    }
+
+    /// Has the log know what became of records.
+    fn settle(&self, outcome: Outcome) {
+        if let Some((record, error)) = outcome.fail {
+            self.log.fail(record, error);
+        }
+        if !outcome.free.is_empty() {
+            outcome.free.into_iter().for_each(|record| self.log.free(record));
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Tells who flushes what went wrong.
+    fn tell(&self, node: u64) -> Result<(), Errno> {
+        let mut state = self.state.borrow_mut();
+        let failure = state.files.get_mut(&node).and_then(File::take_failure);
+        state.drop_if_empty(node);
+        drop(state);
+        failure.map_or(Ok(()), |(record, error)| {
+            self.settle(Outcome { free: vec![record], fail: None });
+            Err(error)
+        })
+    }
+}
+
+impl State {
+    fn of(inherited: Vec<Inherited>) -> Self {
+        let mut state = Self::default();
+        for one in inherited {
+            state.files.entry(one.target.node).or_default().inherit(&one);
+        }
+        state
+    }
+
+    fn drop_if_empty(&mut self, node: u64) {
+        if self.files.get(&node).is_some_and(File::is_empty) {
+            self.files.remove(&node);
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Writeback against a server in memory that forgets what is not committed when it is started anew.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use rustix::io::Errno;
+use tokio::runtime::Builder;
+use tokio::task::{LocalSet, yield_now};
+
+use super::log::{Log, Piece};
+use super::{FileKey, Manner, Store, Verifier, Writeback, Written};
+
+const FILE: FileKey = FileKey { node: 7, open: 1 };
+const MANNER: Manner = Manner { wsize: 1 << 20, stable: false };
+
+/// A server. What was written is in memory until it is committed.
+#[derive(Default)]
+struct Server {
+    memory: RefCell<HashMap<u64, Vec<u8>>>,
+    disk: RefCell<HashMap<u64, Vec<u8>>>,
+    starts: Cell<u64>,
+    /// What writes fail with.
+    error: Cell<Option<Errno>>,
+    /// Most bytes that it takes at once.
+    short: Cell<Option<usize>>,
+    /// Whether nobody is answered.
+    stopped: Cell<bool>,
+    /// Decides how long each call takes.
+    chance: Cell<u64>,
+    writes: Cell<usize>,
+    commits: Cell<usize>,
+}
+
+#[derive(Clone, Default)]
+struct Client(Rc<Server>);
+
+impl Server {
+    fn restart(&self) {
+        *self.memory.borrow_mut() = self.disk.borrow().clone();
+        self.starts.set(self.starts.get() + 1);
+    }
+
+    fn verifier(&self) -> Verifier {
+        Verifier(self.starts.get().to_ne_bytes())
+    }
+
+    fn on_disk(&self, node: u64) -> Vec<u8> {
+        self.disk.borrow().get(&node).cloned().unwrap_or_default()
+    }
+
+    async fn take_time(&self) {
+        let chance = self.chance.get().wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.chance.set(chance);
+        for _ in 0..(chance >> 60) {
+            yield_now().await;
+        }
+        while self.stopped.get() {
+            yield_now().await;
+        }
+    }
+}
+
+impl Store for Client {
+    fn write(
+        &self,
+        file: FileKey,
+        offset: u64,
+        data: Piece,
+        stable: bool,
+    ) -> impl Future<Output = Result<Written, Errno>> + 'static {
+        let server = Rc::clone(&self.0);
+        async move {
+            server.take_time().await;
+            if let Some(error) = server.error.get() {
+                return Err(error);
+            }
+            server.writes.set(server.writes.get() + 1);
+            let data = data.as_ref();
+            let data = &data[..data.len().min(server.short.get().unwrap_or(usize::MAX))];
+            put(&mut server.memory.borrow_mut(), file.node, offset as usize, data);
+            if stable {
+                put(&mut server.disk.borrow_mut(), file.node, offset as usize, data);
+            }
+            let answer = Written { count: data.len() as u32, stable, verifier: server.verifier() };
+            server.take_time().await;
+            Ok(answer)
+        }
+    }
+
+    fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static {
+        let server = Rc::clone(&self.0);
+        async move {
+            server.take_time().await;
+            server.commits.set(server.commits.get() + 1);
+            let bytes = server.memory.borrow().get(&file.node).cloned().unwrap_or_default();
+            server.disk.borrow_mut().insert(file.node, bytes);
+            let verifier = server.verifier();
+            server.take_time().await;
+            Ok(verifier)
+        }
+    }
+}
+
+fn put(files: &mut HashMap<u64, Vec<u8>>, node: u64, offset: usize, data: &[u8]) {
+    let file = files.entry(node).or_default();
+    if file.len() < offset + data.len() {
+        file.resize(offset + data.len(), 0);
+    }
+    file[offset..offset + data.len()].copy_from_slice(data);
+}
+
+fn log() -> Log {
+    Log::create(4).expect("a log")
+}
+
+fn start(client: &Client, log: Log, manner: Manner) -> Writeback<Client> {
+    Writeback::new(log, Vec::new(), client.clone(), manner)
+}
+
+/// Ends a server's tasks where they are, and goes on with its log.
+fn follow(client: &Client, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<Client> {
+    let (log, inherited) = Log::adopt(log).expect("a log");
+    Writeback::new(log, inherited, client.clone(), manner)
+}
+
+fn file_of<S: Store>(writeback: &Writeback<S>) -> std::os::fd::OwnedFd {
+    use std::os::fd::AsFd;
+    writeback.as_fd().try_clone_to_owned().expect("a descriptor")
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, future)
+}
+
+async fn settle_down() {
+    for _ in 0..200 {
+        yield_now().await;
+    }
+}
+
+#[test]
+fn what_was_flushed_is_on_disk() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"hello ").await.expect("accepted");
+        writeback.write(FILE, 6, b"world").await.expect("accepted");
+        assert!(client.0.on_disk(7).is_empty());
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"hello world");
+        assert!(!writeback.is_dirty(7));
+    });
+}
+
+#[test]
+fn a_write_is_accepted_while_the_server_does_not_answer() {
+    run(async {
+        let client = Client::default();
+        client.0.stopped.set(true);
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"data").await.expect("accepted");
+        assert!(writeback.overlaps(7, 3..4) && !writeback.overlaps(7, 4..5) && !writeback.overlaps(8, 0..4));
+        client.0.stopped.set(false);
+        writeback.settle(7).await;
+        assert!(!writeback.overlaps(7, 0..4) && writeback.is_dirty(7));
+    });
+}
+
+#[test]
+fn small_writes_that_follow_each_other_become_large_ones() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), MANNER);
+        client.0.stopped.set(true);
+        for number in 0..1000 {
+            writeback.write(FILE, number * 100, &[number as u8; 100]).await.expect("accepted");
+        }
+        client.0.stopped.set(false);
+        writeback.flush(7).await.expect("flushed");
+        assert!(client.0.writes.get() < 20, "{} writes", client.0.writes.get());
+        let expected: Vec<u8> = (0..1000).flat_map(|number| [number as u8; 100]).collect();
+        assert_eq!(client.0.on_disk(7), expected);
+    });
+}
+
+#[test]
+fn a_server_that_lost_what_it_had_taken_gets_it_again() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"before").await.expect("accepted");
+        writeback.settle(7).await;
+        client.0.restart();
+        writeback.write(FILE, 6, b" after").await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"before after");
+    });
+}
+
+#[test]
+fn a_short_write_is_gone_on_with() {
+    run(async {
+        let client = Client::default();
+        client.0.short.set(Some(3));
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"0123456789").await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"0123456789");
+        client.0.short.set(Some(0));
+        writeback.write(FILE, 0, b"x").await.expect("accepted");
+        assert_eq!(writeback.flush(7).await, Err(Errno::IO));
+    });
+}
+
+#[test]
+fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
+    run(async {
+        let client = Client::default();
+        client.0.error.set(Some(Errno::NOSPC));
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"lost").await.expect("accepted");
+        settle_down().await;
+        assert_eq!(writeback.write(FILE, 4, b"refused").await, Err(Errno::NOSPC));
+        client.0.error.set(None);
+        writeback.write(FILE, 4, b"kept").await.expect("there is room again");
+        assert_eq!(client.0.on_disk(7), b"\0\0\0\0kept", "after an error a write waits for its outcome");
+        assert_eq!(writeback.flush(7).await, Err(Errno::NOSPC));
+        assert_eq!(writeback.flush(7).await, Ok(()));
+        assert!(!writeback.is_dirty(7));
+    });
+}
+
+#[test]
+fn an_error_that_nobody_was_told_survives_the_server() {
+    let client = Client::default();
+    client.0.error.set(Some(Errno::DQUOT));
+    let log = run(async {
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"lost").await.expect("accepted");
+        settle_down().await;
+        file_of(&writeback)
+    });
+    client.0.error.set(None);
+    run(async {
+        let writeback = follow(&client, log, MANNER);
+        assert_eq!(writeback.flush(7).await, Err(Errno::DQUOT));
+        assert_eq!(writeback.flush(7).await, Ok(()));
+    });
+}
+
+#[test]
+fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice() {
+    let client = Client::default();
+    client.0.stopped.set(true);
+    let log = run(async {
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"first").await.expect("accepted");
+        writeback.write(FileKey { node: 8, open: 2 }, 0, b"other").await.expect("accepted");
+        file_of(&writeback)
+    });
+    client.0.stopped.set(false);
+    run(async {
+        let writeback = follow(&client, log, MANNER);
+        writeback.write(FILE, 0, b"first").await.expect("accepted before");
+        writeback.flush(7).await.expect("flushed");
+        writeback.flush(8).await.expect("flushed");
+        assert_eq!((client.0.on_disk(7), client.0.on_disk(8)), (b"first".to_vec(), b"other".to_vec()));
+    });
+}
+
+#[test]
+fn a_full_log_is_committed_and_the_writer_waits() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, Log::create(2).expect("a log"), MANNER);
+        let part = vec![5; 1 << 20];
+        for number in 0..20 {
+            writeback.write(FILE, number << 20, &part).await.expect("accepted");
+            assert!(writeback.uncommitted() <= 2 << 20);
+        }
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7).len(), 20 << 20);
+    });
+}
+
+#[test]
+fn a_file_with_much_data_is_committed_before_somebody_asks() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, &vec![5; (1 << 20) + 1]).await.expect("accepted");
+        settle_down().await;
+        assert_eq!((client.0.commits.get(), writeback.uncommitted()), (1, 0));
+    });
+}
+
+#[test]
+fn stable_writes_are_on_disk_when_they_are_answered() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), Manner { stable: true, ..MANNER });
+        writeback.write(FILE, 0, b"data").await.expect("written");
+        assert_eq!((client.0.on_disk(7), client.0.commits.get()), (b"data".to_vec(), 0));
+        client.0.error.set(Some(Errno::NOSPC));
+        assert_eq!(writeback.write(FILE, 4, b"more").await, Err(Errno::NOSPC));
+    });
+}
+
+#[test]
+fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
+    run(async {
+        let client = Client::default();
+        client.0.stopped.set(true);
+        let writeback = start(&client, log(), MANNER);
+        for number in 0..40 {
+            writeback.write(FILE, number * 2, b"x").await.expect("accepted");
+        }
+        settle_down().await;
+        writeback.forget_file(7);
+        client.0.stopped.set(false);
+        settle_down().await;
+        assert!(!writeback.is_dirty(7));
+        assert_eq!(client.0.writes.get(), 16, "what was on its way");
+        assert_eq!(writeback.uncommitted(), 0);
+    });
+}
+
+#[test]
+fn who_waits_may_go_away() {
+    run(async {
+        let client = Client::default();
+        client.0.stopped.set(true);
+        let writeback = Rc::new(start(&client, log(), MANNER));
+        writeback.write(FILE, 0, b"data").await.expect("accepted");
+        let waiting = Rc::clone(&writeback);
+        let task = tokio::task::spawn_local(async move { waiting.flush(7).await });
+        settle_down().await;
+        task.abort();
+        client.0.stopped.set(false);
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"data");
+    });
+}
+
+#[test]
+fn a_log_of_somebody_else_is_refused_and_garbage_in_it_is_lost() {
+    use rustix::io::pwrite;
+    use std::os::fd::AsFd;
+    let log = log();
+    let target = super::log::Target { node: 7, open: 1, offset: 0 };
+    log.append(target, b"data").expect("room");
+    let file = log.as_fd().try_clone_to_owned().expect("a descriptor");
+    // A length beyond the segment.
+    pwrite(&file, &u32::MAX.to_ne_bytes(), 4096 + 4).expect("written");
+    let (_, inherited) = Log::adopt(file.try_clone().expect("a descriptor")).expect("a log");
+    assert!(inherited.is_empty());
+    pwrite(&file, b"something", 0).expect("written");
+    assert!(Log::adopt(file).is_err());
+    assert!(Log::adopt(tempfile::tempfile().expect("a file").into()).is_err());
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Event {
+    Write {
+        node: u64,
+        offset: u64,
+        length: usize,
+    },
+    Flush(u64),
+    /// Time goes by.
+    Time(usize),
+    /// The server is killed and started anew.
+    Restart,
+    /// The process is killed, another goes on.
+    Takeover,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        8 => (7..9u64, 0..2000u64, 1..900usize)
+            .prop_map(|(node, offset, length)| Event::Write { node, offset, length }),
+        2 => (7..9u64).prop_map(Event::Flush),
+        3 => (1..30usize).prop_map(Event::Time),
+        1 => Just(Event::Restart),
+        1 => Just(Event::Takeover),
+    ];
+    prop::collection::vec(event, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_the_disk_has_what_was_written_last(events in events(), chance: u64, wsize in 50..1500usize) {
+        let client = Client::default();
+        client.0.chance.set(chance);
+        let manner = Manner { wsize, stable: false };
+        let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut events = events.into_iter().enumerate();
+        let mut log = None;
+        loop {
+            // Until a takeover; what is on its way then is given up.
+            let (done, file) = run(async {
+                let writeback = match log.take() {
+                    None => start(&client, self::log(), manner),
+                    Some(file) => follow(&client, file, manner),
+                };
+                for (number, event) in events.by_ref() {
+                    match event {
+                        Event::Write { node, offset, length } => {
+                            let data = vec![number as u8 + 1; length];
+                            let file = FileKey { node, open: 1 };
+                            writeback.write(file, offset, &data).await.expect("accepted");
+                            put(&mut model, node, offset as usize, &data);
+                        }
+                        Event::Flush(node) => {
+                            writeback.flush(node).await.expect("flushed");
+                            assert_eq!(client.0.on_disk(node), model.get(&node).cloned().unwrap_or_default());
+                        }
+                        Event::Time(turns) => for _ in 0..turns { yield_now().await },
+                        Event::Restart => client.0.restart(),
+                        Event::Takeover => return (false, file_of(&writeback)),
+                    }
+                }
+                for node in [7, 8] {
+                    writeback.flush(node).await.expect("flushed");
+                    assert_eq!(client.0.on_disk(node), model.get(&node).cloned().unwrap_or_default());
+                    assert!(!writeback.is_dirty(node));
+                }
+                (true, file_of(&writeback))
+            });
+            if done { break }
+            log = Some(file);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A session without threads of its own: somebody reads requests when there are some, and answers each when it can.
+//!
+//! So one thread may serve many volumes, and a request that has to wait holds up none that comes later. What was read
+//! and not answered stands among the region's waits, as a wait for a lock does: no thread is busy with it.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::Session;
+use super::answer::{Deferred, Notifier, Responder};
+use super::input::Input;
+use super::request::Request;
+use crate::region::Region;
+
+/// Where requests come in and answers go out.
+pub struct Door {
+    device: Arc<OwnedFd>,
+    region: Arc<Region>,
+}
+
+impl Session {
+    /// Lets somebody else read the requests. What a dead server left unanswered comes first.
+    ///
+    /// # Errors
+    /// When the device is none.
+    pub fn into_door(mut self) -> io::Result<Door> {
+        self.settle()?;
+        fcntl_setfl(&self.device, fcntl_getfl(&self.device)? | OFlags::NONBLOCK)?;
+        self.region.set_session_thread(rustix::thread::gettid().as_raw_nonzero().get());
+        Ok(Door { device: self.device, region: self.region })
+    }
+}
+
+impl Door {
+    /// Reads the next request into `input`; gives its length in bytes.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none now; any other when there will never be one again.
+    pub fn read(&self, input: &mut Input) -> io::Result<usize> {
+        loop {
+            match rustix::io::read(&*self.device, input.as_mut_bytes()) {
+                // A request was taken back before it could be read.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(ErrorKind::WouldBlock.into()),
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    /// Counts a request that was read.
+    pub fn count(&self, request: &Request<'_>) {
+        self.region.counts().request(request.opcode);
+    }
+
+    /// The answer to `request`, which is owed from now on.
+    pub fn owe(&self, request: &Request<'_>) -> Deferred {
+        // Its number is known until it stands among the waits, also where there is no room.
+        let seat = self.region.seats().seat(0);
+        seat.take(request.number());
+        let place = self.region.waits().add(request.number());
+        seat.clear();
+        let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
+        Deferred { responder, region: Arc::clone(&self.region), place }
+    }
+
+    /// The way to tell the kernel what it did not ask for.
+    pub fn notifier(&self) -> Notifier {
+        Notifier { device: Arc::clone(&self.device) }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+impl AsRawFd for Door {
+    fn as_raw_fd(&self) -> RawFd {
+        self.device.as_raw_fd()
+    }
+}

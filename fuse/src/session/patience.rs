@@ -1,0 +1,289 @@
+//! Patience: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
+//!
+//! A thread that asks such a source waits in the kernel until the source is back, and cannot be called away. So:
+//!
+//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. What comes besides
+//!    is *parked*, in the order in which it came, and asks as soon as another one is done. So one thread can always read.
+//! 2. Whoever waits for an answer and is being killed is answered (`EINTR`). The thread that asks for it is abandoned: it
+//!    goes on asking, and its answer is dropped by the kernel, which has forgotten the request. What the kernel would have
+//!    given back one day is taken back ([`Service::take_back`]).
+//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service can tell of its root without
+//!    asking ([`Service::recall`]) is told at once then, and after [`AWAY`] to those who asked before.
+//! 4. The rest waits. What is done to the source is done once, and by whom it was asked for.
+//!
+//! Points 2 and 3 are seen to by a thread of its own, which looks every [`LOOK`] while anything is under way, and sleeps
+//! otherwise.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::answer::Responder;
+use super::request::{Operation, Request};
+use super::{Answer, MAX_THREADS, Service};
+use crate::nfs::callers::{is_dying, is_exiting};
+use crate::region::Region;
+
+/// Most requests that ask the source at one time.
+const INSIDE: usize = MAX_THREADS - 1;
+/// Most requests that are parked. What comes besides waits in the kernel, and everything else of the volume with it.
+const PARKED: usize = 512;
+/// How often what is under way is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long an answer may take before the source counts as away.
+const AWAY: Duration = Duration::from_millis(400);
+
+/// What a service may know of its root without asking its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Its attributes (GETATTR).
+    Attributes,
+    /// Its attributes in full (STATX).
+    Statx,
+    /// The file system as a whole (STATFS).
+    FileSystem,
+}
+
+impl Question {
+    fn of(request: &Request<'_>) -> Option<Self> {
+        /// The kernel's number for a root.
+        const ROOT: u64 = 1;
+        match request.operation {
+            Operation::GetAttr { .. } if request.node == ROOT => Some(Self::Attributes),
+            Operation::Statx { .. } if request.node == ROOT => Some(Self::Statx),
+            Operation::StatFs => Some(Self::FileSystem),
+            _ => None,
+        }
+    }
+}
+
+/// The requests of one session.
+pub(super) struct Patience {
+    device: Arc<OwnedFd>,
+    region: Arc<Region>,
+    service: Arc<dyn Service>,
+    state: Mutex<State>,
+    /// There is something to look at, or room to park, or the end.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that are not done, by their numbers.
+    waiting: HashMap<u64, Waiting>,
+    inside: usize,
+    parked: VecDeque<Parked>,
+    asleep: bool,
+    over: bool,
+}
+
+struct Waiting {
+    unique: u64,
+    /// Who asks, as this process sees it.
+    pid: u32,
+    since: Instant,
+    question: Option<Question>,
+    /// Who asks was told to stop waiting. This decides where that process cannot be seen.
+    interrupted: bool,
+    /// Nobody waits for the answer any more.
+    answered: bool,
+    /// What has to be done even so: it gives something up.
+    obligation: bool,
+}
+
+/// A request that asks later.
+pub(super) struct Parked {
+    number: u64,
+    words: Vec<u64>,
+    length: usize,
+    /// Where it stands among the region's waits.
+    place: Option<usize>,
+}
+
+impl Parked {
+    /// The request, as it was read.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.words.as_bytes()[..self.length]
+    }
+}
+
+impl Patience {
+    /// With what `service` answers on `device`.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub(super) fn start(
+        device: &Arc<OwnedFd>,
+        region: &Arc<Region>,
+        service: &Arc<dyn Service>,
+    ) -> io::Result<Arc<Self>> {
+        let patience = Arc::new(Self {
+            device: Arc::clone(device),
+            region: Arc::clone(region),
+            service: Arc::clone(service),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let own = Arc::clone(&patience);
+        thread::Builder::new().name("patience".to_owned()).spawn(move || own.watch())?;
+        Ok(patience)
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn end(&self) {
+        self.state().over = true;
+        self.changed.notify_all();
+    }
+
+    /// The answer, where it is known and the source is away.
+    pub(super) fn recall(&self, request: &Request<'_>) -> Option<Answer> {
+        let question = Question::of(request)?;
+        let away = self.state().is_away();
+        if away { self.service.recall(question) } else { None }
+    }
+
+    /// Whether the calling thread may ask the source for `request`. If not, `bytes` of it are parked.
+    pub(super) fn enter(&self, request: &Request<'_>, bytes: &[u8]) -> bool {
+        let mut state = self.state();
+        while state.inside >= INSIDE && state.parked.len() >= PARKED {
+            state = self.changed.wait(state).expect("a thread that panics ends the process");
+        }
+        let waiting = Waiting {
+            unique: request.unique,
+            pid: request.caller.pid,
+            since: Instant::now(),
+            question: Question::of(request),
+            interrupted: false,
+            answered: false,
+            obligation: matches!(
+                request.operation,
+                Operation::Release(_) | Operation::ReleaseDir(_) | Operation::Flush(_)
+            ),
+        };
+        state.waiting.insert(request.number(), waiting);
+        let enters = state.inside < INSIDE;
+        if enters {
+            state.inside += 1;
+        } else {
+            let mut words = vec![0_u64; bytes.len().div_ceil(8)];
+            words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+            let place = self.region.waits().add(request.number());
+            state.parked.push_back(Parked { number: request.number(), words, length: bytes.len(), place });
+        }
+        if state.asleep {
+            self.changed.notify_all();
+        }
+        enters
+    }
+
+    /// The calling thread has asked for the request `number`. Gives the one that it asks for next, if one is parked.
+    pub(super) fn leave(&self, number: u64) -> Option<Parked> {
+        let mut state = self.state();
+        state.waiting.remove(&number);
+        let next = state.parked.pop_front();
+        match &next {
+            Some(parked) => {
+                // It begins to ask now; the time before says nothing of the source.
+                if let Some(waiting) = state.waiting.get_mut(&parked.number) {
+                    waiting.since = Instant::now();
+                }
+                self.unpark(parked);
+                if state.parked.len() + 1 == PARKED {
+                    self.changed.notify_all();
+                }
+            }
+            None => state.inside -= 1,
+        }
+        next
+    }
+
+    /// Who asked for `number` was told to stop waiting.
+    pub(super) fn interrupt(&self, number: u64) {
+        if let Some(waiting) = self.state().waiting.get_mut(&number) {
+            waiting.interrupted = true;
+        }
+    }
+
+    fn unpark(&self, parked: &Parked) {
+        if let Some(place) = parked.place {
+            self.region.waits().remove(place);
+        }
+    }
+
+    /// Looks at what is under way, until the end.
+    fn watch(&self) {
+        let mut state = self.state();
+        loop {
+            while state.waiting.is_empty() && !state.over {
+                state.asleep = true;
+                state = self.changed.wait(state).expect("a thread that panics ends the process");
+            }
+            if state.over {
+                return;
+            }
+            state.asleep = false;
+            drop(state);
+            thread::sleep(LOOK);
+            self.look();
+            state = self.state();
+        }
+    }
+
+    fn look(&self) {
+        let late = |waiting: &Waiting| !waiting.answered && waiting.since.elapsed() >= LOOK;
+        let all = |state: &State| -> Vec<_> {
+            let late = state.waiting.iter().filter(|(_, waiting)| late(waiting));
+            late.map(|(number, waiting)| (*number, waiting.pid, waiting.interrupted, waiting.question)).collect()
+        };
+        let all = all(&self.state());
+        // Nothing is locked while others are looked at.
+        for (number, pid, interrupted, question) in all {
+            let seen = pid != 0 && Path::new(&format!("/proc/{pid}")).exists();
+            let given_up = if seen { is_dying(pid) || is_exiting(pid) } else { interrupted };
+            let recalled = || question.filter(|_| self.state().is_away()).and_then(|known| self.service.recall(known));
+            let outcome = if given_up { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
+            if let Some(outcome) = outcome {
+                self.answer(number, outcome);
+            }
+        }
+    }
+
+    /// Answers in the place of who asks the source, unless that was quicker.
+    fn answer(&self, number: u64, outcome: Result<Answer, Errno>) {
+        let mut state = self.state();
+        let Some(waiting) = state.waiting.get_mut(&number) else { return };
+        waiting.answered = true;
+        let (unique, obligation) = (waiting.unique, waiting.obligation);
+        let place = state.parked.iter().position(|parked| parked.number == number).filter(|_| !obligation);
+        if let Some(parked) = place.and_then(|place| state.parked.remove(place)) {
+            state.waiting.remove(&number);
+            self.unpark(&parked);
+            self.changed.notify_all();
+        }
+        drop(state);
+        // The kernel takes the first answer, and knows nothing of a second.
+        let _ = Responder { device: Arc::clone(&self.device), unique }.send(outcome);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("a thread that panics ends the process")
+    }
+}
+
+impl State {
+    /// Whether the source does not answer. What is parked has not asked.
+    fn is_away(&self) -> bool {
+        let parked = |number: &u64| self.parked.iter().any(|parked| parked.number == *number);
+        self.waiting.iter().any(|(number, waiting)| waiting.since.elapsed() >= AWAY && !parked(number))
+    }
+}
+
+#[cfg(test)]
+mod tests;

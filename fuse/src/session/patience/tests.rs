@@ -1,0 +1,166 @@
+//! A source that is away, on real mounts: a service that answers nothing until it is told to.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::fs::{stat, statfs};
+
+use super::*;
+use crate::mount::private::{MountOptions, PrivateMount, open_device};
+use crate::region::Kind;
+use crate::session::abi::{Attr, AttrOut, Kstatfs, init};
+use crate::session::{Exchange, Session, Wanted};
+
+/// What tells that an answer came from memory.
+const REMEMBERED: u64 = 3;
+
+/// An empty directory on a machine that is away, or is not.
+struct Remote {
+    away: Mutex<bool>,
+    back: Condvar,
+    /// The names that were looked up, and what was asked besides.
+    asked: Mutex<Sender<String>>,
+}
+
+impl Remote {
+    fn set_away(&self, away: bool) {
+        *self.away.lock().expect("no panic") = away;
+        self.back.notify_all();
+    }
+}
+
+impl Service for Remote {
+    fn longest_request(&self) -> usize {
+        0
+    }
+
+    fn answer(&self, request: &Request<'_>, _: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        let asked = match &request.operation {
+            Operation::Lookup { name } => name.to_string_lossy().into_owned(),
+            _ => request.name().to_owned(),
+        };
+        // The test may have seen enough.
+        let _ = self.asked.lock().expect("no panic").send(asked);
+        drop(self.back.wait_while(self.away.lock().expect("no panic"), |away| *away).expect("no panic"));
+        match request.operation {
+            Operation::GetAttr { .. } => Ok(Answer::Attributes(root(2))),
+            Operation::StatFs => {
+                Ok(Answer::FileSystem(Kstatfs { blocks: 2, bsize: 1, frsize: 1, ..Default::default() }))
+            }
+            _ => Err(Errno::NOENT),
+        }
+    }
+
+    fn begin_thread(&self) {}
+
+    fn may_wait(&self, _: &Operation<'_>) -> bool {
+        true
+    }
+
+    fn interrupt(&self, _: u64) {}
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn recall(&self, question: Question) -> Option<Answer> {
+        match question {
+            Question::Attributes => Some(Answer::Attributes(root(REMEMBERED as u32))),
+            Question::Statx => None,
+            Question::FileSystem => {
+                Some(Answer::FileSystem(Kstatfs { blocks: REMEMBERED, bsize: 1, frsize: 1, ..Default::default() }))
+            }
+        }
+    }
+}
+
+fn root(nlink: u32) -> AttrOut {
+    AttrOut { attr: Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink, ..Default::default() }, ..Default::default() }
+}
+
+/// Such a directory, mounted.
+struct Mounted {
+    remote: Arc<Remote>,
+    asked: Receiver<String>,
+    mount: PrivateMount,
+}
+
+impl Mounted {
+    fn new() -> Self {
+        let device = open_device().expect("/dev/fuse");
+        let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
+        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let session = Session::open(device, Wanted { flags: init::PARALLEL_DIROPS, ..Wanted::default() }, region)
+            .expect("the handshake");
+        let (sender, asked) = channel();
+        let remote = Arc::new(Remote { away: Mutex::default(), back: Condvar::new(), asked: Mutex::new(sender) });
+        session.run(Arc::clone(&remote) as Arc<dyn Service>, 2).expect("threads");
+        Self { remote, asked, mount }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}/{name}", std::process::id(), self.mount.as_fd().as_raw_fd()))
+    }
+
+    /// Waits until so many requests are in the hands of the service.
+    fn wait_asked(&self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.asked.recv_timeout(Duration::from_secs(20)).expect("a question")).collect()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Nobody waits for ever, whatever a test has found.
+        self.remote.set_away(false);
+    }
+}
+
+#[test]
+fn more_requests_than_threads_wait_for_the_source_and_the_root_is_told_from_memory() {
+    const CALLERS: usize = 3 * MAX_THREADS;
+    let mounted = Mounted::new();
+    mounted.remote.set_away(true);
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|number| {
+            let path = mounted.at(&format!("name-{number}"));
+            thread::spawn(move || stat(path).expect_err("there is no such file"))
+        })
+        .collect();
+    let mut asked = mounted.wait_asked(INSIDE);
+    assert_eq!(stat(mounted.at("")).expect("attributes").st_nlink, REMEMBERED);
+    assert_eq!(statfs(mounted.at("")).expect("told").f_blocks, REMEMBERED);
+
+    mounted.remote.set_away(false);
+    for caller in callers {
+        assert_eq!(caller.join().expect("no panic"), Errno::NOENT);
+    }
+    asked.extend(mounted.asked.try_iter());
+    asked.retain(|asked| asked.starts_with("name-"));
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked.len(), CALLERS, "all were asked for");
+    assert_eq!(stat(mounted.at("")).expect("attributes").st_nlink, 2);
+}
+
+#[test]
+fn who_is_killed_is_let_go_whether_its_request_asks_or_is_parked() {
+    let mounted = Mounted::new();
+    mounted.remote.set_away(true);
+    let look = |number: usize| -> Child {
+        let mut command = Command::new("stat");
+        command.arg(mounted.at(&format!("name-{number}"))).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("stat")
+    };
+    let callers: Vec<_> = (0..2 * MAX_THREADS).map(look).collect();
+    mounted.wait_asked(INSIDE);
+    for mut caller in callers {
+        caller.kill().expect("killed");
+        // A test that hangs here has found something.
+        caller.wait().expect("it ends");
+    }
+    mounted.remote.set_away(false);
+    let path = mounted.at("later");
+    assert_eq!(stat(path).expect_err("there is no such file"), Errno::NOENT);
+}

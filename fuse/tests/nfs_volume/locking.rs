@@ -1,0 +1,38 @@
+//! Locks are refused, or the kernel's own.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use crate::mounted::Mounted;
+use crate::nfs_rig::Ganesha;
+use podfs_fuse::nfs::options::LocalLocks;
+
+fn flock(file: &File, how: libc::c_int) -> Option<i32> {
+    // SAFETY: numbers only.
+    let locked = unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) };
+    (locked != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
+}
+
+fn posix(file: &File) -> Option<i32> {
+    let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the struct outlives the call.
+    let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+    (locked != 0).then(|| std::io::Error::last_os_error().raw_os_error().expect("an error"))
+}
+
+#[test]
+fn locks_are_refused_unless_they_may_be_local() {
+    let server = Ganesha::start();
+    for (posix_local, flock_local) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mounted = Mounted::with(&server, |options| {
+            options.local_locks = LocalLocks { posix: posix_local, flock: flock_local };
+        });
+        let (one, other) =
+            (File::create(mounted.at("file")).expect("made"), File::create(mounted.at("file")).expect("made"));
+        let refused = Some(libc::ENOLCK);
+        assert_eq!(posix(&one), if posix_local { None } else { refused });
+        assert_eq!(flock(&one, libc::LOCK_EX), if flock_local { None } else { refused });
+        assert_eq!(flock(&other, libc::LOCK_EX), if flock_local { Some(libc::EAGAIN) } else { refused });
+        assert_eq!(flock(&one, libc::LOCK_UN), None);
+    }
+}

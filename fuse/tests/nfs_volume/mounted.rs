@@ -1,0 +1,172 @@
+//! An export, mounted and served by this process.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use podfs_fuse::mount::private::{MountOptions, PrivateMount, open_device};
+use podfs_fuse::nfs::mount::{Options as Asked, Reached, reach};
+use podfs_fuse::nfs::options::Options;
+use podfs_fuse::nfs::rpc::dial::bound;
+use podfs_fuse::nfs::thread::{NfsThread, Served};
+use podfs_fuse::nfs::writeback::log::Log;
+use podfs_fuse::region::{Kind, Region};
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
+use tempfile::TempDir;
+
+use crate::nfs_rig::{Ganesha, Scripted};
+
+const BUDGET: Duration = Duration::from_secs(20);
+/// Segments of a log.
+const SEGMENTS: usize = 64;
+
+static THREAD: LazyLock<NfsThread> = LazyLock::new(|| NfsThread::start().expect("a thread"));
+
+/// A mounted export. It is unmounted when dropped.
+pub struct Mounted {
+    mount: PrivateMount,
+    region: Arc<Region>,
+}
+
+impl Mounted {
+    /// The first export of a server.
+    pub fn new(server: &impl Serves) -> Self {
+        Self::with(server, |_| {})
+    }
+
+    /// The same, served as `change` says.
+    pub fn with(server: &impl Serves, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = options(server);
+        change(&mut options);
+        let device = open_device().expect("/dev/fuse");
+        let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
+        let region = Arc::new(Region::create(Kind::Nfs).expect("a region"));
+        let log = Log::create(SEGMENTS).expect("a log");
+        let log = log.as_fd().try_clone_to_owned().expect("a descriptor");
+        let sockets = sockets(&options);
+        let export = Served { device, region: Arc::clone(&region), log, sockets, options, trace: Arc::default() };
+        THREAD.serve(export).expect("served");
+        Self { mount, region }
+    }
+
+    /// Requests that were read and not answered.
+    pub fn waits(&self) -> usize {
+        self.region.unanswered()
+    }
+
+    /// Has the kernel read ahead as far as in a pod.
+    pub fn read_ahead(&self) {
+        self.mount.set_read_ahead(4096).expect("set");
+    }
+
+    /// Requests that were read.
+    pub fn requests(&self) -> u64 {
+        self.region.requests()
+    }
+
+    /// What is shown under that name.
+    pub fn at(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_fd().as_raw_fd()))
+    }
+}
+
+impl Mounted {
+    /// At a path, for other programs.
+    pub fn shown(self) -> Shown {
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let clone = self.mount.read_write_clone().expect("a clone");
+        attach(&clone, directory.path());
+        Shown { directory, mounted: self }
+    }
+}
+
+/// A mounted export at a path.
+pub struct Shown {
+    directory: TempDir,
+    pub mounted: Mounted,
+}
+
+impl Shown {
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let _ = unmount(self.directory.path(), UnmountFlags::DETACH);
+    }
+}
+
+/// Another file system.
+pub struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    pub fn new() -> Self {
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), c"size=1m")
+            .expect("mounted");
+        Self(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
+fn attach(clone: &OwnedFd, path: &Path) {
+    move_mount(clone, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).expect("attached");
+}
+
+/// One for the connection, one to spare.
+pub fn sockets(options: &Options) -> Vec<OwnedFd> {
+    (0..2).map(|_| bound(options.nfs, false).expect("a socket")).collect()
+}
+
+/// Something that serves `/export`.
+pub trait Serves {
+    /// Where NFS is, and where MOUNT is.
+    fn places(&self) -> (SocketAddr, SocketAddr);
+}
+
+impl Serves for Ganesha {
+    fn places(&self) -> (SocketAddr, SocketAddr) {
+        (self.address(), self.mount_address())
+    }
+}
+
+impl Serves for Scripted {
+    fn places(&self) -> (SocketAddr, SocketAddr) {
+        (self.address(), self.address())
+    }
+}
+
+impl Serves for (SocketAddr, SocketAddr) {
+    fn places(&self) -> (SocketAddr, SocketAddr) {
+        *self
+    }
+}
+
+/// How an export is served, if nothing else is said.
+pub fn options(server: &impl Serves) -> Options {
+    let (nfs, mount) = server.places();
+    let asked = Asked {
+        port: Some(nfs.port()),
+        mount_port: Some(mount.port()),
+        reserved_port: false,
+        ..Asked::new("the-server", nfs.ip(), b"/export", BUDGET)
+    };
+    let Reached { nfs, mountd, root, limits } = reach(&asked).expect("it is reached");
+    let named = Options::new("the-server", "/export", nfs, root.as_bytes(), limits);
+    Options { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
+}

@@ -1,0 +1,102 @@
+//! As whom the server is asked.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::mounted::{Mounted, Shown};
+use crate::nfs_rig::Ganesha;
+use crate::nfs_rig::ganesha::{Access, Export, Setup, Squash};
+
+/// Runs a shell command as somebody.
+fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
+    let (groups, gid) = (groups.to_vec(), groups[0]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command, "sh"]).arg(place);
+    // SAFETY: system calls only, on numbers and memory of the child's own.
+    unsafe {
+        shell.pre_exec(move || {
+            let done =
+                libc::setgroups(groups.len(), groups.as_ptr()) == 0 && libc::setgid(gid) == 0 && libc::setuid(uid) == 0;
+            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+        });
+    }
+    shell.output().expect("a shell")
+}
+
+fn shown(server: &Ganesha) -> Shown {
+    let shown = Mounted::new(server).shown();
+    fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
+    shown
+}
+
+#[test]
+fn what_somebody_makes_is_theirs() {
+    let server = Ganesha::start();
+    let shown = shown(&server);
+    let made = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    for name in ["directory", "file"] {
+        let there = fs::metadata(server.exported().join(name)).expect("there");
+        assert_eq!((there.uid(), there.gid()), (1234, 4321));
+    }
+}
+
+#[test]
+fn supplementary_groups_decide_too() {
+    let server = Ganesha::start();
+    let shown = shown(&server);
+    let there = server.exported().join("file");
+    fs::write(&there, "content").expect("written");
+    chown(&there, Some(0), Some(3000)).expect("set");
+    fs::set_permissions(&there, fs::Permissions::from_mode(0o640)).expect("set");
+    assert!(run(1234, &[4321, 3000], "cat $1/file", shown.path()).status.success());
+    assert!(!run(1234, &[4321], "cat $1/file", shown.path()).status.success());
+    // A server takes sixteen groups; more are not sent.
+    let many: Vec<u32> = (3000..3040).collect();
+    assert!(run(1234, &many, "cat $1/file", shown.path()).status.success());
+}
+
+#[test]
+fn who_has_opened_a_file_may_go_on_when_its_mode_changes() {
+    let server = Ganesha::start();
+    let shown = shown(&server);
+    let command = "exec 3> $1/file; echo one >&3; chmod 400 $1/file; echo two >&3; cat $1/file";
+    let said = run(1234, &[4321], command, shown.path());
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "one\ntwo\n", "{}", String::from_utf8_lossy(&said.stderr));
+}
+
+#[test]
+fn root_may_do_what_the_server_lets_it() {
+    let exports = vec![Export { squash: Squash::Root, ..Export::named("/export") }];
+    let server = Ganesha::with(Setup { exports, ..Setup::default() });
+    let secret = server.exported().join("secret");
+    fs::write(&secret, "content").expect("written");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("set");
+    let shown = shown(&server);
+    let error = File::open(shown.path().join("secret")).expect_err("root is nobody there");
+    assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+    fs::write(shown.path().join("own"), "content").expect("written");
+    assert_ne!(fs::metadata(server.exported().join("own")).expect("there").uid(), 0);
+    assert_eq!(fs::read_to_string(shown.path().join("own")).expect("read"), "content");
+}
+
+#[test]
+fn what_may_not_be_changed_is_not() {
+    let server = Ganesha::start();
+    fs::write(server.exported().join("file"), "content").expect("written");
+    let mounted = Mounted::with(&server, |options| options.read_only = true);
+    let refused = |error: io::Error| assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    refused(File::create(mounted.at("new")).expect_err("refused"));
+    refused(File::options().write(true).open(mounted.at("file")).expect_err("refused"));
+    refused(fs::remove_file(mounted.at("file")).expect_err("refused"));
+    refused(fs::create_dir(mounted.at("directory")).expect_err("refused"));
+    assert_eq!(fs::read_to_string(mounted.at("file")).expect("read"), "content");
+    let exports = vec![Export { access: Access::ReadOnly, ..Export::named("/export") }];
+    let server = Ganesha::with(Setup { exports, ..Setup::default() });
+    let mounted = Mounted::new(&server);
+    refused(File::create(mounted.at("new")).expect_err("the server refuses"));
+}

@@ -1,0 +1,146 @@
+//! A server that does not answer: who can be helped, is.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::mounted::{Mounted, Shown};
+use crate::nfs_rig::{Ganesha, eventually};
+use podfs_fuse::nfs::options::Patience;
+
+/// What nobody who looks at a volume as such should have to wait.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A volume whose server has stopped, with a file that has been looked at.
+fn stopped() -> (Ganesha, Shown) {
+    let server = Ganesha::start();
+    fs::write(server.exported().join("file"), "content").expect("written");
+    let mounted = Mounted::with(&server, |options| {
+        // So that the kernel asks each time.
+        (options.caching.acdirmin, options.caching.acdirmax) = (0, 0);
+        (options.caching.acregmin, options.caching.acregmax) = (0, 0);
+    });
+    let shown = mounted.shown();
+    fs::metadata(shown.path().join("file")).expect("looked at");
+    nix::sys::statvfs::statvfs(shown.path()).expect("looked at");
+    server.stop();
+    (server, shown)
+}
+
+#[test]
+fn the_root_and_free_space_are_told_while_the_server_is_silent() {
+    let (server, shown) = stopped();
+    for _ in 0..3 {
+        let begin = Instant::now();
+        assert!(fs::metadata(shown.path()).expect("the root").is_dir());
+        let status = nix::sys::statvfs::statvfs(shown.path()).expect("free space");
+        assert!(status.blocks() > 0);
+        assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+    }
+    server.cont();
+    assert_eq!(fs::read_to_string(shown.path().join("file")).expect("read"), "content");
+}
+
+#[test]
+fn the_root_is_told_when_the_server_is_gone() {
+    let (mut server, shown) = stopped();
+    server.cont();
+    server.kill();
+    assert!(fs::metadata(shown.path()).expect("the root").is_dir());
+    nix::sys::statvfs::statvfs(shown.path()).expect("free space");
+    server.restart();
+    assert_eq!(fs::read_to_string(shown.path().join("file")).expect("read"), "content");
+}
+
+#[test]
+fn whoever_waits_for_a_silent_server_can_be_killed() {
+    let (server, shown) = stopped();
+    for signal in [libc::SIGKILL, libc::SIGTERM] {
+        let mut reader = cat(&shown.path().join("file"));
+        wait_until_it_waits(&shown);
+        let begin = Instant::now();
+        // SAFETY: the process was started here, and is not waited for yet.
+        unsafe { libc::kill(reader.id().cast_signed(), signal) };
+        assert_eq!(reader.wait().expect("it ends").signal(), Some(signal));
+        assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+    }
+    server.cont();
+}
+
+#[test]
+fn whoever_writes_to_a_silent_server_can_be_killed_and_what_it_wrote_arrives() {
+    let server = Ganesha::start();
+    let shown = Mounted::new(&server).shown();
+    let file = File::create(shown.path().join("new")).expect("created");
+    // It writes to its standard output first.
+    let mut writer = Command::new("tee");
+    writer.arg("/dev/stderr").stdin(Stdio::piped()).stdout(file).stderr(Stdio::piped());
+    let mut writer = writer.spawn().expect("tee");
+    server.stop();
+    writer.stdin.as_ref().expect("a pipe").write_all(b"data").expect("told");
+    writer.stderr.as_mut().expect("a pipe").read_exact(&mut [0; 4]).expect("it has written");
+    let begin = Instant::now();
+    writer.kill().expect("killed");
+    writer.wait().expect("it ends");
+    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
+    server.cont();
+    eventually("the data has arrived", || fs::read(server.exported().join("new")).is_ok_and(|found| found == b"data"));
+}
+
+#[test]
+fn a_signal_that_is_handled_interrupts_nothing() {
+    let (server, shown) = stopped();
+    let path = shown.path().join("file");
+    let mut reader = Command::new("sh");
+    reader.args(["-c", "trap : USR1; read line < \"$1\"; echo \"$line\"", "sh"]).arg(&path).stdout(Stdio::piped());
+    let mut reader = reader.spawn().expect("a shell");
+    wait_until_it_waits(&shown);
+    // SAFETY: the process was started here, and is not waited for yet.
+    unsafe { libc::kill(reader.id().cast_signed(), libc::SIGUSR1) };
+    thread::sleep(Duration::from_millis(600));
+    assert!(reader.try_wait().expect("a child").is_none(), "it still waits");
+    server.cont();
+    let mut said = String::new();
+    reader.stdout.take().expect("a pipe").read_to_string(&mut said).expect("read");
+    assert_eq!(said, "content\n");
+    reader.wait().expect("it ends");
+}
+
+#[test]
+fn a_soft_mount_gives_up_when_its_time_is_over() {
+    for (patience, errno) in [(Patience::Soft, libc::EIO), (Patience::SoftErr, libc::ETIMEDOUT)] {
+        let server = Ganesha::start();
+        fs::write(server.exported().join("file"), "content").expect("written");
+        let mounted = Mounted::with(&server, |options| {
+            (options.patience, options.timeo, options.retrans) = (patience, 2, 2);
+        });
+        server.stop();
+        let error = File::open(mounted.at("file")).expect_err("the server is silent");
+        assert_eq!(error.raw_os_error(), Some(errno));
+        server.cont();
+        assert_eq!(fs::read_to_string(mounted.at("file")).expect("read"), "content");
+    }
+}
+
+#[test]
+fn a_volume_is_unmounted_while_its_server_is_silent() {
+    let (server, shown) = stopped();
+    let begin = Instant::now();
+    drop(shown);
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    server.cont();
+}
+
+/// Reads a file.
+fn cat(path: &Path) -> Child {
+    Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cat")
+}
+
+/// Until a request of somebody has been read and not answered.
+fn wait_until_it_waits(shown: &Shown) {
+    eventually("somebody waits", || shown.mounted.waits() > 0);
+}

@@ -1,0 +1,94 @@
+//! Public suites for file systems, which `tests/run` installs: pjdfstest, which knows what POSIX says of every call, and fsx,
+//! which knows what a file must hold after any sequence of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// How a test of pjdfstest ended, and what it said.
+pub struct Ended {
+    passed: bool,
+    output: String,
+}
+
+/// Runs all of pjdfstest in `directory`, which other users can reach, with `other` as the second file system it asks for.
+pub fn pjdfstest(configuration: &str, directory: &Path, other: &Path) -> BTreeMap<String, Ended> {
+    let beside = TempDir::new().expect("a directory");
+    let file = beside.path().join("pjdfstest.toml");
+    fs::write(&file, configuration).expect("written");
+    let mut command = Command::new(suite("pjdfstest"));
+    command.arg("--configuration-file").arg(&file).arg("--path").arg(directory).arg("--secondary-fs").arg(other);
+    let output = command.output().expect("pjdfstest runs");
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// What passed in one place, at least so many, passes in the other, too, but for what is excluded.
+#[track_caller]
+pub fn assert_passes_as_well(
+    native: &BTreeMap<String, Ended>,
+    mounted: &BTreeMap<String, Ended>,
+    least: usize,
+    excluded: &[(&str, &str)],
+) {
+    let passing = native.iter().filter(|(_, test)| test.passed).map(|(name, _)| name);
+    let passing: Vec<_> = passing.filter(|name| !excluded.iter().any(|(excluded, _)| excluded == name)).collect();
+    assert!(passing.len() > least, "pjdfstest hardly runs without the mount: {} tests pass", passing.len());
+    let failing = passing.iter().filter(|name| !mounted.get(**name).is_some_and(|test| test.passed));
+    let failing: Vec<_> =
+        failing.map(|name| format!("{name}: {}", mounted.get(*name).map_or("not run", |test| &test.output))).collect();
+    assert!(failing.is_empty(), "{} fail through the mount:\n{}", failing.len(), failing.join("\n"));
+}
+
+/// `<name>   ok|skipped|FAILED`, and lines that start with a tab.
+fn parse(report: &str) -> BTreeMap<String, Ended> {
+    let mut tests = BTreeMap::<String, Ended>::new();
+    let mut last = String::new();
+    for line in report.lines() {
+        if let [name, end @ ("ok" | "FAILED" | "skipped")] = line.split_whitespace().collect::<Vec<_>>()[..] {
+            tests.insert(name.to_owned(), Ended { passed: end == "ok", output: String::new() });
+            name.clone_into(&mut last);
+        } else if let Some(test) = tests.get_mut(&last) {
+            test.output += line.trim_start();
+        }
+    }
+    tests
+}
+
+/// Sequences of operations on one file.
+pub struct Exercise {
+    /// How often each operation comes, and more, as fsx has it in its configuration.
+    pub configuration: String,
+    /// What the sequences follow from.
+    pub seeds: &'static [u64],
+    /// How many there are in each.
+    pub operations: u32,
+    /// What fsx finds in its environment besides.
+    pub environment: Vec<(&'static str, PathBuf)>,
+}
+
+impl Exercise {
+    /// Runs one of them on a file in `directory`.
+    #[track_caller]
+    pub fn run(&self, directory: &Path, seed: u64) {
+        let beside = TempDir::new().expect("a directory");
+        let configuration = beside.path().join("fsx.toml");
+        fs::write(&configuration, &self.configuration).expect("written");
+        let mut command = Command::new(suite("fsx"));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.arg("-f").arg(&configuration).arg("-P").arg(beside.path());
+        command.args(["-S", &seed.to_string(), "-N", &self.operations.to_string()]).arg(directory.join("file"));
+        let output = command.output().expect("fsx runs");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("A-OK"), "seed {seed}: {said}");
+    }
+}
+
+/// A program that `tests/run` has installed.
+fn suite(name: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../suites/bin").join(name);
+    assert!(program.exists(), "{} is missing; tests/run installs it", program.display());
+    program
+}
