@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::builds::Builds;
 use common::cgroup::Cgroup;
@@ -275,6 +276,15 @@ fn the_user_is_known_through_an_id_mapped_mount() {
     assert_eq!((&line["uid"], &line["gid"]), (&json!(0), &json!(0)));
 }
 
+/// Sets the flag when it goes.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn no_open_goes_without_a_line_while_servers_are_killed() {
     const KILLS: usize = 5;
@@ -288,9 +298,13 @@ fn no_open_goes_without_a_line_while_servers_are_killed() {
             while !over.load(Ordering::Relaxed) {
                 read(&key);
                 opens += 1;
+                // The log is read again and again, and is to stay readable.
+                std::thread::sleep(Duration::from_micros(500));
             }
             opens
         });
+        // Also when the test fails: the scope waits for the reader.
+        let _ends = Ends(&over);
         running.freed(|| {
             for number in 1..=KILLS {
                 let before = lines(&running.log()).len();

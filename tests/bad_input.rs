@@ -225,8 +225,11 @@ fn volumes_that_podfs_cannot_serve_are_named() {
     // DA-13, PR-05
     for (volume, parts) in [
         (
-            "{name: data, nfs: {server: files, path: /}}",
-            ["spec.volumes[0].nfs: volume \"data\": nfs volumes are not supported", "supported are configMap, secret"],
+            "{name: data, iscsi: {targetPortal: a, iqn: i, lun: 0}}",
+            [
+                "spec.volumes[0].iscsi: volume \"data\": iscsi volumes are not supported",
+                "supported are configMap, secret",
+            ],
         ),
         ("{name: data}", ["spec.volumes[0]: volume \"data\": it has no source", "supported are configMap, secret"]),
         (

@@ -134,7 +134,10 @@ fn a_bad_volume_is_refused_with_its_place() {
         ("", ["volume.yaml: ", "the file is empty"]),
         ("name: [", ["volume.yaml:1:7: ", "unclosed bracket"]),
         ("name: v\n---\nname: w\n", ["volume.yaml: ", "expected one document, found 2"]),
-        ("name: v\nnfs: {server: a, path: /}\n", ["volume.yaml: ", "volume \"v\": nfs volumes are not supported"]),
+        (
+            "name: v\niscsi: {targetPortal: a, iqn: i, lun: 0}\n",
+            ["volume.yaml: ", "volume \"v\": iscsi volumes are not supported"],
+        ),
         ("name: v\nconfigMap: {items: 7}\n", ["volume.yaml: ", "configMap.items"]),
         ("configMap: {name: app}\n", ["volume.yaml: ", "name"]),
     ] {

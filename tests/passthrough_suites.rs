@@ -3,6 +3,8 @@
 //! same test: what passes there passes through the mount. `tests/run` installs them.
 
 mod common;
+#[path = "../fuse/tests/suites/mod.rs"]
+mod suites;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,6 +16,7 @@ use tempfile::TempDir;
 
 use common::passthrough::{Mounted, disk_directory};
 use common::scratch::Scratch;
+use suites::{Ended, Exercise, assert_passes_as_well};
 
 /// Tests of pjdfstest that pass on the disk and need not pass through the mount, each with its reason.
 const EXCLUDED: &[(&str, &str)] = &[(
@@ -38,80 +41,32 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 #[test]
 fn every_test_of_pjdfstest_that_passes_on_the_disk_passes_through_the_mount() {
     let (native, mounted) = (disk_directory(), Mounted::new());
-    let expected = pjdfstest(native.path());
-    let passing = expected.iter().filter(|(_, test)| test.passed).map(|(name, _)| name);
-    let passing: Vec<_> = passing.filter(|name| !EXCLUDED.iter().any(|(excluded, _)| excluded == name)).collect();
-    assert!(passing.len() > 350, "pjdfstest hardly runs on the disk: {} tests pass", passing.len());
-
-    let through = pjdfstest(mounted.path());
-    let failing = passing.iter().filter(|name| !through.get(**name).is_some_and(|test| test.passed));
-    let failing: Vec<_> =
-        failing.map(|name| format!("{name}: {}", through.get(*name).map_or("not run", |test| &test.output))).collect();
-    assert!(failing.is_empty(), "{} fail through the mount:\n{}", failing.len(), failing.join("\n"));
+    assert_passes_as_well(&pjdfstest(native.path()), &pjdfstest(mounted.path()), 350, EXCLUDED);
 }
 
-/// How a test of pjdfstest ended, and what it said.
-struct Ended {
-    passed: bool,
-    output: String,
-}
-
-/// Runs all of pjdfstest in `directory`, with a tmpfs as the second file system it asks for.
 fn pjdfstest(directory: &Path) -> BTreeMap<String, Ended> {
-    let (other, beside) = (Scratch::tmpfs("size=1m"), TempDir::new().expect("a directory"));
-    let configuration = beside.path().join("pjdfstest.toml");
-    fs::write(&configuration, PJDFSTEST).expect("written");
     // It becomes other users, who need a way in.
     let directory = Scratch::bind(directory);
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("the mode is set");
-    let output = Command::new(suite("pjdfstest"))
-        .arg("--configuration-file")
-        .arg(&configuration)
-        .arg("--path")
-        .arg(directory.path())
-        .arg("--secondary-fs")
-        .arg(other.path())
-        .output()
-        .expect("pjdfstest runs");
-    parse(&String::from_utf8_lossy(&output.stdout))
-}
-
-/// `<name>   ok|skipped|FAILED`, and lines that start with a tab.
-fn parse(report: &str) -> BTreeMap<String, Ended> {
-    let mut tests = BTreeMap::<String, Ended>::new();
-    let mut last = String::new();
-    for line in report.lines() {
-        if let [name, end @ ("ok" | "FAILED" | "skipped")] = line.split_whitespace().collect::<Vec<_>>()[..] {
-            tests.insert(name.to_owned(), Ended { passed: end == "ok", output: String::new() });
-            name.clone_into(&mut last);
-        } else if let Some(test) = tests.get_mut(&last) {
-            test.output += line.trim_start();
-        }
-    }
-    tests
+    suites::pjdfstest(PJDFSTEST, directory.path(), Scratch::tmpfs("size=1m").path())
 }
 
 #[test]
 fn fsx_finds_nothing_in_buffered_reads_and_writes() {
-    fsx(&Exercise { weights: BUFFERED, options: "", seeds: &[1, 2], operations: 25_000, direct: false });
+    fsx(&exercise("", BUFFERED, &[1, 2], 25_000));
 }
 
 #[test]
 fn fsx_finds_nothing_in_mappings_mixed_with_reads_and_writes() {
-    let options = "nomsyncafterwrite = true\n";
-    fsx(&Exercise { weights: MAPPED, options, seeds: &[3, 4], operations: 20_000, direct: false });
-    fsx(&Exercise { weights: MAPPED, options: "", seeds: &[5], operations: 2_000, direct: false });
+    fsx(&exercise("nomsyncafterwrite = true\n", MAPPED, &[3, 4], 20_000));
+    fsx(&exercise("", MAPPED, &[5], 2_000));
 }
 
 #[test]
 fn fsx_finds_nothing_in_direct_reads_and_writes() {
-    fsx(&Exercise {
-        weights: DIRECT,
-        options: "[opsize]\nalign = 4096\n",
-        seeds: &[6],
-        operations: 10_000,
-        direct: true,
-    });
+    let beside = TempDir::new().expect("a directory");
+    let environment = vec![("LD_PRELOAD", direct_library(beside.path()))];
+    fsx(&Exercise { environment, ..exercise("[opsize]\nalign = 4096\n", DIRECT, &[6], 10_000) });
 }
 
 const BUFFERED: &str = "
@@ -157,15 +112,11 @@ truncate = 2
 punch_hole = 1
 ";
 
-/// Sequences of operations on one file, the same ones on the disk and through the mounts.
-struct Exercise {
-    weights: &'static str,
-    options: &'static str,
-    seeds: &'static [u64],
-    operations: u32,
-    direct: bool,
+fn exercise(options: &str, weights: &str, seeds: &'static [u64], operations: u32) -> Exercise {
+    Exercise { configuration: format!("{options}{weights}"), seeds, operations, environment: Vec::new() }
 }
 
+/// The same operations on the disk and through the mounts.
 #[track_caller]
 fn fsx(exercise: &Exercise) {
     let (native, mounted, limited) = (disk_directory(), Mounted::new(), Mounted::with_limit(1 << 30));
@@ -184,25 +135,7 @@ fn fsx(exercise: &Exercise) {
 fn fsx_finds_nothing_where_nothing_may_be_cached() {
     let source = disk_directory();
     let mounted = Mounted::of_with_limit(source.path(), 1 << 30);
-    let exercise = Exercise { weights: BUFFERED, options: "", seeds: &[7], operations: 10_000, direct: false };
-    exercise.run(mounted.path(), exercise.seeds[0]);
-}
-
-impl Exercise {
-    #[track_caller]
-    fn run(&self, directory: &Path, seed: u64) {
-        let beside = TempDir::new().expect("a directory");
-        let configuration = beside.path().join("fsx.toml");
-        fs::write(&configuration, format!("{}{}", self.options, self.weights)).expect("written");
-        let mut command = Command::new(suite("fsx"));
-        if self.direct {
-            command.env("LD_PRELOAD", direct_library(beside.path()));
-        }
-        command.arg("-f").arg(&configuration).args(["-N", &self.operations.to_string(), "-S", &seed.to_string()]);
-        let output = command.arg("-P").arg(beside.path()).arg(directory.join("file")).output().expect("fsx runs");
-        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains("A-OK"), "seed {seed}, {}: {said}", directory.display());
-    }
+    exercise("", BUFFERED, &[7], 10_000).run(mounted.path(), 7);
 }
 
 /// Compiles what lets fsx use `O_DIRECT`.
@@ -212,11 +145,4 @@ fn direct_library(directory: &Path) -> PathBuf {
     let status = Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
     assert!(status.expect("gcc runs").success());
     library
-}
-
-/// A program that `tests/run` installs beside the build.
-fn suite(name: &str) -> PathBuf {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("suites").join("bin").join(name);
-    assert!(program.exists(), "{} is missing: tests/run installs it", program.display());
-    program
 }

@@ -13,7 +13,7 @@ use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::volume::{Claim, ClaimReference, HostPath, Usage};
+use crate::volume::{Claim, ClaimReference, HostPath, Nfs, NfsOptions, Usage};
 
 /// What a claim came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub enum BoundSource {
     HostPath(HostPath),
     /// At a path of this node, which may be empty.
     Local(String),
+    /// At an NFS server, to be mounted like this.
+    Nfs(Nfs, Box<NfsOptions>),
 }
 
 impl BoundSource {
@@ -47,6 +49,7 @@ impl BoundSource {
         match self {
             BoundSource::HostPath(_) => HostPath::DIRECTORY,
             BoundSource::Local(_) => "kubernetes.io~local-volume",
+            BoundSource::Nfs(..) => Nfs::DIRECTORY,
         }
     }
 }
@@ -141,15 +144,7 @@ pub fn resolve(
     if !is_path_element(name) {
         return Err(unsupported("cannot name a directory; rename it".to_owned()));
     }
-    let source = match &persistent.source {
-        PersistentSource::Local(path) => BoundSource::Local(path.clone()),
-        PersistentSource::HostPath(Ok(source)) => BoundSource::HostPath(source.clone()),
-        PersistentSource::HostPath(Err(error)) => return Err(unsupported(format!("cannot be used: {error}"))),
-        PersistentSource::Other(word) => {
-            return Err(unsupported(format!("is of kind {word}; supported are hostPath and local")));
-        }
-    };
-    let options = mount_options(&source, &persistent.mount_options).map_err(unsupported)?;
+    let (source, options) = source(&persistent.source, &persistent.mount_options).map_err(unsupported)?;
     let node = objects.node(facts.node_name.as_deref());
     let unknown = facts.node_name.as_deref().and_then(|node| objects.why_absent(ObjectKind::Node, "", node));
     let mut warnings = options.ignored;
@@ -239,20 +234,40 @@ struct MountOptions {
     ignored: Vec<String>,
 }
 
-/// What the options of a PersistentVolume's mount come to. podfs honours `ro` only.
-fn mount_options(source: &BoundSource, options: &[String]) -> Result<MountOptions, String> {
+/// Where a PersistentVolume is, and what the options of its mount come to.
+fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource, MountOptions), String> {
+    let unusable = |error: &dyn std::fmt::Display| format!("cannot be used: {error}");
+    match source {
+        PersistentSource::Local(path) => Ok((BoundSource::Local(path.clone()), local_options(options))),
+        PersistentSource::HostPath(source) => {
+            let source = source.clone().map_err(|error| unusable(&error))?;
+            match options.iter().all(|option| option.is_empty()) {
+                true => Ok((BoundSource::HostPath(source), MountOptions::default())),
+                false => Err(unusable(&"mount options are not supported for this volume type")),
+            }
+        }
+        // Its own `readOnly` does not count (NF-03).
+        PersistentSource::Nfs(source) => {
+            let source = source.clone().map_err(|error| unusable(&error))?;
+            let parsed = NfsOptions::parse(options.iter().map(String::as_str)).map_err(|error| unusable(&error))?;
+            let outcome = MountOptions { read_only: parsed.read_only, ignored: Vec::new() };
+            Ok((BoundSource::Nfs(source, Box::new(parsed)), outcome))
+        }
+        PersistentSource::Other(word) => Err(format!("is of kind {word}; supported are hostPath, local and nfs")),
+    }
+}
+
+/// What the mount options of a local volume come to: `ro` is honoured.
+fn local_options(options: &[String]) -> MountOptions {
     let mut outcome = MountOptions::default();
     for option in options.iter().filter(|option| !option.is_empty()) {
-        if let BoundSource::HostPath(_) = source {
-            return Err("cannot be used: mount options are not supported for this volume type".to_owned());
-        }
         match option.as_str() {
             "ro" => outcome.read_only = true,
             "rw" | "bind" | "defaults" => {}
             other => outcome.ignored.push(format!("mount option {other:?} has no effect in podfs")),
         }
     }
-    Ok(outcome)
+    outcome
 }
 
 #[cfg(test)]

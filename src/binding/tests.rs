@@ -144,7 +144,7 @@ fn a_volume_podfs_cannot_serve_is_named_with_its_kind() {
     let csi = VOLUME.replace("local: {path: /srv}", "csi: {driver: d, volumeHandle: h}");
     assert_eq!(
         pair(CLAIM, &csi),
-        Err("PersistentVolume \"pv-1\" is of kind csi; supported are hostPath and local".to_owned())
+        Err("PersistentVolume \"pv-1\" is of kind csi; supported are hostPath, local and nfs".to_owned())
     );
     let up = VOLUME.replace("local: {path: /srv}", "hostPath: {path: /srv/../etc}");
     assert_eq!(

@@ -8,6 +8,7 @@ mod log;
 mod manual;
 mod metrics;
 mod mount;
+mod mount_nfs;
 mod push;
 mod run;
 mod server;
@@ -53,6 +54,8 @@ enum Command {
     Man(manual::Man),
     #[command(hide = true)]
     Server(server::Server),
+    #[command(hide = true)]
+    MountNfs(mount_nfs::MountNfs),
 }
 
 /// Runs the command of this process's arguments.
@@ -79,6 +82,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
         Command::Version(version) => version.execute(),
         Command::Man(man) => man.execute(),
         Command::Server(server) => server.execute(),
+        Command::MountNfs(mount) => mount.execute(),
     }
 }
 

@@ -135,7 +135,7 @@ impl Mount {
             }
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
-            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) => Ok(()),
+            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
         }
     }
 

@@ -6,6 +6,7 @@
 //! | [`host_path`] | the eight types of host paths, and making what is missing |
 //! | [`local`] | local PersistentVolumes |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
+//! | [`kernel_nfs`] | exports of NFS servers, mounted by the kernel's client |
 //! | [`memory`] | tmpfs and hugetlbfs for emptyDirs |
 //! | [`fs_group`] | giving a volume to a group |
 //! | [`serve`] | whether a source is served by podfs or by a bind mount |
@@ -18,6 +19,7 @@ pub mod empty_dir;
 pub mod error;
 pub mod fs_group;
 pub mod host_path;
+pub mod kernel_nfs;
 pub mod local;
 pub mod memory;
 pub mod neighbours;

@@ -14,7 +14,7 @@ use super::rooms::Hanging;
 use super::server::Record;
 use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 use super::tally::Tally;
-use super::volume::{PodVolume, State};
+use super::volume::{PodVolume, Shown, State};
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Tokens};
 use crate::volume::{Volume, VolumeSource};
@@ -222,6 +222,7 @@ impl VolumeReport {
                 _ => self.state.reason().map(str::to_owned),
             },
             mode: shown.map(|shown| shown.mode().to_owned()),
+            backend: shown.and_then(Shown::backend).map(str::to_owned),
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
             requests: self.watch.as_ref().map(Watch::requests),

@@ -90,9 +90,12 @@ pub struct VolumeStatus {
     /// Why it is not [`VolumeState::Live`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How it is served, once it is: `zero-message`, `audited`, `passthrough`, `read-write` or `bind`.
+    /// How it is served, once it is: `zero-message`, `audited`, `passthrough`, `read-write`, `bind` or `nfs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
+    /// Whose NFS client is used, for a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
     /// The generation of files that it shows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
@@ -242,6 +245,7 @@ mod tests {
             state,
             reason: reason.map(str::to_owned),
             mode: None,
+            backend: None,
             generation: None,
             generation_age_seconds: None,
             requests: None,

@@ -194,6 +194,7 @@ mod tests {
             state,
             reason: None,
             mode: Some("zero-message".to_owned()),
+            backend: None,
             generation: Some("..2026_11_20_19_54_31.7".to_owned()),
             generation_age_seconds: Some(180),
             requests: Some(17),

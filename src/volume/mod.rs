@@ -13,6 +13,7 @@ mod field_path;
 mod host_path;
 mod names;
 mod nested;
+mod nfs;
 mod preferences;
 mod projected;
 mod projection;
@@ -33,6 +34,7 @@ pub use field::InvalidField;
 pub(crate) use field::{numeric_id, required};
 pub use field_path::{InvalidFieldPath, PodField};
 pub use host_path::{HostPath, HostPathType};
+pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
 pub use references::{References, references};
@@ -48,6 +50,7 @@ const KINDS: &[&Kind] = &[
     &projected::KIND,
     &host_path::KIND,
     &empty_dir::KIND,
+    &nfs::KIND,
     &claim::KIND,
     &claim::EPHEMERAL,
 ];
@@ -117,6 +120,8 @@ pub enum VolumeSource {
     HostPath(HostPath),
     /// A directory of the pod's own.
     EmptyDir(EmptyDir),
+    /// A directory that an NFS server exports.
+    Nfs(Nfs),
     /// What a PersistentVolumeClaim is bound to.
     Claim(Claim),
 }

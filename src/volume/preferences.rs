@@ -1,16 +1,18 @@
 //! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>` and
-//! `podfs.io/audit.<volume>`.
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use podfs_fuse::passthrough::Cache;
 
+use super::nfs_options::Backend;
 use super::{InvalidField, Volume, VolumeSource};
 
 const SERVED_BY: &str = "podfs.io/host-path.";
 const CACHE: &str = "podfs.io/cache.";
 const AUDIT: &str = "podfs.io/audit.";
+const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
 
 /// How a volume is to be served, as far as the user said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct Preferences {
     pub cache: Cache,
     /// Whether each open of a file that podfs assembles is written down.
     pub audit: bool,
+    /// Whose NFS client is used; without it, the mount options choose.
+    pub nfs_backend: Option<Backend>,
 }
 
 /// Who answers for a host path.
@@ -55,15 +59,30 @@ impl Preferences {
                 volume.preferences.served_by = Some(served_by(value).map_err(|error| invalid(&error))?);
             } else if let Some(name) = key.strip_prefix(CACHE) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
-                if let VolumeSource::Projection(_) = volume.source {
-                    let kind = volume.kind.word;
-                    return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
+                let kind = volume.kind.word;
+                match volume.source {
+                    VolumeSource::Projection(_) => {
+                        return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
+                    }
+                    VolumeSource::Nfs(_) => {
+                        let sentence = "nfs volumes are cached as their mount options say (actimeo, lookupcache); remove \
+                                        the annotation";
+                        return Err(invalid(&sentence));
+                    }
+                    _ => {}
                 }
                 volume.preferences.cache = cache(value).map_err(|error| invalid(&error))?;
             } else if let Some(name) = key.strip_prefix(AUDIT) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
                 volume.may_be_audited().map_err(|error| invalid(&error))?;
                 volume.preferences.audit = audit(value).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(NFS_BACKEND) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if !matches!(volume.source, VolumeSource::Nfs(_) | VolumeSource::Claim(_)) {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!("is for nfs volumes and claims, and {name:?} is of kind {kind}")));
+                }
+                volume.preferences.nfs_backend = Backend::parse(value).map_err(|error| invalid(&error))?;
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::Content;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
-use crate::volume::{HostPath, InvalidField};
+use crate::volume::{HostPath, InvalidField, Nfs};
 
 /// Options of a mount, older than the field for them; it wins over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
@@ -18,7 +18,7 @@ const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 const GID: &str = "pv.beta.kubernetes.io/gid";
 
 /// Sources of PersistentVolumes that podfs knows by name only.
-const OTHER_SOURCES: [&str; 20] = [
+const OTHER_SOURCES: [&str; 19] = [
     "awsElasticBlockStore",
     "azureDisk",
     "azureFile",
@@ -31,7 +31,6 @@ const OTHER_SOURCES: [&str; 20] = [
     "gcePersistentDisk",
     "glusterfs",
     "iscsi",
-    "nfs",
     "photonPersistentDisk",
     "portworxVolume",
     "quobyte",
@@ -67,6 +66,8 @@ pub enum PersistentSource {
     HostPath(Result<HostPath, InvalidField>),
     /// At a path of the nodes it can be used on. It may be empty.
     Local(String),
+    /// At an NFS server; what is wrong with the address is told when the volume is used.
+    Nfs(Result<Nfs, InvalidField>),
     /// Somewhere podfs cannot reach; the word is the manifest's.
     Other(String),
 }
@@ -133,6 +134,7 @@ pub(super) struct PersistentVolumeObject {
 struct PersistentVolumeSpec {
     host_path: Option<core::HostPathVolumeSource>,
     local: Option<core::LocalVolumeSource>,
+    nfs: Option<core::NFSVolumeSource>,
     claim_ref: Option<core::ObjectReference>,
     volume_mode: Option<String>,
     access_modes: Option<Vec<String>>,
@@ -145,12 +147,13 @@ struct PersistentVolumeSpec {
 pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let PersistentVolumeObject { metadata, spec } = object;
     let other = OTHER_SOURCES.iter().find(|word| spec.others.contains_key(**word));
-    let source = match (spec.host_path, spec.local, other) {
-        (Some(source), None, None) => PersistentSource::HostPath(HostPath::parse(&source)),
-        (None, Some(source), None) => PersistentSource::Local(source.path),
-        (None, None, Some(word)) => PersistentSource::Other((*word).to_owned()),
-        (None, None, None) => {
-            let sentence = "must specify a volume type, such as hostPath or local";
+    let source = match (spec.host_path, spec.local, spec.nfs, other) {
+        (Some(source), None, None, None) => PersistentSource::HostPath(HostPath::parse(&source)),
+        (None, Some(source), None, None) => PersistentSource::Local(source.path),
+        (None, None, Some(source), None) => PersistentSource::Nfs(Nfs::parse(&source)),
+        (None, None, None, Some(word)) => PersistentSource::Other((*word).to_owned()),
+        (None, None, None, None) => {
+            let sentence = "must specify a volume type, such as hostPath, local or nfs";
             return Err(ManifestError::invalid(origin, "spec", sentence));
         }
         _ => return Err(ManifestError::invalid(origin, "spec", "may not specify more than 1 volume type")),

@@ -35,6 +35,9 @@ pub struct PodFacts {
     pub selinux_label: Option<String>,
     /// The service account that it acts as.
     pub service_account: String,
+    /// Its containers have a user namespace of their own (`hostUsers: false`), and volumes are mounted for that with other
+    /// ids.
+    pub user_namespace: bool,
     /// The node it was scheduled to.
     pub node_name: Option<String>,
     /// What it may use as a whole.
@@ -94,6 +97,7 @@ impl PodFacts {
             fs_user: fs_user(spec)?,
             selinux_label: selinux.map(selinux_label).transpose()?,
             service_account: service_account(spec).to_owned(),
+            user_namespace: spec.host_users == Some(false),
             node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
         })
     }

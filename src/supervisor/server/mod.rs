@@ -33,6 +33,8 @@ use watchdog::Rounds;
 /// The first pause before another server is started, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a process may take to end once it was killed.
+const LAST_MOMENTS: Duration = Duration::from_secs(2);
 /// So many servers in a row that answered nothing are followed without a pause.
 const TRIES: u32 = 2;
 
@@ -401,7 +403,7 @@ impl PodServer {
         let life = std::mem::replace(&mut self.life, Life::Over);
         if let Life::Serving { process, .. } | Life::Following { process: Some(process), .. } = life {
             process.kill();
-            process.ended().await;
+            gone(&process).await;
         }
     }
 
@@ -421,7 +423,7 @@ impl PodServer {
             && let Keeper::Watched(keeper) = &self.keeper
         {
             keeper.kill();
-            keeper.ended().await;
+            gone(keeper).await;
         }
     }
 }
@@ -429,6 +431,14 @@ impl PodServer {
 /// Runs what blocks where it blocks nobody.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
+}
+
+/// Waits for the end of a process that was killed. One that has to bring data to another machine before it ends, which does
+/// not answer, ends when that is back.
+async fn gone(process: &Process) {
+    if timeout(LAST_MOMENTS, process.ended()).await.is_err() {
+        warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());
+    }
 }
 
 /// Waits for the end of a process; for ever if there is none.

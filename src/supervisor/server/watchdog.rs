@@ -151,9 +151,15 @@ fn place(pid: i32, doing: &Doing) -> Place {
     match calls.as_slice() {
         [] => Place::Nowhere,
         calls if calls.iter().any(|call| matches!(call.as_deref(), Some("running"))) => Place::Server,
-        calls if calls.iter().flatten().any(|call| *call == libc::SYS_futex.to_string()) => Place::Server,
+        // Who waits for a thread that is in the source waits for the source, too.
+        calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => Place::Server,
         _ => Place::Source,
     }
+}
+
+/// Whether a thread in this system call waits for another one.
+fn is_wait(call: &String) -> bool {
+    *call == libc::SYS_futex.to_string()
 }
 
 /// The number of the system call a thread is in, `running`, or none where the kernel does not tell.

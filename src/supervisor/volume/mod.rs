@@ -3,8 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | `projected` | volumes whose files podfs assembles |
-//! | `passthrough` | volumes that show something of the host |
+//! | `passthrough` | volumes that show something as it is |
+//! | `nfs` | finding an export and its server |
 
+mod nfs;
 mod passthrough;
 mod projected;
 
@@ -26,6 +28,7 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::payload::Allocatable;
 use crate::source::Tokens;
+use crate::volume::nfs_options::Backend;
 use crate::volume::{Volume, VolumeSource};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
@@ -134,6 +137,8 @@ pub enum Shown {
     ReadWrite,
     /// A source of the host, without podfs in between.
     Bind,
+    /// An export of an NFS server, by way of this client.
+    Nfs(Backend),
 }
 
 impl Shown {
@@ -145,6 +150,16 @@ impl Shown {
             Shown::Passthrough => "passthrough",
             Shown::ReadWrite => "read-write",
             Shown::Bind => "bind",
+            Shown::Nfs(_) => "nfs",
+        }
+    }
+
+    /// Whose NFS client is used, if one is, as the status says it.
+    pub fn backend(&self) -> Option<&'static str> {
+        match self {
+            Shown::Nfs(Backend::User) => Some("user"),
+            Shown::Nfs(Backend::Kernel) => Some("kernel"),
+            _ => None,
         }
     }
 
@@ -230,9 +245,7 @@ impl PodVolume {
             Adopted::Projection(projection) => {
                 Body::Projected(ProjectedVolume::adopted(setting, point, visible, projection))
             }
-            Adopted::Passthrough(passthrough) => {
-                Body::Passthrough(PassthroughVolume::adopted(setting, about, visible, passthrough))
-            }
+            other => Body::Passthrough(PassthroughVolume::adopted(setting, about, visible, other)),
         };
         let mut volume = Self::new(spec, body);
         if let Some(shown) = volume.shown() {

@@ -1,4 +1,5 @@
-//! A volume that shows something of the host: its source found and opened, then mounted once.
+//! A volume that shows something as it is, of the host or of an NFS server: its source found and opened, then mounted
+//! once.
 //!
 //! What is mounted stays as it is. A later change of the manifests or of the source's path concerns the next pod.
 
@@ -8,19 +9,23 @@ use std::sync::Arc;
 
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
-use podfs_fuse::mount::private::{Access, MountOptions};
+use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use podfs_fuse::nfs::mounted::NfsVolume;
+use podfs_fuse::nfs::options::Callers;
 use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
-use podfs_fuse::server::Watch;
+use podfs_fuse::server::{Adopted, Watch};
 use tracing::warn;
 
 use super::super::adoption::About;
+use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::{HostError, Source, fs_group, host_path, local, neighbours, serve};
 use crate::supervisor::site::Site;
-use crate::volume::{Claim, EmptyDir, HostPath, ServedBy, Volume, VolumeSource};
+use crate::volume::nfs_options::Backend;
+use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
 
 /// The mount of a passthrough, once its source was found.
 pub(super) struct PassthroughVolume {
@@ -37,16 +42,46 @@ pub(super) struct PassthroughVolume {
 /// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
 struct Mounted {
     visible: VisibleMount,
-    /// Without one, it is a bind mount.
-    passthrough: Option<Passthrough>,
+    served: Served,
+}
+
+/// Who answers for a mount.
+enum Served {
+    /// The kernel alone: it is a bind mount.
+    Bind,
+    /// The server of the pod, from a source on this node.
+    Passthrough(Passthrough),
+    /// The server of the pod, from an NFS server.
+    Nfs(NfsVolume),
 }
 
 impl Mounted {
     fn shown(&self) -> Shown {
-        match self.passthrough.as_ref().map(Passthrough::data_path) {
-            Some(DataPath::Kernel) => Shown::Passthrough,
-            Some(DataPath::Server) => Shown::ReadWrite,
-            None => Shown::Bind,
+        match &self.served {
+            Served::Passthrough(passthrough) if passthrough.is_remote() => Shown::Nfs(Backend::Kernel),
+            Served::Passthrough(passthrough) => match passthrough.data_path() {
+                DataPath::Kernel => Shown::Passthrough,
+                DataPath::Server => Shown::ReadWrite,
+            },
+            Served::Nfs(_) => Shown::Nfs(Backend::User),
+            Served::Bind => Shown::Bind,
+        }
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        match &self.served {
+            Served::Passthrough(passthrough) => Some(passthrough.watch()),
+            Served::Nfs(volume) => Some(volume.watch()),
+            Served::Bind => None,
+        }
+    }
+
+    /// Whether nobody could go on with it when its server died.
+    fn is_given_up(&self) -> bool {
+        match &self.served {
+            Served::Passthrough(passthrough) => passthrough.is_given_up(),
+            Served::Nfs(volume) => volume.is_given_up(),
+            Served::Bind => false,
         }
     }
 }
@@ -54,11 +89,17 @@ impl Mounted {
 /// What is to be mounted, and how.
 struct MountPlan {
     path: PathBuf,
-    source: Source,
+    content: Planned,
     access: Access,
-    served_by: ServedBy,
-    limit: Option<u64>,
     selinux_context: Option<String>,
+}
+
+/// What is to be seen.
+enum Planned {
+    /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
+    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<Callers> },
+    /// An export, by podfs's own client.
+    Export(Box<Export>),
 }
 
 impl From<HostError> for Trouble {
@@ -72,8 +113,13 @@ impl PassthroughVolume {
         Self { setting, path: None, group: None, mounted: None, outdated: None, content: None, warned: Vec::new() }
     }
 
-    pub(super) fn adopted(setting: Setting, about: About, visible: VisibleMount, passthrough: Passthrough) -> Self {
-        let mounted = Mounted { visible, passthrough: Some(passthrough) };
+    pub(super) fn adopted(setting: Setting, about: About, visible: VisibleMount, served: Adopted) -> Self {
+        let served = match served {
+            Adopted::Passthrough(passthrough) => Served::Passthrough(passthrough),
+            Adopted::Nfs(volume) => Served::Nfs(volume),
+            Adopted::Projection(_) => unreachable!("a projection is no passthrough"),
+        };
+        let mounted = Mounted { visible, served };
         Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
     }
 
@@ -94,13 +140,12 @@ impl PassthroughVolume {
 
     /// A way to look at it, once it is mounted and served.
     pub(super) fn watch(&self) -> Option<Watch> {
-        self.mounted.as_ref()?.passthrough.as_ref().map(Passthrough::watch)
+        self.mounted.as_ref()?.watch()
     }
 
     /// Mounts the volume, unless it is mounted.
     pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
-        let given_up = |mounted: &mut Mounted| mounted.passthrough.as_ref().is_some_and(Passthrough::is_given_up);
-        if let Some(mounted) = self.mounted.take_if(given_up) {
+        if let Some(mounted) = self.mounted.take_if(|mounted| mounted.is_given_up()) {
             self.outdated = Some(mounted);
         }
         if let (Some(_), None, VolumeSource::EmptyDir(source)) = (&self.mounted, &self.content, &spec.source) {
@@ -119,9 +164,10 @@ impl PassthroughVolume {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
             VolumeSource::EmptyDir(source) => self.empty_dir(spec, source, refresh)?,
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
+            VolumeSource::Nfs(source) => self.nfs(spec, source, refresh)?,
             VolumeSource::Projection(_) => unreachable!("a projection is no passthrough"),
         };
-        let mut mounted = self.mount(spec, &mount_plan)?;
+        let mut mounted = self.mount(spec, mount_plan)?;
         let shown = mounted.shown();
         if let Some(outdated) = self.outdated.take() {
             mounted.visible.cover(outdated.visible);
@@ -133,7 +179,13 @@ impl PassthroughVolume {
     /// Unmounts the volume, and deletes what goes with the pod.
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
         let Self { setting, mounted, outdated, content, .. } = self;
-        let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| mounted.visible.unmount());
+        let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| match &mounted.served {
+            // The machine that it waits for may be away, and with the pod there is nobody to go on with it.
+            Served::Passthrough(passthrough) if passthrough.is_remote() && end == End::Clean => {
+                mounted.visible.unmount_and_abort()
+            }
+            _ => mounted.visible.unmount(),
+        });
         // Without a pod, nobody would find the content again.
         let goes = end == End::Clean || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
@@ -168,9 +220,12 @@ impl PassthroughVolume {
             let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
             return Err(Trouble::Passing(text.to_owned()));
         }
-        let access = if bound.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let access = access(bound.read_only);
         let source = match &bound.source {
             BoundSource::HostPath(source) => host_path::open(source)?,
+            BoundSource::Nfs(source, options) => {
+                return self.export(spec, path, source, options, access, refresh);
+            }
             BoundSource::Local(path) => {
                 let source = local::open(path)?;
                 if let (Some(group), Access::ReadWrite) = (refresh.facts.fs_group, access) {
@@ -185,7 +240,8 @@ impl PassthroughVolume {
     /// By whom a source of the host is served.
     fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
-        Ok(MountPlan { path, source, access, served_by, limit: None, selinux_context: None })
+        let content = Planned::Source { source, served_by, limit: None, remote: None };
+        Ok(MountPlan { path, content, access, selinux_context: None })
     }
 
     fn empty_dir(&mut self, spec: &Volume, source: &EmptyDir, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -207,7 +263,8 @@ impl PassthroughVolume {
             Backing::HugePages { .. } => (ServedBy::Bind, None),
         };
         let selinux_context = refresh.selinux_context();
-        Ok(MountPlan { path, source: opened?, access: Access::ReadWrite, served_by, limit, selinux_context })
+        let content = Planned::Source { source: opened?, served_by, limit, remote: None };
+        Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context })
     }
 
     fn set_up_content(&self, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
@@ -215,54 +272,115 @@ impl PassthroughVolume {
         Ok(Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?)
     }
 
-    fn mount(&self, spec: &Volume, mount_plan: &MountPlan) -> Result<Mounted, Trouble> {
-        let MountPlan { path, source, access, served_by, limit, selinux_context } = mount_plan;
+    fn nfs(&mut self, spec: &Volume, source: &Nfs, refresh: &Refresh) -> Result<MountPlan, Trouble> {
+        let path = self.setting.site.volume(Nfs::DIRECTORY, spec.name.as_str());
+        self.path = Some(path.clone());
+        self.export(spec, path, source, &NfsOptions::default(), access(source.read_only), refresh)
+    }
+
+    fn export(
+        &self,
+        spec: &Volume,
+        path: PathBuf,
+        source: &Nfs,
+        options: &NfsOptions,
+        access: Access,
+        refresh: &Refresh,
+    ) -> Result<MountPlan, Trouble> {
+        let selinux_context = options.selinux_context.clone();
+        let content = match nfs::backend(spec, source, options)? {
+            Backend::User => {
+                let export = Export::find(spec, source, options, access, self.setting.trace, refresh)?;
+                Planned::Export(Box::new(export))
+            }
+            Backend::Kernel => {
+                let remote = Some(nfs::callers(Backend::Kernel, options, refresh));
+                let source = nfs::mount_by_kernel(source, options, access)?;
+                Planned::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
+            }
+        };
+        Ok(MountPlan { path, content, access, selinux_context })
+    }
+
+    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<Mounted, Trouble> {
+        let MountPlan { path, content, access, selinux_context } = mount_plan;
         let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
-        if *served_by == ServedBy::Bind
-            && let Some((_, visible)) = self.setting.scaffold().keep(path).map_err(|error| passing(&error))?
+        if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
+            && let Some((_, visible)) = self.setting.scaffold().keep(&path).map_err(|error| passing(&error))?
         {
             // It was mounted by a supervisor before this one, and needs nobody.
-            return Ok(Mounted { visible, passthrough: None });
+            return Ok(Mounted { visible, served: Served::Bind });
         }
+        let shape = match &content {
+            Planned::Source { source, .. } => source.shape(),
+            Planned::Export(_) => Shape::Directory,
+        };
         let point = match &self.outdated {
             Some(outdated) => MountPoint::of_mount(outdated.visible.path()),
             None => {
                 let mut scaffold = self.setting.scaffold();
-                let point = scaffold.prepare(path, source.shape());
+                let point = scaffold.prepare(&path, shape);
                 scaffold.record().map_err(|error| passing(&error))?;
                 point
             }
         };
         let point = point.map_err(|error| passing(&error))?;
-        match served_by {
-            ServedBy::Bind => {
-                let attached = bind(source.as_fd(), *access).and_then(|clone| point.attach(&clone));
-                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, passthrough: None })
+        let mount = MountOptions { selinux_context, shape };
+        match content {
+            Planned::Source { source, served_by: ServedBy::Bind, .. } => {
+                let attached = bind(source.as_fd(), access).and_then(|clone| point.attach(&clone));
+                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, served: Served::Bind })
             }
-            ServedBy::Fuse => {
-                let name = spec.name.to_string();
-                // What is in an emptyDir was made through it.
-                let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)))
-                    .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
-                let options = Options {
-                    name,
-                    cache: spec.preferences.cache,
-                    exclusive: matches!(spec.source, VolumeSource::EmptyDir(_)),
-                    limit: *limit,
-                    trace: self.setting.trace,
-                    socket_advice: advice,
-                    threads: None,
-                };
-                let mount = MountOptions { selinux_context: selinux_context.clone(), shape: source.shape() };
-                let server = Arc::clone(&self.setting.server);
-                let about = Setting::about(spec, point.path(), self.group);
-                let passthrough = Passthrough::start(server, source.as_fd(), &options, &mount, about);
-                let passthrough = passthrough.map_err(Trouble::of_mount)?;
-                let visible = passthrough.show(&point, *access).map_err(Trouble::of_mount)?;
-                Ok(Mounted { visible, passthrough: Some(passthrough) })
+            Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
+                let options = self.passthrough_options(spec, limit, remote);
+                let passthrough = self.start_passthrough(spec, &source, &options, &mount, &point)?;
+                let visible = passthrough.show(&point, access).map_err(Trouble::of_mount)?;
+                Ok(Mounted { visible, served: Served::Passthrough(passthrough) })
+            }
+            Planned::Export(export) => {
+                let Export { options, sockets, attributes, .. } = *export;
+                let (server, about) =
+                    (Arc::clone(&self.setting.server), Setting::about(spec, point.path(), self.group));
+                let volume = NfsVolume::start(server, sockets, &options, attributes, &mount, about);
+                let volume = volume.map_err(Trouble::of_mount)?;
+                let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
+                Ok(Mounted { visible, served: Served::Nfs(volume) })
             }
         }
     }
+
+    fn start_passthrough(
+        &self,
+        spec: &Volume,
+        source: &Source,
+        options: &Options,
+        mount: &MountOptions,
+        point: &MountPoint,
+    ) -> Result<Passthrough, Trouble> {
+        let (server, about) = (Arc::clone(&self.setting.server), Setting::about(spec, point.path(), self.group));
+        Passthrough::start(server, source.as_fd(), options, mount, about).map_err(Trouble::of_mount)
+    }
+
+    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {
+        let name = spec.name.to_string();
+        // What is in an emptyDir was made through it, and who listens at a socket of an export does so elsewhere.
+        let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)) && remote.is_none())
+            .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
+        Options {
+            name,
+            cache: spec.preferences.cache,
+            exclusive: matches!(spec.source, VolumeSource::EmptyDir(_)),
+            limit,
+            trace: self.setting.trace,
+            socket_advice: advice,
+            threads: None,
+            remote,
+        }
+    }
+}
+
+fn access(read_only: bool) -> Access {
+    if read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
 fn empty_dir_plan(source: &EmptyDir, refresh: &Refresh) -> Result<Plan, Trouble> {

@@ -47,9 +47,9 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 #[test]
 fn an_unknown_kind_is_named_with_its_volume() {
     assert_eq!(
-        error("{name: data, nfs: {server: files, path: /srv}}"),
-        "nfs: volume \"data\": nfs volumes are not supported by this version; supported are configMap, secret, \
-         downwardAPI, projected, hostPath, emptyDir, persistentVolumeClaim, ephemeral"
+        error("{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}"),
+        "iscsi: volume \"data\": iscsi volumes are not supported by this version; supported are configMap, secret, \
+         downwardAPI, projected, hostPath, emptyDir, nfs, persistentVolumeClaim, ephemeral"
     );
 }
 

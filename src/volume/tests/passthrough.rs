@@ -7,6 +7,7 @@ use podfs_fuse::passthrough::Cache;
 use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
+use crate::volume::nfs_options::Backend;
 
 fn source(yaml: &str) -> VolumeSource {
     parse(&format!("{{name: v, {yaml}}}")).expect(yaml).source
@@ -127,7 +128,8 @@ fn pod(annotations: &str) -> Result<Pod, String> {
          [{{name: c, volumeMounts: [{{name: data, mountPath: /d}}]}}, \
            {{name: d, volumeDevices: [{{name: data, devicePath: /dev/d}}]}}], volumes: [\
          {{name: config, configMap: {{name: app}}}}, {{name: host, hostPath: {{path: /srv}}}}, \
-         {{name: scratch, emptyDir: {{}}}}, {{name: data, persistentVolumeClaim: {{claimName: data}}}}]}}}}"
+         {{name: scratch, emptyDir: {{}}}}, {{name: data, persistentVolumeClaim: {{claimName: data}}}}, \
+         {{name: files, nfs: {{server: nfs, path: /srv}}}}]}}}}"
     );
     let document = parse_documents(Path::new("pod.yaml"), text.as_bytes()).expect(&text).remove(0);
     Pod::parse(document).map_err(|error| error.to_string())
@@ -139,16 +141,18 @@ fn annotations_choose_for_single_volumes() {
         pod(annotations).expect(annotations).volumes.iter().map(|volume| volume.preferences).collect()
     };
     let chosen = of("{podfs.io/host-path.host: bind, podfs.io/host-path.data: fuse, podfs.io/audit.config: open, \
-                      podfs.io/cache.scratch: always, \
-                      podfs.io/cache.host: none, podfs.io/cache.data: auto, podfs.io/other: x}");
+                      podfs.io/cache.scratch: always, podfs.io/cache.host: none, podfs.io/cache.data: auto, \
+                      podfs.io/nfs-backend.data: kernel, podfs.io/nfs-backend.files: user, podfs.io/other: x}");
+    let default = Preferences::default();
     let expected = [
-        Preferences { audit: true, ..Preferences::default() },
-        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None, audit: false },
-        Preferences { cache: Cache::Always, ..Preferences::default() },
-        Preferences { served_by: Some(ServedBy::Fuse), cache: Cache::Auto, audit: false },
+        Preferences { audit: true, ..default },
+        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None, ..default },
+        Preferences { cache: Cache::Always, ..default },
+        Preferences { served_by: Some(ServedBy::Fuse), nfs_backend: Some(Backend::Kernel), ..default },
+        Preferences { nfs_backend: Some(Backend::User), ..default },
     ];
     assert_eq!(chosen, expected);
-    assert_eq!(of("{}"), [Preferences::default(); 4]);
+    assert_eq!(of("{}"), [Preferences::default(); 5]);
 }
 
 #[test]
@@ -159,6 +163,12 @@ fn annotations_that_make_no_sense_are_refused() {
         ("host-path.hots: bind", "the pod has no volume \"hots\""),
         ("cache.: none", "the pod has no volume \"\""),
         ("host-path.scratch: bind", "is for hostPath volumes and claims, and \"scratch\" is of kind emptyDir"),
+        ("nfs-backend.files: fuse", "must be auto, kernel or user"),
+        ("nfs-backend.host: user", "is for nfs volumes and claims, and \"host\" is of kind hostPath"),
+        (
+            "cache.files: none",
+            "nfs volumes are cached as their mount options say (actimeo, lookupcache); remove the annotation",
+        ),
         ("audit.config: close", "must be open; without the annotation nothing is written down"),
         (
             "audit.scratch: open",

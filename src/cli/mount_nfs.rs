@@ -1,0 +1,19 @@
+//! `podfs mount-nfs`: the process that a supervisor starts to mount an NFS export. Not for people.
+
+use anyhow::Context;
+use clap::Args;
+
+use super::exit::Failure;
+use crate::host::kernel_nfs::mounter;
+
+/// Mount an NFS export for a supervisor, which is at the other end of standard input.
+#[derive(Args)]
+pub(super) struct MountNfs {}
+
+impl MountNfs {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
+        let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
+        answered.context("nobody is told what became of the mount").map_err(Failure::general)
+    }
+}

@@ -1,0 +1,182 @@
+//! The kernel's NFS client: exports mounted by podfs itself, without mount.nfs, and shown nowhere.
+//!
+//! A mount of a server that does not answer waits in the kernel for longer than anybody wants to, and only the end of the
+//! process that asked for it ends it. So it is made by a process of its own ([`mounter`]):
+//!
+//! 1. This program is started once more, with a socket as its standard input, and told what to mount.
+//! 2. It answers with a sentence, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
+//!    lives as long as somebody holds that descriptor.
+//! 3. After `DEADLINE` it is killed, and nobody waits for its end but a thread that has nothing else to do. It is killed
+//!    with its parent, too.
+//!
+//! Nothing is left behind by a mount that did not come about, so the next one begins anew. Mounts of one export with the
+//! same options share what the kernel knows of it (one superblock), as long as nobody says `nosharecache`.
+
+pub mod mounter;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use podfs_fuse::server::protocol::{receive, send};
+use rustix::mount::{FsOpenFlags, fsopen};
+use serde::{Deserialize, Serialize};
+
+use super::{HostError, Source};
+use crate::volume::nfs_options::Version;
+use crate::volume::{Nfs, NfsOptions};
+
+/// The subcommand that mounts, for the process that is started.
+pub const SUBCOMMAND: &str = "mount-nfs";
+
+/// How long a mount may take, with all that is tried for it.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Whether this kernel has a client. It loads the module by itself if there is one. Nobody is asked over the network.
+pub fn is_there() -> bool {
+    fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
+}
+
+/// What is to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    /// The server's name or address; one of IPv6 is without brackets.
+    pub server: String,
+    /// The exported directory.
+    pub path: String,
+    /// The versions to try, one after the other, as the kernel calls them.
+    pub versions: Vec<String>,
+    /// The server's port for NFS, where it is told.
+    pub port: Option<u16>,
+    /// The host of its mount service, if that is another one.
+    pub mount_host: Option<String>,
+    /// What the kernel's client is told besides, in the words of nfs(5).
+    pub words: Vec<String>,
+    /// Nobody writes.
+    pub read_only: bool,
+    /// Programs run as who starts them, and not as their owner.
+    pub no_suid: bool,
+    /// Devices are none.
+    pub no_dev: bool,
+    /// No program is run.
+    pub no_exec: bool,
+}
+
+impl Export {
+    /// The export of a volume.
+    pub fn new(source: &Nfs, options: &NfsOptions, read_only: bool) -> Self {
+        let versions: &[&str] = match options.version {
+            Some(Version::V3) => &["3"],
+            Some(Version::V4(Some(0))) => &["4.0"],
+            Some(Version::V4(Some(1))) => &["4.1"],
+            Some(Version::V4(Some(_))) => &["4.2"],
+            Some(Version::V4(None)) => &["4.2", "4.1", "4.0"],
+            None => &["4.2", "4.1", "4.0", "3"],
+        };
+        Self {
+            server: source.server.clone(),
+            path: source.path.clone(),
+            versions: versions.iter().map(|version| (*version).to_owned()).collect(),
+            port: options.port,
+            mount_host: options.mount_host.clone(),
+            words: options.words.iter().filter(|word| is_for_the_kernel(word)).cloned().collect(),
+            read_only: read_only || options.read_only,
+            no_suid: options.no_suid,
+            no_dev: options.no_dev,
+            no_exec: options.no_exec,
+        }
+    }
+}
+
+/// Whether the kernel is told a word as it is: not the version and the host of the mount service, which are looked up
+/// first, and not what only mount.nfs knows.
+fn is_for_the_kernel(word: &str) -> bool {
+    let name = word.split('=').next().unwrap_or(word);
+    let of_version = ["nfsvers", "vers", "minorversion", "v3", "v4", "v4.0", "v4.1", "v4.2"];
+    let of_others = ["mounthost", "mountaddr", "nodirsync", "retry", "bg", "fg"];
+    !of_version.contains(&name) && !of_others.contains(&name)
+}
+
+/// Mounts an export. It is attached nowhere, and goes when nobody holds the source any more.
+///
+/// # Errors
+/// A sentence, after `DEADLINE` at the latest: nothing in it is for ever.
+pub fn mount(export: &Export) -> Result<Source, HostError> {
+    mount_within(export, DEADLINE)
+}
+
+fn mount_within(export: &Export, deadline: Duration) -> Result<Source, HostError> {
+    let of = |problem: &str| HostError::Refused(format!("{}:{}: {problem}", export.server, export.path));
+    let no_process = |cause: io::Error| of(&format!("no process to mount it with: {cause}"));
+    let (ours, theirs) = UnixStream::pair().map_err(no_process)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("podfs").arg(SUBCOMMAND).stdin(OwnedFd::from(theirs));
+    let child = command.spawn().map(Mounting).map_err(no_process)?;
+    // Its end is now the only one.
+    drop(command);
+    ours.set_read_timeout(Some(deadline)).map_err(no_process)?;
+    send(&ours, export, &[]).map_err(no_process)?;
+    let answer = receive::<Result<(), String>>(&ours);
+    drop(child);
+    match answer {
+        Ok(Some((Ok(()), mut descriptors))) => {
+            let descriptor = descriptors.pop().ok_or_else(|| of("the mount got lost"))?;
+            Source::of(descriptor).map_err(|errno| of(&format!("the mount cannot be looked at: {errno}")))
+        }
+        Ok(Some((Err(sentence), _))) => Err(of(&sentence)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            let patience = deadline.as_secs();
+            Err(of(&format!("the NFS server has not answered for {patience} s; see that it runs and can be reached")))
+        }
+        Ok(None) | Err(_) => Err(of("the process that mounts it has ended without an answer")),
+    }
+}
+
+/// The process that mounts. When this is dropped, it is killed, and forgotten once it has ended.
+struct Mounting(Child);
+
+impl Drop for Mounting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        let pid = self.0.id();
+        let wait = move || {
+            let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+            let _ = nix::sys::wait::waitpid(pid, None);
+        };
+        // Without the thread it stays a zombie until this process ends.
+        let _ = std::thread::Builder::new().name("mounted".to_owned()).spawn(wait);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(options: &[&str]) -> Export {
+        let source = Nfs { server: "nas".to_owned(), path: "/data".to_owned(), read_only: false };
+        Export::new(&source, &NfsOptions::parse(options.iter().copied()).expect("options"), false)
+    }
+
+    #[test]
+    fn versions_are_tried_from_the_highest_if_none_is_asked_for() {
+        assert_eq!(export(&[]).versions, ["4.2", "4.1", "4.0", "3"]);
+        assert_eq!(export(&["nfsvers=4"]).versions, ["4.2", "4.1", "4.0"]);
+        for (word, version) in [("nfsvers=3", "3"), ("vers=4.1", "4.1"), ("v4.2", "4.2"), ("minorversion=0", "4.0")] {
+            let export = export(&[word]);
+            assert_eq!((&*export.versions, &*export.words), (&[version.to_owned()][..], &[][..]), "{word}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_told_what_is_for_it_and_no_more() {
+        let export = export(&["nfsvers=4.1,hard,timeo=50,_netdev,retry=2,ro,nosuid,podfs.backend=kernel,port=1"]);
+        assert_eq!(export.words, ["hard", "timeo=50", "port=1"]);
+        assert_eq!((export.read_only, export.no_suid, export.no_dev, export.port), (true, true, false, Some(1)));
+    }
+}

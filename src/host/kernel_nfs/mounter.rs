@@ -1,0 +1,202 @@
+//! The process that mounts one export with the kernel's NFS client.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use podfs_fuse::server::protocol::{receive, send};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+};
+use rustix::process::Signal;
+
+use super::Export;
+
+/// The port of NFS.
+const NFS_PORT: u16 = 2049;
+/// How long one of several addresses may take to accept a connection.
+const KNOCK: Duration = Duration::from_secs(5);
+
+/// Mounts the export that is asked for on `socket`, and answers there.
+///
+/// # Errors
+/// When nobody is at the other end any more.
+pub fn answer(socket: OwnedFd) -> io::Result<()> {
+    // Whoever asks has the answer within its deadline, or does not want it any more.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let socket = UnixStream::from(socket);
+    let Some((export, _)) = receive::<Export>(&socket)? else { return Ok(()) };
+    match mount(&export) {
+        Ok(mounted) => send(&socket, &Ok::<(), String>(()), &[mounted.as_fd()]),
+        Err(sentence) => send(&socket, &Err::<(), String>(sentence), &[]),
+    }
+}
+
+fn mount(export: &Export) -> Result<OwnedFd, String> {
+    let address = reachable(&resolve(&export.server)?, export.port.unwrap_or(NFS_PORT));
+    let mount_address = export.mount_host.as_deref().map(resolve).transpose()?;
+    let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
+    let mut first: Option<Failure> = None;
+    for version in &export.versions {
+        match attempt(export, address, mount_address, version) {
+            Ok(mounted) => return Ok(mounted),
+            Err(failure) if failure.may_be_the_version() => {
+                first = Some(first.map_or(failure.clone(), |f| f.or(failure)))
+            }
+            Err(failure) => return Err(failure.sentence(&export.server)),
+        }
+    }
+    Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(&export.server)))
+}
+
+fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
+    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
+    let addresses: Vec<_> = found.map(|address| address.ip()).collect();
+    if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
+}
+
+/// The first address where somebody listens; the first of all if there is none, or nothing to choose.
+fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
+    let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), KNOCK).is_ok();
+    match addresses {
+        [only] => *only,
+        several => *several.iter().find(listens).unwrap_or(&several[0]),
+    }
+}
+
+/// Mounts with one version of the protocol.
+fn attempt(export: &Export, address: IpAddr, mount_address: Option<IpAddr>, version: &str) -> Result<OwnedFd, Failure> {
+    let failed = |errno, messages| Failure { errno, messages, version: version.to_owned() };
+    let context = fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| failed(errno, Vec::new()))?;
+    configure(&context, export, address, mount_address, version)
+        .and_then(|()| fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes(export)))
+        .map_err(|errno| failed(errno, messages(&context)))
+}
+
+fn configure(
+    context: &OwnedFd,
+    export: &Export,
+    address: IpAddr,
+    mount_address: Option<IpAddr>,
+    version: &str,
+) -> Result<(), Errno> {
+    let context = context.as_fd();
+    let host = if export.server.contains(':') { format!("[{}]", export.server) } else { export.server.clone() };
+    fsconfig_set_string(context, "source", format!("{host}:{}", export.path))?;
+    for word in &export.words {
+        match word.split_once('=') {
+            Some((key, value)) => fsconfig_set_string(context, key, value)?,
+            None => fsconfig_set_flag(context, word.as_str())?,
+        }
+    }
+    fsconfig_set_string(context, "vers", version)?;
+    if export.words.iter().all(|word| !word.starts_with("proto=")) {
+        fsconfig_set_string(context, "proto", if address.is_ipv6() { "tcp6" } else { "tcp" })?;
+    }
+    fsconfig_set_string(context, "addr", address.to_string())?;
+    if let Some(mount_address) = mount_address {
+        fsconfig_set_string(context, "mountaddr", mount_address.to_string())?;
+    }
+    if export.read_only {
+        fsconfig_set_flag(context, "ro")?;
+    }
+    fsconfig_create(context)
+}
+
+fn attributes(export: &Export) -> MountAttrFlags {
+    let wanted = [
+        (export.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
+        (export.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (export.no_dev, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (export.no_exec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    ];
+    wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect()
+}
+
+/// What the kernel has to say, a line for each reading.
+fn messages(context: &OwnedFd) -> Vec<String> {
+    let mut messages = Vec::new();
+    let mut line = [0; 1024];
+    while let Ok(length @ 1..) = rustix::io::read(context, &mut line) {
+        let text = String::from_utf8_lossy(&line[..length]).trim().to_owned();
+        // The first letter tells how bad it is.
+        messages.push(text.split_once(' ').map_or(text.clone(), |(_, text)| text.to_owned()));
+    }
+    messages
+}
+
+/// Why the kernel did not mount.
+#[derive(Clone, Debug)]
+struct Failure {
+    errno: Errno,
+    messages: Vec<String>,
+    version: String,
+}
+
+impl Failure {
+    /// Whether another version may do, by what servers say that do not know one: as mount.nfs sees it.
+    fn may_be_the_version(&self) -> bool {
+        matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
+    }
+
+    /// The one that says more: that a version is not spoken says least.
+    fn or(self, later: Failure) -> Failure {
+        if self.errno == Errno::PROTONOSUPPORT { later } else { self }
+    }
+
+    fn sentence(&self, server: &str) -> String {
+        let Self { errno, messages, version } = self;
+        let what = match *errno {
+            Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
+            Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),
+            Errno::ACCESS | Errno::PERM => {
+                format!("NFS server {server} does not let this node mount it; correct its exports, or the path")
+            }
+            Errno::CONNREFUSED => format!("NFS server {server} refuses the connection; start it, or correct the port"),
+            Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN => {
+                format!("NFS server {server} does not answer ({errno}); see that it runs and can be reached")
+            }
+            Errno::PROTONOSUPPORT => format!("NFS server {server}, or this kernel, does not speak NFS {version}"),
+            Errno::INVAL => "the kernel's NFS client does not take these mount options; correct them".to_owned(),
+            _ => format!("the kernel's NFS client cannot mount it: {errno}"),
+        };
+        if messages.is_empty() { what } else { format!("{what} (the kernel says: {})", messages.join("; ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(errno: Errno, version: &str) -> Failure {
+        Failure { errno, messages: Vec::new(), version: version.to_owned() }
+    }
+
+    #[test]
+    fn what_says_more_than_that_a_version_is_not_spoken_is_told() {
+        let all = |failures: [Failure; 2]| failures.into_iter().reduce(Failure::or).expect("one").errno;
+        assert_eq!(all([failure(Errno::PROTONOSUPPORT, "4.2"), failure(Errno::ACCESS, "3")]), Errno::ACCESS);
+        assert_eq!(all([failure(Errno::NOENT, "4.2"), failure(Errno::PROTONOSUPPORT, "3")]), Errno::NOENT);
+    }
+
+    #[test]
+    fn a_sentence_tells_what_the_kernel_said() {
+        let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
+        let sentence = Failure { messages, ..failure(Errno::INVAL, "4.1") }.sentence("nas");
+        assert!(sentence.ends_with("correct them (the kernel says: nfs: Unknown parameter 'wombat')"), "{sentence}");
+        assert!(failure(Errno::CONNREFUSED, "3").sentence("nas").contains("nas refuses the connection; start it"));
+    }
+
+    #[test]
+    fn of_several_addresses_the_one_that_listens_is_taken() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let port = listener.local_addr().expect("an address").port();
+        let [away, here] = ["127.0.0.2", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
+        assert_eq!(reachable(&[away, here], port), here);
+        drop(listener);
+        assert_eq!(reachable(&[away, here], port), away);
+    }
+}

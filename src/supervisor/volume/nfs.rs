@@ -1,0 +1,153 @@
+//! An export of an NFS server: whose client is used, where the server is, and how the export is served.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use podfs_fuse::mount::private::Access;
+use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
+use podfs_fuse::nfs::mounted::Sockets;
+use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, Patience};
+use podfs_fuse::nfs::rpc::Credential;
+use rustix::mount::MountAttrFlags;
+
+use super::{Refresh, Trouble};
+use crate::host::{Source, kernel_nfs};
+use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
+use crate::volume::{Nfs, NfsOptions, Volume};
+
+/// How long it may take to find out whether an export can be served. A server that is slower is found the next time.
+const BUDGET: Duration = Duration::from_secs(10);
+
+/// Whose client is used for a volume. Whether the kernel has one is asked only if it matters: asking loads it.
+pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
+    let wish = spec.preferences.nfs_backend;
+    let chosen = match options.choose_backend(wish, false) {
+        Ok(backend) => Ok(backend),
+        Err(_) => options.choose_backend(wish, kernel_nfs::is_there()),
+    };
+    chosen.map_err(|sentence| Trouble::Manifests(format!("{}:{}: {sentence}", source.server, source.path)))
+}
+
+/// Mounts an export with the kernel's client.
+pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access) -> Result<Source, Trouble> {
+    Ok(kernel_nfs::mount(&kernel_nfs::Export::new(source, options, access == Access::ReadOnly))?)
+}
+
+/// As whom calls are made. The kernel's client sees to `sec=none` by itself.
+pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> Callers {
+    match (backend, &options.security, refresh.facts.user_namespace) {
+        (Backend::User, Security::None, _) => Callers::AsNobody,
+        (_, _, true) => Callers::AsInTheirNamespace,
+        (_, _, false) => Callers::AsTheyAre,
+    }
+}
+
+/// An export that was reached, and is to be served by podfs's own client.
+pub(super) struct Export {
+    /// How.
+    pub(super) options: Options,
+    /// What the connections are made with.
+    pub(super) sockets: Sockets,
+    /// What the mount does not allow.
+    pub(super) attributes: MountAttrFlags,
+}
+
+impl Export {
+    /// Finds the server of a volume, and asks it for the export.
+    pub(super) fn find(
+        spec: &Volume,
+        source: &Nfs,
+        options: &NfsOptions,
+        access: Access,
+        trace: bool,
+        refresh: &Refresh,
+    ) -> Result<Export, Trouble> {
+        let reached = reach_any(source, options)?;
+        let serving = Options {
+            name: spec.name.to_string(),
+            read_only: access == Access::ReadOnly,
+            callers: callers(Backend::User, options, refresh),
+            trace,
+            ..serving(source, options, &reached)
+        };
+        let connections = usize::from(options.connections);
+        let sockets = Sockets::new(&serving, connections, options.reserved_port);
+        let sockets = sockets.map_err(|error| Trouble::Passing(format!("no socket for NFS: {error}")))?;
+        let attributes = [
+            (options.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (options.no_dev, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (options.no_exec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        ];
+        let attributes = attributes.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect();
+        Ok(Export { options: serving, sockets, attributes })
+    }
+}
+
+/// Tries the addresses of a server, one after the other. Each has its part of the time.
+fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
+    let addresses = resolve(&source.server)?;
+    let mount_host = options.mount_host.as_deref().map(resolve).transpose()?;
+    let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+    let mut last = Trouble::Passing(format!("NFS server {} has no address", source.server));
+    for address in addresses {
+        let asked = reaching::Options {
+            port: options.port,
+            mount_address: mount_host.as_ref().and_then(|addresses| addresses.first().copied()),
+            mount_port: options.mount_port,
+            reserved_port: options.reserved_port,
+            rsize: options.rsize,
+            wsize: options.wsize,
+            credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
+            ..reaching::Options::new(&source.server, address, source.path.as_bytes(), budget)
+        };
+        match reach(&asked) {
+            Ok(reached) => return Ok(reached),
+            Err(error) => last = Trouble::Passing(error.to_string()),
+        }
+    }
+    Err(last)
+}
+
+/// The addresses of a server, as many as are worth a try.
+fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
+    const MOST: usize = 4;
+    let found = (server, 0).to_socket_addrs();
+    let found = found
+        .map_err(|error| Trouble::Passing(format!("NFS server {server}: its address cannot be found: {error}")))?;
+    let mut addresses: Vec<_> = found.map(|address| address.ip()).collect();
+    addresses.dedup();
+    addresses.truncate(MOST);
+    Ok(addresses)
+}
+
+/// What the mount options come to for podfs's own client.
+fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
+    let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let attributes = &options.attributes;
+    Options {
+        mountd: Some(reached.mountd),
+        patience: match options.recovery {
+            Recovery::Hard => Patience::Hard,
+            Recovery::Soft => Patience::Soft,
+            Recovery::SoftError => Patience::SoftErr,
+        },
+        timeo: u32::try_from(options.timeout.as_millis() / 100).unwrap_or(u32::MAX),
+        retrans: options.retransmissions,
+        caching: Caching {
+            acregmin: seconds(attributes.file_min),
+            acregmax: seconds(attributes.file_max),
+            acdirmin: seconds(attributes.directory_min),
+            acdirmax: seconds(attributes.directory_max),
+            lookups: match options.lookup_cache {
+                LookupCache::All => Lookups::All,
+                LookupCache::Positive => Lookups::Positive,
+                LookupCache::None => Lookups::None,
+            },
+            close_to_open: options.close_to_open,
+        },
+        stable: options.sync,
+        with_attributes: options.readdirplus,
+        local_locks: LocalLocks { posix: options.locks.local_posix, flock: options.locks.local_flock },
+        ..Options::new(&source.server, &source.path, reached.nfs, reached.root.as_bytes(), reached.limits)
+    }
+}

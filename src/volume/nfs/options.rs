@@ -1,0 +1,528 @@
+//! Mount options of NFS volumes, in the words of nfs(5) and mount(8).
+//!
+//! An option is honoured, has no effect for a stated reason, or is refused by its name. None makes a volume less secure
+//! or less durable than it asks for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What the mount options of a volume come to. Without an option it is what Linux does, nfs(5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsOptions {
+    /// Whose client talks to the server; podfs chooses if there is none.
+    pub backend: Option<Backend>,
+    /// The version of the protocol; podfs chooses if there is none.
+    pub version: Option<Version>,
+    /// How callers prove who they are.
+    pub security: Security,
+    /// Whether the connection is encrypted (`xprtsec`, Linux 6.5).
+    pub transport_security: TransportSecurity,
+    /// The server's port; that of the protocol if there is none.
+    pub port: Option<u16>,
+    /// The port of its mount service; the server's portmapper is asked if there is none.
+    pub mount_port: Option<u16>,
+    /// Where the mount service is, if not at the server.
+    pub mount_host: Option<String>,
+    /// What becomes of a call that is not answered.
+    pub recovery: Recovery,
+    /// How long a call waits before it is repeated.
+    pub timeout: Duration,
+    /// How often it is repeated before it counts as not answered.
+    pub retransmissions: u32,
+    /// Most bytes of one READ; as many as the server likes if there is none.
+    pub rsize: Option<u32>,
+    /// Most bytes of one WRITE, likewise.
+    pub wsize: Option<u32>,
+    /// How many connections there are to the server, 1 to 16.
+    pub connections: u8,
+    /// Whether they come from a port below 1024.
+    pub reserved_port: bool,
+    /// Who knows of locks.
+    pub locks: Locks,
+    /// How long attributes may be believed.
+    pub attributes: AttributeCache,
+    /// Which names may be believed.
+    pub lookup_cache: LookupCache,
+    /// Whether a file that is opened shows what others wrote before they closed it.
+    pub close_to_open: bool,
+    /// Whether each write is on the server's disk before it is answered.
+    pub sync: bool,
+    /// Whether a listing brings attributes along.
+    pub readdirplus: bool,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// Whether programs from the volume run as who starts them, and not as their owner.
+    pub no_suid: bool,
+    /// Whether devices in it are none.
+    pub no_dev: bool,
+    /// Whether no program may be run from the volume.
+    pub no_exec: bool,
+    /// The SELinux label of all its files.
+    pub selinux_context: Option<String>,
+    /// What the kernel's client is told, in order: without what is for mount(8), or seen to by podfs.
+    pub words: Vec<String>,
+}
+
+/// Whose NFS client is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The kernel's.
+    Kernel,
+    /// The one of podfs, in a process without privileges.
+    User,
+}
+
+/// A version of NFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// RFC 1813.
+    V3,
+    /// Of version 4, this one, or the highest that both sides know.
+    V4(Option<u8>),
+}
+
+/// How callers prove who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// They say so (AUTH_SYS).
+    Sys,
+    /// Not at all: the server takes everybody for nobody (AUTH_NONE).
+    None,
+    /// One of these flavours, such as `krb5p`.
+    Flavors(String),
+}
+
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportSecurity {
+    /// It is not.
+    None,
+    /// With TLS.
+    Tls,
+    /// With TLS, and both ends have certificates.
+    MutualTls,
+}
+
+/// What becomes of a call that is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// It waits.
+    Hard,
+    /// It fails with `EIO`.
+    Soft,
+    /// It fails with `ETIMEDOUT`.
+    SoftError,
+}
+
+/// Who knows of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locks {
+    /// `flock(2)` locks are known on this node only.
+    pub local_flock: bool,
+    /// `fcntl(2)` locks likewise.
+    pub local_posix: bool,
+}
+
+/// How long attributes may be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributeCache {
+    /// Of files, at least.
+    pub file_min: Duration,
+    /// Of files, at most.
+    pub file_max: Duration,
+    /// Of directories, at least.
+    pub directory_min: Duration,
+    /// Of directories, at most.
+    pub directory_max: Duration,
+}
+
+/// Which names may be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookupCache {
+    /// All, those included that there are not.
+    All,
+    /// Those that there are.
+    Positive,
+    /// None.
+    None,
+}
+
+impl Default for NfsOptions {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            backend: None,
+            version: None,
+            security: Security::Sys,
+            transport_security: TransportSecurity::None,
+            port: None,
+            mount_port: None,
+            mount_host: None,
+            recovery: Recovery::Hard,
+            timeout: seconds(60),
+            retransmissions: 2,
+            rsize: None,
+            wsize: None,
+            connections: 1,
+            reserved_port: true,
+            locks: Locks { local_flock: false, local_posix: false },
+            attributes: AttributeCache {
+                file_min: seconds(3),
+                file_max: seconds(60),
+                directory_min: seconds(30),
+                directory_max: seconds(60),
+            },
+            lookup_cache: LookupCache::All,
+            close_to_open: true,
+            sync: false,
+            readdirplus: true,
+            read_only: false,
+            no_suid: false,
+            no_dev: false,
+            no_exec: false,
+            selinux_context: None,
+            words: Vec::new(),
+        }
+    }
+}
+
+impl NfsOptions {
+    /// Parses options as a PersistentVolume has them. Each may be a list with commas.
+    ///
+    /// # Errors
+    /// The first option that podfs does not know or cannot honour, or two that contradict each other.
+    pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, String> {
+        let mut parser = Parser::default();
+        let words = options.into_iter().flat_map(|option| option.split(','));
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            parser.take(word)?;
+        }
+        parser.finish()
+    }
+
+    /// Whose client is used, as far as the options and the machine decide. `wish` is what the pod asks for.
+    ///
+    /// # Errors
+    /// When what the volume asks for is not to be had.
+    pub fn choose_backend(&self, wish: Option<Backend>, kernel_has_nfs: bool) -> Result<Backend, String> {
+        let needs_kernel = self.needs_kernel();
+        match wish.or(self.backend) {
+            Some(Backend::User) => match needs_kernel {
+                Some(what) => Err(format!("{what} needs the kernel's NFS client, and the volume asks for podfs's own; remove one of the two")),
+                None => Ok(Backend::User),
+            },
+            Some(Backend::Kernel) if !kernel_has_nfs => {
+                Err("the volume asks for the kernel's NFS client, and this kernel has none; load the module nfs, or let podfs choose".to_owned())
+            }
+            Some(Backend::Kernel) => Ok(Backend::Kernel),
+            None => match needs_kernel {
+                None => Ok(Backend::User),
+                Some(_) if kernel_has_nfs => Ok(Backend::Kernel),
+                Some(what) => Err(format!("{what} needs the kernel's NFS client, and this kernel has none; load the module nfs")),
+            },
+        }
+    }
+
+    /// What only the kernel's client can do.
+    fn needs_kernel(&self) -> Option<String> {
+        match (&self.version, &self.security, self.transport_security) {
+            (Some(Version::V4(None)), ..) => Some("nfsvers=4".to_owned()),
+            (Some(Version::V4(Some(minor))), ..) => Some(format!("nfsvers=4.{minor}")),
+            (_, Security::Flavors(flavors), _) => Some(format!("sec={flavors}")),
+            (.., TransportSecurity::Tls) => Some("xprtsec=tls".to_owned()),
+            (.., TransportSecurity::MutualTls) => Some("xprtsec=mtls".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl Backend {
+    /// The word for it, in mount options and annotations; none for any other word but `auto`.
+    ///
+    /// # Errors
+    /// For another word.
+    pub fn parse(word: &str) -> Result<Option<Backend>, &'static str> {
+        match word {
+            "auto" => Ok(None),
+            "kernel" => Ok(Some(Backend::Kernel)),
+            "user" => Ok(Some(Backend::User)),
+            _ => Err("must be auto, kernel or user"),
+        }
+    }
+}
+
+/// Options of mount(8), and of no NFS client, that change nothing here: what they ask for is so anyway, or there is
+/// nothing that they could change.
+const OF_MOUNT: [&str; 18] = [
+    "defaults",
+    "rw",
+    "noatime",
+    "atime",
+    "nodiratime",
+    "diratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "suid",
+    "dev",
+    "exec",
+    "_netdev",
+    "auto",
+    "noauto",
+    "nofail",
+    "nouser",
+    "silent",
+];
+
+/// Options of nfs(5) that change nothing where podfs's own client is used.
+const OF_KERNEL: [&str; 22] = [
+    "async",
+    "lazytime",
+    "acl",
+    "noacl",
+    "bg",
+    "fg",
+    "intr",
+    "nointr",
+    "sharecache",
+    "nosharecache",
+    "fsc",
+    "nofsc",
+    "trunkdiscovery",
+    "notrunkdiscovery",
+    "migration",
+    "nomigration",
+    "posix",
+    "softreval",
+    "nosoftreval",
+    "nodirsync",
+    "lock",
+    "tcp",
+];
+
+/// Likewise, with a value.
+const VALUES_OF_KERNEL: [&str; 8] =
+    ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers", "minorversion"];
+
+/// The topic that several options are about; those that say different things about one contradict each other.
+fn topic(name: &str) -> &str {
+    match name {
+        "nfsvers" | "vers" | "v3" | "v4" | "v4.0" | "v4.1" | "v4.2" => "vers",
+        "hard" | "soft" | "softerr" => "hard",
+        "ro" | "rw" => "ro",
+        "sync" | "async" => "sync",
+        "resvport" | "noresvport" => "resvport",
+        "lock" | "nolock" | "local_lock" => "lock",
+        "ac" | "noac" => "ac",
+        "cto" | "nocto" => "cto",
+        "rdirplus" | "nordirplus" => "rdirplus",
+        "suid" | "nosuid" => "suid",
+        "dev" | "nodev" => "dev",
+        "exec" | "noexec" => "exec",
+        "tcp" | "udp" | "rdma" | "proto" => "proto",
+        other => other,
+    }
+}
+
+/// An option in one of the ways in which it can be said.
+fn meaning(word: &str) -> &str {
+    match word {
+        "tcp" => "proto=tcp",
+        "nolock" => "local_lock=all",
+        "lock" => "local_lock=none",
+        word => word.strip_prefix("nfsvers=").or(word.strip_prefix("vers=")).or(word.strip_prefix('v')).unwrap_or(word),
+    }
+}
+
+#[derive(Default)]
+struct Parser {
+    options: NfsOptions,
+    /// What was said about each topic.
+    said: BTreeMap<String, String>,
+    minor: Option<u8>,
+    no_attributes: bool,
+}
+
+impl Parser {
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        match self.said.get(topic(name)) {
+            Some(earlier) if meaning(earlier) == meaning(word) => return Ok(()),
+            Some(earlier) => {
+                return Err(format!("mount options {earlier:?} and {word:?} contradict each other; keep one of them"));
+            }
+            None => drop(self.said.insert(topic(name).to_owned(), word.to_owned())),
+        }
+        let told = match value {
+            None => self.flag(name),
+            Some(value) => self.value(name, value),
+        };
+        told.map_err(|problem| format!("mount option {word:?} {problem}"))?;
+        let is_podfs = name.starts_with("podfs.") || ["ro", "nosuid", "nodev", "noexec", "context"].contains(&name);
+        if !is_podfs && !is_of_mount(name) {
+            self.options.words.push(word.to_owned());
+        }
+        Ok(())
+    }
+
+    fn flag(&mut self, name: &str) -> Result<(), String> {
+        let options = &mut self.options;
+        match name {
+            "hard" => options.recovery = Recovery::Hard,
+            "soft" => options.recovery = Recovery::Soft,
+            "softerr" => options.recovery = Recovery::SoftError,
+            "ro" => options.read_only = true,
+            "sync" | "dirsync" => options.sync = true,
+            "nosuid" => options.no_suid = true,
+            "nodev" => options.no_dev = true,
+            "noexec" => options.no_exec = true,
+            "resvport" => options.reserved_port = true,
+            "noresvport" => options.reserved_port = false,
+            "nolock" => options.locks = Locks { local_flock: true, local_posix: true },
+            "ac" => {}
+            "noac" => (self.no_attributes, options.sync) = (true, true),
+            "cto" => {}
+            "nocto" => options.close_to_open = false,
+            "rdirplus" => {}
+            "nordirplus" => options.readdirplus = false,
+            "udp" | "rdma" => return Err("asks for another transport than TCP, which podfs does not speak".to_owned()),
+            "v3" | "v4" | "v4.0" | "v4.1" | "v4.2" => options.version = Some(version(&name[1..])?),
+            name if OF_KERNEL.contains(&name) || is_of_mount(name) => {}
+            _ => return Err("is not known to podfs; remove it, or correct it".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let options = &mut self.options;
+        let cache = &mut options.attributes;
+        match name {
+            "nfsvers" | "vers" => options.version = Some(version(value)?),
+            "minorversion" => self.minor = Some(number(value, 0, 2)? as u8),
+            "proto" | "mountproto" => match value {
+                "tcp" | "tcp6" => {}
+                _ => return Err("asks for another transport than TCP, which podfs does not speak".to_owned()),
+            },
+            "mountvers" if value != "3" => {
+                return Err("is not served: NFS 3 goes with version 3 of the mount protocol".to_owned());
+            }
+            "port" => options.port = Some(port(value)?).filter(|port| *port != 0),
+            "mountport" => options.mount_port = Some(port(value)?).filter(|port| *port != 0),
+            "mounthost" | "mountaddr" => options.mount_host = Some(value.to_owned()),
+            "timeo" => options.timeout = Duration::from_millis(100 * u64::from(number(value, 1, 60_000)?)),
+            "retrans" => options.retransmissions = number(value, 0, 1000)?,
+            "rsize" => options.rsize = Some(transfer(value)?),
+            "wsize" => options.wsize = Some(transfer(value)?),
+            "nconnect" => options.connections = number(value, 1, 16)? as u8,
+            "local_lock" => {
+                let (flock, posix) = match value {
+                    "all" => (true, true),
+                    "flock" => (true, false),
+                    "posix" => (false, true),
+                    "none" => (false, false),
+                    _ => return Err("must be all, flock, posix or none".to_owned()),
+                };
+                options.locks = Locks { local_flock: flock, local_posix: posix };
+            }
+            "actimeo" => {
+                let time = seconds(value)?;
+                *cache = AttributeCache { file_min: time, file_max: time, directory_min: time, directory_max: time };
+            }
+            "acregmin" => cache.file_min = seconds(value)?,
+            "acregmax" => cache.file_max = seconds(value)?,
+            "acdirmin" => cache.directory_min = seconds(value)?,
+            "acdirmax" => cache.directory_max = seconds(value)?,
+            "lookupcache" => {
+                options.lookup_cache = match value {
+                    "all" => LookupCache::All,
+                    "pos" | "positive" => LookupCache::Positive,
+                    "none" => LookupCache::None,
+                    _ => return Err("must be all, positive or none".to_owned()),
+                }
+            }
+            "rdirplus" => match value {
+                "none" => options.readdirplus = false,
+                "force" => {}
+                _ => return Err("must be none or force".to_owned()),
+            },
+            "sec" => {
+                options.security = match value {
+                    "sys" => Security::Sys,
+                    "none" | "null" => Security::None,
+                    "" => return Err("names no flavour".to_owned()),
+                    flavors => Security::Flavors(flavors.to_owned()),
+                }
+            }
+            "xprtsec" => {
+                options.transport_security = match value {
+                    "none" => TransportSecurity::None,
+                    "tls" => TransportSecurity::Tls,
+                    "mtls" => TransportSecurity::MutualTls,
+                    _ => return Err("must be none, tls or mtls".to_owned()),
+                }
+            }
+            "context" => options.selinux_context = Some(value.trim_matches('"').to_owned()),
+            "addr" => return Err("is podfs's own; name the server in the volume".to_owned()),
+            "podfs.backend" => options.backend = Backend::parse(value)?,
+            name if VALUES_OF_KERNEL.contains(&name) || is_of_mount(name) => {}
+            _ => return Err("is not known to podfs; remove it, or correct it".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<NfsOptions, String> {
+        let Parser { mut options, minor, no_attributes, said } = self;
+        match (options.version, minor) {
+            (Some(Version::V4(None)) | None, Some(minor)) => options.version = Some(Version::V4(Some(minor))),
+            (Some(version), Some(minor)) if version != Version::V4(Some(minor)) => {
+                let of = |topic: &str| said.get(topic).map_or("", String::as_str);
+                let (one, other) = (of("vers"), of("minorversion"));
+                return Err(format!("mount options {one:?} and {other:?} contradict each other; keep one of them"));
+            }
+            _ => {}
+        }
+        if no_attributes {
+            let none = Duration::ZERO;
+            options.attributes =
+                AttributeCache { file_min: none, file_max: none, directory_min: none, directory_max: none };
+        }
+        let cache = &mut options.attributes;
+        cache.file_max = cache.file_max.max(cache.file_min);
+        cache.directory_max = cache.directory_max.max(cache.directory_min);
+        Ok(options)
+    }
+}
+
+fn is_of_mount(name: &str) -> bool {
+    OF_MOUNT.contains(&name) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
+}
+
+fn version(value: &str) -> Result<Version, String> {
+    match value {
+        "3" => Ok(Version::V3),
+        "4" => Ok(Version::V4(None)),
+        "4.0" => Ok(Version::V4(Some(0))),
+        "4.1" => Ok(Version::V4(Some(1))),
+        "4.2" => Ok(Version::V4(Some(2))),
+        _ => Err("asks for a version that podfs does not know; it knows 3, 4, 4.0, 4.1 and 4.2".to_owned()),
+    }
+}
+
+fn number(value: &str, least: u32, most: u32) -> Result<u32, String> {
+    let number = value.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("must be a number from {least} to {most}"))
+}
+
+fn port(value: &str) -> Result<u16, String> {
+    value.parse().map_err(|_| "must be a port, 0 to 65535".to_owned())
+}
+
+fn seconds(value: &str) -> Result<Duration, String> {
+    Ok(Duration::from_secs(number(value, 0, 86_400)?.into()))
+}
+
+/// As Linux does: rounded down to 1 KiB, and neither too small nor too large.
+fn transfer(value: &str) -> Result<u32, String> {
+    let bytes = number(value, 1, u32::MAX)?;
+    Ok((bytes & !1023).clamp(4096, 1 << 20))
+}

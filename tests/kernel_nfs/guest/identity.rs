@@ -1,0 +1,50 @@
+//! Who asks: the server decides what a caller may do, as it does for other clients.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::process::Command;
+
+use super::{assert_stops_clean, exported, fixture, shown, version_3};
+use crate::common::caller::Caller;
+use crate::common::outcome::finish;
+
+fn exportfs(arguments: &[&str]) {
+    let outcome = finish(Command::new("/usr/sbin/exportfs").args(arguments));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn where_root_is_nobody_others_are_who_they_are() {
+    let squashed = "*:/export";
+    exportfs(&["-o", "rw,root_squash,no_subtree_check,insecure,fsid=0", squashed]);
+    for (path, options) in [("/", "nfsvers=4.1".to_owned()), ("/export", version_3())] {
+        let private = exported("private");
+        fs::write(&private, "secret").expect("written");
+        chown(&private, Some(1000), Some(1000)).expect("given");
+        fs::set_permissions(&private, PermissionsExt::from_mode(0o600)).expect("a mode");
+        let of_group = exported("of-group");
+        fs::write(&of_group, "shared").expect("written");
+        chown(&of_group, Some(1), Some(3000)).expect("given");
+        fs::set_permissions(&of_group, PermissionsExt::from_mode(0o640)).expect("a mode");
+
+        let fixture = fixture(path, &options);
+        let running = fixture.run();
+        let volume = shown(&running);
+        let read = |name: &str| fs::read_to_string(name).map_err(|error| error.raw_os_error());
+        let [owner, member] = [Caller::new(1000), Caller::with_groups(1000, &[3000])];
+        assert_eq!(owner.run(&volume, || read("private")), Ok("secret".to_owned()), "{options}");
+        assert_eq!(fs::read(volume.join("private")).map_err(|error| error.raw_os_error()), Err(Some(libc::EACCES)));
+        assert_eq!(member.run(&volume, || read("of-group")), Ok("shared".to_owned()), "{options}");
+        assert_eq!(owner.run(&volume, || read("of-group")), Err(Some(libc::EACCES)), "{options}");
+        owner.run(&volume, || fs::write("new", "mine").expect("written"));
+        let made = fs::metadata(exported("new")).expect("there");
+        assert_eq!((made.uid(), made.gid()), (1000, 1000), "{options}");
+        assert_stops_clean(running, &fixture);
+        for name in ["private", "of-group", "new"] {
+            fs::remove_file(exported(name)).expect("removed");
+        }
+    }
+    exportfs(&["-u", squashed]);
+    exportfs(&["-ra"]);
+}

@@ -1,0 +1,115 @@
+//! What is tested in the guest, where Linux' own server exports `/export`. Each test leaves the server as it was.
+
+mod away;
+mod identity;
+mod refused;
+mod served;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::outcome::finish;
+use crate::common::{Fixture, Running, config_map, pod};
+use crate::machine::nfs::MOUNT_PORT;
+
+/// A pod whose claim leads to `path` of the guest's own server, mounted with these options, and which has a configMap
+/// besides.
+fn fixture(path: &str, options: &str) -> Fixture {
+    let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
+    let fixture = Fixture::new(&pod(volumes));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture.write(
+        "objects/claim.yaml",
+        "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
+         status: {phase: Bound}}",
+    );
+    fixture.write(
+        "objects/volume.yaml",
+        &format!(
+            "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, \
+             spec: {{claimRef: {{namespace: default, name: data, uid: c-1}}, \
+             nfs: {{server: 127.0.0.1, path: {path}}}, mountOptions: [\"{options}\"]}}}}"
+        ),
+    );
+    fixture
+}
+
+/// The mount options of version 3, whose mount service is on a port of its own.
+fn version_3() -> String {
+    format!("nfsvers=3,nolock,mountport={MOUNT_PORT},podfs.backend=kernel")
+}
+
+/// Where the export is to be seen.
+#[track_caller]
+fn shown(running: &Running) -> PathBuf {
+    let path = running.volume("data");
+    assert!(path.ends_with("volumes/kubernetes.io~nfs/pv-1"), "{}", path.display());
+    path
+}
+
+/// Whose client serves the volume, as the status says it.
+#[track_caller]
+fn backend(fixture: &Fixture) -> String {
+    let pods = fixture.pods();
+    let volumes = pods[0]["volumes"].as_array().expect("volumes");
+    let volume = volumes.iter().find(|volume| volume["name"] == "data").expect("the volume");
+    volume["backend"].as_str().expect("a backend").to_owned()
+}
+
+/// Stops podfs, which leaves nothing behind.
+#[track_caller]
+fn assert_stops_clean(mut running: Running, fixture: &Fixture) {
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+/// How a server is away.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    /// It does not run: its machine refuses connections.
+    Refusing,
+    /// Nothing reaches it, and nothing is said.
+    Silent,
+}
+
+/// The server, away until this is dropped.
+struct Away(How);
+
+impl Away {
+    fn go(how: How) -> Self {
+        match how {
+            How::Refusing => server_threads("0"),
+            How::Silent => loopback("down"),
+        }
+        Self(how)
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        match self.0 {
+            How::Refusing => {
+                server_threads("2");
+                // Whoever was here before has nothing to reclaim.
+                let _ = fs::write("/proc/fs/nfsd/v4_end_grace", "Y");
+            }
+            How::Silent => loopback("up"),
+        }
+    }
+}
+
+fn loopback(state: &str) {
+    let outcome = finish(Command::new("ip").args(["link", "set", "lo", state]));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
+
+fn server_threads(count: &str) {
+    let outcome = finish(Command::new("/usr/sbin/rpc.nfsd").args(["--grace-time", "10", "--lease-time", "10", count]));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
+
+/// Something of the export, as the server's machine sees it.
+fn exported(name: &str) -> PathBuf {
+    Path::new("/export").join(name)
+}

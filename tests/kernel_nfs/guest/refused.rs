@@ -1,0 +1,103 @@
+//! What cannot be mounted is told in a sentence, and tried again.
+
+use std::fs;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Away, How, assert_stops_clean, fixture, shown};
+use crate::common::*;
+
+#[test]
+#[ignore = "runs in the guest"]
+fn what_is_wrong_with_an_export_is_told() {
+    for (path, options, parts) in [
+        (
+            "/nowhere",
+            "nfsvers=4.1",
+            &["127.0.0.1:/nowhere: NFS server 127.0.0.1 has no such export; correct the path"][..],
+        ),
+        ("/", "nfsvers=4.1,port=1", &["NFS server 127.0.0.1 refuses the connection; start it, or correct the port"]),
+        ("/", "nfsvers=4.1,sec=krb5p", &["127.0.0.1:/: "]),
+    ] {
+        let fixture = fixture(path, options);
+        let mut running = fixture.start();
+        running.wait_log("MountVolume.SetUp failed for volume \"data\" : ");
+        wait_content(
+            &fixture.path("root/pods").join(uid(&fixture)).join("volumes/kubernetes.io~configmap/config/a"),
+            "1",
+        );
+        parts.iter().for_each(|part| running.wait_log(part));
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        fixture.assert_nothing_left();
+    }
+}
+
+/// The pod's uid: podfs makes one where the manifest has none.
+fn uid(fixture: &Fixture) -> String {
+    let mut found = None;
+    eventually("there is a directory of the pod", || {
+        let pods = std::fs::read_dir(fixture.path("root/pods")).into_iter().flatten().flatten();
+        found = pods.map(|entry| entry.file_name().to_string_lossy().into_owned()).next();
+        found.is_some()
+    });
+    found.expect("it was seen")
+}
+
+/// Longer than podfs tries to mount an export.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Waits until this is in the log.
+#[track_caller]
+fn wait_long(running: &Running, text: &str) {
+    let deadline = Instant::now() + LONG;
+    while !running.log().contains(text) {
+        assert!(Instant::now() < deadline, "not in the log: {text}\n{}", running.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until podfs has mounted all.
+#[track_caller]
+fn wait_ready_long(running: &mut Running) {
+    let deadline = Instant::now() + LONG;
+    while !running.is_ready() {
+        assert!(Instant::now() < deadline, "{}", running.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+    running.wait_ready();
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_server_that_is_away_is_tried_again() {
+    let fixture = fixture("/", "nfsvers=4.1");
+    let away = Away::go(How::Refusing);
+    let mut running = fixture.start();
+    wait_long(&running, "MountVolume.SetUp failed for volume \"data\" : 127.0.0.1:/: ");
+    drop(away);
+    wait_ready_long(&mut running);
+    assert!(shown(&running).is_dir());
+    assert_stops_clean(running, &fixture);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_server_that_listens_and_says_nothing_is_given_up_after_30_s_and_spoils_nothing() {
+    // The kernel accepts connections for whoever listens.
+    let deaf = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = deaf.local_addr().expect("an address").port();
+    let deaf_fixture = fixture("/", &format!("nfsvers=4.1,port={port}"));
+    let mut to_deaf = deaf_fixture.start();
+    wait_long(&to_deaf, "127.0.0.1:/: the NFS server has not answered for 30 s; see that it runs and can be reached");
+    let other = fixture("/", "nfsvers=4.1");
+    other.write(
+        "pod.yaml",
+        &fs::read_to_string(other.pod()).expect("a pod").replace("name: web,", "name: web, uid: other,"),
+    );
+    let running = other.run();
+    assert!(shown(&running).is_dir());
+    assert_stops_clean(running, &other);
+    assert_eq!(to_deaf.stop().code(), Some(0), "{}", to_deaf.log());
+    eventually("no process is left", || deaf_fixture.processes().is_empty());
+}

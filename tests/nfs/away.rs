@@ -1,0 +1,99 @@
+//! A server that is not there holds up nothing but what needs it.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::statfs;
+
+use crate::common::*;
+use crate::nfs_rig::Ganesha;
+use crate::pods::{fixture, shown};
+
+/// Far more than a second, which is what is promised, and far less than for ever.
+const SOON: Duration = Duration::from_secs(10);
+
+#[track_caller]
+fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let outcome = act();
+    assert!(start.elapsed() < SOON, "{what} took {:?}", start.elapsed());
+    outcome
+}
+
+#[test]
+fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor_the_end() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), vec![1; 1 << 20]).expect("written");
+    let fixture = fixture("nfs-silent", &ganesha, "");
+    let mut running = fixture.run();
+    let (volume, config) = (shown(&running), running.volume("config"));
+    ganesha.stop();
+    let mut reader = Command::new("cat").arg(volume.join("there")).stdout(Stdio::null()).spawn().expect("cat");
+    soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
+    soon("statfs", || statfs(&volume).expect("told"));
+    soon("another volume", || assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1"));
+    soon("podfs status", || fixture.status(&[]));
+    soon("a blocked reader", || {
+        reader.kill().expect("killed");
+        reader.wait().expect("it ends")
+    });
+    soon("the end of the pod", || assert_eq!(running.stop().code(), Some(0), "{}", running.log()));
+    fixture.assert_nothing_left();
+    ganesha.cont();
+}
+
+#[test]
+fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
+    // It closes what it is not to have, which waits for the server, and holds locks of the kernel meanwhile.
+    let ganesha = Ganesha::start();
+    let fixture = fixture("nfs-exec", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let mut file = fs::File::create(volume.join("open")).expect("made");
+    ganesha.stop();
+    file.write_all(b"content").expect("accepted");
+    let started = std::thread::spawn(|| Command::new("true").status());
+    // Each look gives the server time to look at who waits.
+    for _ in 0..20 {
+        soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ganesha.cont();
+    assert!(started.join().expect("no panic").expect("started").success());
+    drop(file);
+    assert_eq!(fs::read_to_string(ganesha.exported().join("open")).expect("on the server"), "content");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+}
+
+#[test]
+fn nf_06_reading_goes_on_when_the_server_is_back() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-back", &ganesha, ",timeo=5,retrans=1");
+    let running = fixture.run();
+    let path = shown(&running).join("there");
+    ganesha.kill();
+    let reader = std::thread::spawn(move || fs::read_to_string(path));
+    running.wait_log("does not answer");
+    ganesha.restart();
+    assert_eq!(reader.join().expect("no panic").expect("read"), "content");
+    running.wait_log("answers again");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_and_tried_again() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-absent", &ganesha, "");
+    ganesha.kill();
+    let mut running = fixture.start();
+    running.wait_log("MountVolume.SetUp failed for volume \"data\"");
+    let config = fixture.path("root/pods/nfs-absent/volumes/kubernetes.io~configmap/config/a");
+    wait_content(&config, "1");
+    ganesha.restart();
+    running.wait_ready();
+    assert_eq!(fs::read_to_string(shown(&running).join("there")).expect("read"), "content");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+}
