@@ -1,0 +1,248 @@
+//! Mount options of NFS volumes, in the words of nfs(5) and mount(8).
+//!
+//! An option is honoured, has no effect for a stated reason, or is refused by its name. None makes a volume less secure
+//! or less durable than it asks for.
+
+mod parse;
+
+use std::time::Duration;
+
+/// What the mount options of a volume come to. Without an option it is what Linux does, nfs(5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsOptions {
+    /// Whose client talks to the server; podfs chooses if there is none.
+    pub backend: Option<Backend>,
+    /// The version of the protocol; podfs chooses if there is none.
+    pub version: Option<Version>,
+    /// How callers prove who they are.
+    pub security: Security,
+    /// Whether the connection is encrypted (`xprtsec`, Linux 6.5).
+    pub transport_security: TransportSecurity,
+    /// The server's port; that of the protocol if there is none.
+    pub port: Option<u16>,
+    /// The port of its mount service; the server's portmapper is asked if there is none.
+    pub mount_port: Option<u16>,
+    /// Where the mount service is, if not at the server.
+    pub mount_host: Option<String>,
+    /// What becomes of a call that is not answered.
+    pub recovery: Recovery,
+    /// How long a call waits before it is repeated.
+    pub timeout: Duration,
+    /// How often it is repeated before it counts as not answered.
+    pub retransmissions: u32,
+    /// Most bytes of one READ; as many as the server likes if there is none.
+    pub rsize: Option<u32>,
+    /// Most bytes of one WRITE, likewise.
+    pub wsize: Option<u32>,
+    /// How many connections there are to the server, 1 to 16.
+    pub connections: u8,
+    /// Whether they come from a port below 1024.
+    pub reserved_port: bool,
+    /// Who knows of locks.
+    pub locks: Locks,
+    /// How long attributes may be believed.
+    pub attributes: AttributeCache,
+    /// Which names may be believed.
+    pub lookup_cache: LookupCache,
+    /// Whether a file that is opened shows what others wrote before they closed it.
+    pub close_to_open: bool,
+    /// Whether each write is on the server's disk before it is answered.
+    pub sync: bool,
+    /// Whether a listing brings attributes along.
+    pub readdirplus: bool,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// Whether programs from the volume run as who starts them, and not as their owner.
+    pub no_suid: bool,
+    /// Whether devices in it are none.
+    pub no_dev: bool,
+    /// Whether no program may be run from the volume.
+    pub no_exec: bool,
+    /// The SELinux label of all its files.
+    pub selinux_context: Option<String>,
+    /// What the kernel's client is told, in order: without what is for mount(8), or seen to by podfs.
+    pub words: Vec<String>,
+}
+
+/// Whose NFS client is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The kernel's.
+    Kernel,
+    /// The one of podfs, in a process without privileges.
+    User,
+}
+
+/// A version of NFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// RFC 1813.
+    V3,
+    /// Of version 4, this one, or the highest that both sides know.
+    V4(Option<u8>),
+}
+
+/// How callers prove who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// They say so (AUTH_SYS).
+    Sys,
+    /// Not at all: the server takes everybody for nobody (AUTH_NONE).
+    None,
+    /// One of these flavours, such as `krb5p`.
+    Flavors(String),
+}
+
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportSecurity {
+    /// It is not.
+    None,
+    /// With TLS.
+    Tls,
+    /// With TLS, and both ends have certificates.
+    MutualTls,
+}
+
+/// What becomes of a call that is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// It waits.
+    Hard,
+    /// It fails with `EIO`.
+    Soft,
+    /// It fails with `ETIMEDOUT`.
+    SoftError,
+}
+
+/// Who knows of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locks {
+    /// `flock(2)` locks are known on this node only.
+    pub local_flock: bool,
+    /// `fcntl(2)` locks likewise.
+    pub local_posix: bool,
+}
+
+/// How long attributes may be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributeCache {
+    /// Of files, at least.
+    pub file_min: Duration,
+    /// Of files, at most.
+    pub file_max: Duration,
+    /// Of directories, at least.
+    pub directory_min: Duration,
+    /// Of directories, at most.
+    pub directory_max: Duration,
+}
+
+/// Which names may be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookupCache {
+    /// All, those included that there are not.
+    All,
+    /// Those that there are.
+    Positive,
+    /// None.
+    None,
+}
+
+impl Default for NfsOptions {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            backend: None,
+            version: None,
+            security: Security::Sys,
+            transport_security: TransportSecurity::None,
+            port: None,
+            mount_port: None,
+            mount_host: None,
+            recovery: Recovery::Hard,
+            timeout: seconds(60),
+            retransmissions: 2,
+            rsize: None,
+            wsize: None,
+            connections: 1,
+            reserved_port: true,
+            locks: Locks { local_flock: false, local_posix: false },
+            attributes: AttributeCache {
+                file_min: seconds(3),
+                file_max: seconds(60),
+                directory_min: seconds(30),
+                directory_max: seconds(60),
+            },
+            lookup_cache: LookupCache::All,
+            close_to_open: true,
+            sync: false,
+            readdirplus: true,
+            read_only: false,
+            no_suid: false,
+            no_dev: false,
+            no_exec: false,
+            selinux_context: None,
+            words: Vec::new(),
+        }
+    }
+}
+
+impl NfsOptions {
+    /// Parses options as a PersistentVolume has them. Each may be a list with commas.
+    ///
+    /// # Errors
+    /// The first option that podfs does not know or cannot honour, or two that contradict each other.
+    pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, String> {
+        parse::parse(options)
+    }
+
+    /// Whose client is used, as far as the options and the machine decide. `wish` is what the pod asks for.
+    ///
+    /// # Errors
+    /// When what the volume asks for is not to be had.
+    pub fn choose_backend(&self, wish: Option<Backend>, kernel_has_nfs: bool) -> Result<Backend, String> {
+        let needs_kernel = self.needs_kernel();
+        match wish.or(self.backend) {
+            Some(Backend::User) => match needs_kernel {
+                Some(what) => Err(format!("{what} needs the kernel's NFS client, and the volume asks for podfs's own; remove one of the two")),
+                None => Ok(Backend::User),
+            },
+            Some(Backend::Kernel) if !kernel_has_nfs => {
+                Err("the volume asks for the kernel's NFS client, and this kernel has none; load the module nfs, or let podfs choose".to_owned())
+            }
+            Some(Backend::Kernel) => Ok(Backend::Kernel),
+            None => match needs_kernel {
+                None => Ok(Backend::User),
+                Some(_) if kernel_has_nfs => Ok(Backend::Kernel),
+                Some(what) => Err(format!("{what} needs the kernel's NFS client, and this kernel has none; load the module nfs")),
+            },
+        }
+    }
+
+    /// What only the kernel's client can do.
+    fn needs_kernel(&self) -> Option<String> {
+        match (&self.version, &self.security, self.transport_security) {
+            (Some(Version::V4(None)), ..) => Some("nfsvers=4".to_owned()),
+            (Some(Version::V4(Some(minor))), ..) => Some(format!("nfsvers=4.{minor}")),
+            (_, Security::Flavors(flavors), _) => Some(format!("sec={flavors}")),
+            (.., TransportSecurity::Tls) => Some("xprtsec=tls".to_owned()),
+            (.., TransportSecurity::MutualTls) => Some("xprtsec=mtls".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl Backend {
+    /// The word for it, in mount options and annotations; none for any other word but `auto`.
+    ///
+    /// # Errors
+    /// For another word.
+    pub fn parse(word: &str) -> Result<Option<Backend>, &'static str> {
+        match word {
+            "auto" => Ok(None),
+            "kernel" => Ok(Some(Backend::Kernel)),
+            "user" => Ok(Some(Backend::User)),
+            _ => Err("must be auto, kernel or user"),
+        }
+    }
+}
