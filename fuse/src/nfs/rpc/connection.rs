@@ -21,11 +21,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::super::xdr::Reader;
-use super::dial::Dialer;
+use super::dial::{Dialer, Stream};
 use super::failure::Failure;
 use super::message::Message;
 use super::peer::Peer;
@@ -76,7 +75,7 @@ pub(super) struct Shared {
     /// What is to be written. So much of the first has been written already.
     queue: RefCell<VecDeque<Rc<Call>>>,
     written: Cell<usize>,
-    pub(super) stream: RefCell<Option<Rc<TcpStream>>>,
+    pub(super) stream: RefCell<Option<Rc<Stream>>>,
     /// Writing to the stream failed.
     pub(super) broken: Cell<Option<io::ErrorKind>>,
     pub(super) driver: Wake,
@@ -299,7 +298,7 @@ impl Shared {
     }
 
     /// There is a new stream: everything that is pending is sent on it, oldest first.
-    pub(super) fn attach(&self, stream: TcpStream) {
+    pub(super) fn attach(&self, stream: Stream) {
         let mut calls: Vec<Rc<Call>> = self.pending.borrow().values().cloned().collect();
         calls.sort_unstable_by_key(|call| call.order);
         let now = Instant::now();

@@ -2,8 +2,9 @@
 //!
 //! A server remembers what it answered by xid *and* by the client's address and port. So a connection that replaces
 //! another comes from the same port. Three things make that possible: `SO_REUSEADDR` and `SO_REUSEPORT` let the port be
-//! bound while the old socket is still there, and `SO_LINGER` of zero lets a socket end without `TIME_WAIT`, also when
-//! its process is killed.
+//! bound while the old socket is still there, `SO_LINGER` of zero lets a socket end without `TIME_WAIT`, also when its
+//! process is killed, and a [`Stream`] ends its connection before its socket is closed: a child that is just being started
+//! has a copy of the socket, and would keep the connection.
 //!
 //! A process that may make no sockets is given one that is [bound] already, for every connection again; a copy of it in
 //! another process is what a successor goes on with.
@@ -11,6 +12,7 @@
 use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -28,6 +30,31 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
 /// What was sent and not acknowledged for so long ends the connection; the next one finds the server, or does not.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
+
+/// A connection, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Stream {
+    stream: TcpStream,
+    /// The socket goes on after the connection, and dissolves it by itself.
+    is_given: bool,
+}
+
+impl Deref for Stream {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.is_given {
+            // A connection that is lost already has nothing to dissolve.
+            let _ = rustix::net::connect_unspec(&self.stream);
+        }
+    }
+}
 
 /// From where a connection comes.
 #[derive(Debug)]
@@ -59,7 +86,7 @@ impl Dialer {
     ///
     /// # Errors
     /// When nothing listens there, or nothing answers in time.
-    pub async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
+    pub async fn dial(&self, address: SocketAddr) -> io::Result<Stream> {
         let dialed = async {
             match &self.given {
                 Some(socket) => dial_anew(socket, address).await,
@@ -68,6 +95,7 @@ impl Dialer {
         };
         let connected = timeout(ATTEMPT, dialed).await;
         let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        let stream = Stream { stream, is_given: self.given.is_some() };
         self.port.set(Some(stream.local_addr()?.port()));
         Ok(stream)
     }
@@ -185,4 +213,26 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
     sockopt::set_tcp_user_timeout(&socket, u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX))?;
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_ends_although_another_process_has_a_copy_of_its_socket() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let dialer = Dialer::new(false, None);
+        let stream = dialer.dial(address).await.expect("a connection");
+        let (mut accepted, _) = listener.accept().expect("a connection");
+        accepted.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
+        let _copy = stream.as_fd().try_clone_to_owned().expect("a copy");
+        drop(stream);
+        let end = accepted.read(&mut [0]).map_err(|error| error.kind());
+        assert!(matches!(end, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "the connection has ended: {end:?}");
+    }
 }

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::time::sleep;
 use tracing::debug;
 
 use super::connection::Shared;
+use super::dial::Stream;
 use super::message::{Received, receive};
 use super::policy::Backoff;
 use super::record::{Garbage, Incoming};
@@ -101,7 +101,7 @@ async fn converse(shared: &Shared) -> (bool, End) {
 }
 
 /// Reads once.
-fn read(shared: &Shared, stream: &TcpStream, incoming: &mut Incoming, heard: &mut bool) -> Result<(), End> {
+fn read(shared: &Shared, stream: &Stream, incoming: &mut Incoming, heard: &mut bool) -> Result<(), End> {
     let room = incoming.room();
     let space = room.len();
     let count = match stream.try_read(room) {
