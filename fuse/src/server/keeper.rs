@@ -157,6 +157,7 @@ impl Estate {
     /// When the keeper is gone.
     pub(crate) fn inherit(&self, numbers: &[RawFd]) -> io::Result<Vec<RawFd>> {
         let mut missing = Vec::new();
+        let _others = take_others(reserved(SERVER), FIRST_FREE, numbers)?;
         for batch in numbers.chunks(BATCH) {
             let asked: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
             send(ESTATE, &asked, MsgFlags::MSG_NOSIGNAL)?;
@@ -186,8 +187,29 @@ pub fn dismiss(channel: OwnedFd) {
     let _ = send(channel.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL);
 }
 
+/// Takes all free numbers from `first` on that are below the last of `numbers` and not among them, with copies of
+/// `placeholder`. As the kernel gives the lowest free number to each descriptor that comes, those that come next are at
+/// `numbers` at once, which are in ascending order. To move one would be to close it where it came, and to close a file that
+/// was written to may mean to wait for a server that does not answer.
+fn take_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
+    let mut others = Vec::new();
+    let Some(last) = numbers.last() else { return Ok(others) };
+    let mut next = first;
+    while next < *last {
+        let taken = rustix::io::fcntl_dupfd_cloexec(placeholder, next)?;
+        let number = taken.as_raw_fd();
+        next = number + 1;
+        // Dropping one that is too much makes its number free again.
+        if number < *last && numbers.binary_search(&number).is_err() {
+            others.push(taken);
+        }
+    }
+    Ok(others)
+}
+
 /// Moves descriptors to `numbers`, which are free. Both are in ascending order, and each descriptor is at the lowest number
-/// that was free when it came, so none is above its place; the last goes first, and none is in the way of another.
+/// that was free when it came, so none is above its place; the last goes first, and none is in the way of another. Only if
+/// one is missing are those after it not [there already](take_others).
 fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     if descriptors.len() != numbers.len() {
         return Err(io::Error::new(
@@ -308,6 +330,8 @@ pub(crate) fn reserved(number: RawFd) -> BorrowedFd<'static> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     /// Descriptors at these numbers; other tests of this process open theirs far below.
@@ -328,6 +352,19 @@ mod tests {
                 drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
             }
         }
+    }
+
+    #[test]
+    fn all_numbers_are_taken_but_those_of_what_is_to_come() {
+        let one = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
+        let _in_use = at(&[801, 804]);
+        let others = take_others(one.as_fd(), 800, &[802, 805, 806]).expect("taken");
+        assert_eq!(others.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [800, 803]);
+        let came = at(&[800, 800, 800]);
+        assert_eq!(came.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [802, 805, 806], "each is at its number");
+        drop((others, came));
+        assert_eq!(at(&[800])[0].as_raw_fd(), 800, "the numbers are free again");
+        assert!(take_others(one.as_fd(), 800, &[]).expect("taken").is_empty(), "nothing comes");
     }
 
     #[test]
