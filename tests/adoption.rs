@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
@@ -51,6 +51,12 @@ impl Orphaned {
     }
 }
 
+/// How many generations there are, with those that are just being removed.
+fn generations(volume: &Path) -> usize {
+    let names = fs::read_dir(volume).expect("a listing").map(|entry| entry.expect("an entry").file_name());
+    names.filter(|name| name != "..data" && name.as_encoded_bytes().starts_with(b"..")).count()
+}
+
 #[track_caller]
 fn kill_supervisor(running: &mut Running) {
     running.signal(Signal::SIGKILL);
@@ -78,6 +84,7 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
     let mut asker = Locker::with(&host.join("f"));
     let server = running.server();
     for round in 2..7 {
+        eventually("the last generation is gone", || generations(&config) == 1);
         let before = (identity(&config), identity(&host));
         kill_supervisor(&mut running);
         open.write_all(b"!").expect("the server serves on");

@@ -99,10 +99,11 @@ impl Tracer {
             }
             for thread in new {
                 self.threads.insert(thread, false);
-                match seize(thread, Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE) {
+                let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE;
+                match seize(thread, options).and_then(|()| interrupt(thread)) {
                     // A thread that was one too many has just ended.
-                    Err(Errno::ESRCH) => drop(self.threads.remove(&thread)),
-                    seized => seized.and_then(|()| interrupt(thread)).expect("traced"),
+                    Err(Errno::ESRCH | Errno::EPERM) if ended(thread) => drop(self.threads.remove(&thread)),
+                    traced => traced.expect("traced"),
                 }
             }
         }
