@@ -6,8 +6,10 @@
 //! | module | measures |
 //! |---|---|
 //! | [`raw`] | the client without a mount, beside `nfs3_client` |
-//! | [`volume`] | programs that use a mount, beside the client without one |
+//! | [`volume`] | programs that use a mount, beside the client without one; also with a `delayed` network |
+//! | [`files`] | whole files through a mount, beside nfs-cat and nfs-cp |
 
+mod files;
 #[path = "../../tests/nfs_volume/mounted.rs"]
 mod mounted;
 #[path = "../../tests/nfs_rig/mod.rs"]
@@ -20,7 +22,8 @@ mod volume;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let chosen: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let groups: [(&str, fn()); 2] = [("raw", raw::run), ("volume", volume::run)];
+    let groups: [(&str, fn()); 4] =
+        [("raw", raw::run), ("volume", volume::run), ("delayed", volume::delayed), ("files", files::run)];
     for (name, run) in groups {
         if chosen.is_empty() || chosen.iter().any(|group| *group == name) {
             run();

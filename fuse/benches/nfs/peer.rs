@@ -69,6 +69,7 @@ impl Peer {
                 let args = CREATE3args { where_, how: createhow3::GUARDED(sattr3::default()) };
                 self.client.create(&args).await.expect("an answer").unwrap();
             }
+            Work::Lookup | Work::LookupAndCreate => unreachable!("only mounts are compared by these"),
             Work::List => self.list().await,
         }
     }

@@ -1,5 +1,6 @@
 //! The client without a mount: calls in a loop, one at a time and sixteen.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -30,7 +31,10 @@ pub enum Work {
     Write,
     ReadSome,
     Getattr,
+    Lookup,
     Create,
+    /// What the kernel asks for to create a file.
+    LookupAndCreate,
     /// A whole directory.
     List,
 }
@@ -66,15 +70,19 @@ pub fn run() {
 
 impl Scene {
     pub async fn new() -> Self {
-        let server = server();
-        for index in 0..ENTRIES {
-            let directory = server.exported().join("listed");
-            std::fs::create_dir_all(&directory).expect("made");
-            std::fs::write(directory.join(format!("file-{index:06}")), "").expect("written");
+        Self::at(server(), None).await
+    }
+
+    /// The client finds the server at another address, if there is one.
+    pub async fn at(server: Ganesha, address: Option<SocketAddr>) -> Self {
+        let directory = server.exported().join("listed");
+        std::fs::create_dir_all(&directory).expect("made");
+        for index in 0..ENTRIES as u64 {
+            std::fs::write(directory.join(listed(index)), "").expect("written");
         }
         let budget = Duration::from_secs(20);
         let options = Options {
-            port: Some(server.address().port()),
+            port: Some(address.unwrap_or(server.address()).port()),
             mount_port: Some(server.mount_address().port()),
             ..Options::new("bench", server.address().ip(), b"/export", budget)
         };
@@ -115,7 +123,8 @@ impl Scene {
     }
 
     pub async fn ours(&self, work: Work, count: u64, depth: u64, created: FileHandle) -> Figure {
-        let directory = if work == Work::Create { created } else { self.directory };
+        let makes = matches!(work, Work::Create | Work::LookupAndCreate);
+        let directory = if makes { created } else { self.directory };
         let calls = async {
             let tasks: Vec<_> = (0..depth)
                 .map(|first| {
@@ -160,6 +169,16 @@ impl Scene {
     }
 }
 
+/// A file of the directory that is listed.
+pub fn listed(index: u64) -> String {
+    format!("file-{index:06}")
+}
+
+/// A file that is created.
+pub fn made(index: u64) -> String {
+    format!("file-{index}")
+}
+
 /// Some place in the file, another one each time.
 pub fn somewhere(index: u64) -> u64 {
     index.wrapping_mul(0x9e37_79b9) % (FILE_SIZE * 256) * 4096
@@ -181,9 +200,18 @@ async fn step(export: &Export, work: Work, index: u64, file: &FileHandle, direct
         Work::Getattr => {
             export.getattr(how, file).await.expect("attributes");
         }
+        Work::Lookup => {
+            export.lookup(how, directory, listed(index).as_bytes()).await.expect("found");
+        }
+        Work::LookupAndCreate => {
+            let name = made(index);
+            export.lookup(how, directory, name.as_bytes()).await.expect_err("there is no such file");
+            let creation = Creation::Guarded(Changes::default());
+            export.create(how, directory, name.as_bytes(), &creation).await.expect("made");
+        }
         Work::Create => {
             let creation = Creation::Guarded(Changes::default());
-            export.create(how, directory, format!("file-{index}").as_bytes(), &creation).await.expect("made");
+            export.create(how, directory, made(index).as_bytes(), &creation).await.expect("made");
         }
         Work::List => {
             let (mut cookie, mut verifier, mut names) = (0, [0; 8], 0);

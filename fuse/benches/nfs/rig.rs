@@ -26,7 +26,7 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
 pub struct Figure {
     /// Per second.
     pub rate: f64,
-    /// Microseconds of this thread's time for each.
+    /// Microseconds of this thread's time for each; not a number where that is not known.
     pub cost: f64,
 }
 
@@ -68,5 +68,9 @@ pub fn header(title: &str, peer: &str) {
 
 pub fn row(what: &str, ours: Figure, peer: Figure) {
     let ratio = ours.rate / peer.rate;
-    println!("{what:<36} {:>11.0} {:>9.1} {:>13.0} {:>9.1} {ratio:>7.2}x", ours.rate, ours.cost, peer.rate, peer.cost);
+    let [ours_cost, peer_cost] = [ours.cost, peer.cost].map(|cost| match cost.is_nan() {
+        true => "-".to_owned(),
+        false => format!("{cost:.1}"),
+    });
+    println!("{what:<36} {:>11.0} {ours_cost:>9} {:>13.0} {peer_cost:>9} {ratio:>7.2}x", ours.rate, peer.rate);
 }

@@ -2,48 +2,74 @@
 //! thread that serves it.
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
 use crate::mounted::{Mounted, Shown};
-use crate::nfs_rig::Ganesha;
-use crate::raw::{ENTRIES, FILE_SIZE, MEBIBYTE, ROUNDS, Scene, Work, somewhere};
+use crate::nfs_rig::Proxy;
+use crate::raw::{ENTRIES, FILE_SIZE, MEBIBYTE, ROUNDS, Scene, Work, listed, made, somewhere};
 use crate::rig::{self, Figure, header, measure_threads, median, row};
+
+/// What is compared: by what a program does, and what the client alone does in a loop; how often, and how many at a time.
+const WORKS: [(&str, Work, Work, u64, u64); 9] = [
+    ("read 1 MiB, MiB/s", Work::Read, Work::Read, FILE_SIZE, 1),
+    ("write 1 MiB and close, MiB/s", Work::Write, Work::Write, FILE_SIZE, 1),
+    ("read 4 KiB anywhere, 1 at a time", Work::ReadSome, Work::ReadSome, 10_000, 1),
+    ("read 4 KiB anywhere, 16 at a time", Work::ReadSome, Work::ReadSome, 10_000, 16),
+    ("stat of 10 000 new names; LOOKUP", Work::Lookup, Work::Lookup, ENTRIES as u64, 1),
+    ("stat of 10 000 new names; GETATTR", Work::Lookup, Work::Getattr, ENTRIES as u64, 1),
+    ("create 10 000; LOOKUP and CREATE", Work::Create, Work::LookupAndCreate, 10_000, 1),
+    ("create 10 000; CREATE", Work::Create, Work::Create, 10_000, 1),
+    ("list 10 000, directories", Work::List, Work::List, 5, 1),
+];
 
 pub fn run() {
     rig::run(async {
         let scene = Scene::new().await;
-        header("through a mount, one run", "client alone");
-        let works = [
-            ("read 1 MiB, MiB/s", Work::Read, FILE_SIZE, 1),
-            ("write 1 MiB and close, MiB/s", Work::Write, FILE_SIZE, 1),
-            ("read 4 KiB anywhere, 1 at a time", Work::ReadSome, 10_000, 1),
-            ("read 4 KiB anywhere, 16 at a time", Work::ReadSome, 10_000, 16),
-            ("stat of 10 000 new names; GETATTR", Work::Getattr, ENTRIES as u64, 1),
-            ("create 10 000", Work::Create, 10_000, 1),
-            ("list 10 000, directories", Work::List, 5, 1),
-        ];
-        for (what, work, count, depth) in works {
-            let (mut ours, mut alone) = (Vec::new(), Vec::new());
-            for _ in 0..ROUNDS {
-                let server = &scene.server;
-                // Mounting has a runtime of its own.
-                let mounted = thread::scope(|scope| scope.spawn(|| through_a_mount(server, work, count, depth)).join());
-                ours.push(mounted.expect("no panic"));
-                alone.push(scene.ours(work, count, depth, scene.new_directory().await).await);
-            }
-            row(what, median(ours), median(alone));
-        }
+        let server = &scene.server;
+        compare("through a mount, one run", &scene, (server.address(), server.mount_address()), 1).await;
     });
 }
 
+/// The same with a network between that takes a millisecond each way.
+pub fn delayed() {
+    rig::run(async {
+        let server = rig::server();
+        let proxy = Proxy::start(server.address());
+        let places = (proxy.address(), server.mount_address());
+        let scene = Scene::at(server, Some(proxy.address())).await;
+        proxy.delay(Duration::from_millis(1));
+        compare("1 ms each way, one run", &scene, places, 10).await;
+    });
+}
+
+/// Prints a table; each thing is done a part of the times.
+async fn compare(title: &str, scene: &Scene, places: (SocketAddr, SocketAddr), part: u64) {
+    header(title, "client alone");
+    for (what, work, beside, count, depth) in WORKS {
+        let exported = scene.server.exported();
+        let count = (count / part).max(1);
+        let (mut ours, mut alone) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            // Mounting has a runtime of its own.
+            let through = || through_a_mount(places, &exported, work, count, depth);
+            let mounted = thread::scope(|scope| scope.spawn(through).join());
+            ours.push(mounted.expect("no panic"));
+            alone.push(scene.ours(beside, count, depth, scene.new_directory().await).await);
+        }
+        row(what, median(ours), median(alone));
+    }
+}
+
 /// In a new mount, which knows nothing yet.
-fn through_a_mount(server: &Ganesha, work: Work, count: u64, depth: u64) -> Figure {
-    let shown = Mounted::new(server).shown();
+fn through_a_mount(places: (SocketAddr, SocketAddr), exported: &Path, work: Work, count: u64, depth: u64) -> Figure {
+    let shown = Mounted::new(&places).shown();
     shown.mounted.read_ahead();
     let at = |name: &str| shown.path().join(name);
     match work {
@@ -66,22 +92,22 @@ fn through_a_mount(server: &Ganesha, work: Work, count: u64, depth: u64) -> Figu
             })
         }
         Work::ReadSome => measure_threads(count, || read_some(&shown, count, depth)),
-        Work::Getattr => measure_threads(count, || {
+        Work::Lookup | Work::Getattr => measure_threads(count, || {
             for index in 0..count {
-                fs::metadata(at("listed").join(format!("file-{index:06}"))).expect("there");
+                fs::metadata(at("listed").join(listed(index))).expect("there");
             }
         }),
-        Work::Create => {
+        Work::Create | Work::LookupAndCreate => {
             // The server believes for a while that what is removed behind its back is there.
             static COUNT: AtomicU32 = AtomicU32::new(0);
             let name = format!("made-{}", COUNT.fetch_add(1, Ordering::Relaxed));
             fs::create_dir(at(&name)).expect("made");
             let figure = measure_threads(count, || {
                 for index in 0..count {
-                    File::create(at(&name).join(format!("file-{index}"))).expect("created");
+                    File::create(at(&name).join(made(index))).expect("created");
                 }
             });
-            fs::remove_dir_all(server.exported().join(&name)).expect("removed");
+            fs::remove_dir_all(exported.join(&name)).expect("removed");
             figure
         }
         Work::List => measure_threads(count, || {

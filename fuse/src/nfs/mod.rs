@@ -5,6 +5,7 @@
 //! | [`mounted`] | the supervisor's side: mounting an export |
 //! | [`options`] | how an export is served |
 //! | [`thread`] | the one thread that serves all exports of a process |
+//! | `awake` | whether that thread sleeps between two calls |
 //! | `volume` | the requests of one volume: read, answered, interrupted |
 //! | `filesystem` | requests in, calls to the server, answers out |
 //! | `known` | nodes, open files and calls under way, as a successor finds them |
@@ -52,6 +53,7 @@
 //!
 //! [`Export`]: export::Export
 
+mod awake;
 pub(crate) mod callers;
 pub mod error;
 pub mod export;

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
+use super::awake::Awake;
 use super::export::{Export, How};
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
 use super::known::Known;
@@ -79,7 +80,9 @@ impl NfsThread {
             };
             let tasks = LocalSet::new();
             let work = async move {
-                let shop = Rc::new(Shop { servers: Servers::default(), input: Rc::new(RefCell::new(input)) });
+                let awake = Awake::new();
+                spawn_local(Rc::clone(&awake).run());
+                let shop = Rc::new(Shop { servers: Servers::default(), input: Rc::new(RefCell::new(input)), awake });
                 while let Some(order) = incoming.recv().await {
                     let Order::Serve { export, resumes, done } = order;
                     let shop = Rc::clone(&shop);
@@ -140,6 +143,7 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
 struct Shop {
     servers: Servers,
     input: Rc<RefCell<Input>>,
+    awake: Rc<Awake>,
 }
 
 impl Shop {
@@ -183,7 +187,8 @@ impl Shop {
     }
 
     fn run(&self, filesystem: Rc<NfsFilesystem>, session: Session, trace: Arc<Trace>) -> io::Result<()> {
-        let volume = Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), trace)?;
+        let volume =
+            Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
         spawn_local(volume.run());
         Ok(())
     }

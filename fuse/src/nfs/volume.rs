@@ -24,6 +24,7 @@ use tokio::task::{AbortHandle, spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 use zerocopy::IntoBytes;
 
+use super::awake::Awake;
 use super::callers::is_dying;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
@@ -44,6 +45,7 @@ pub struct Volume {
     filesystem: Rc<NfsFilesystem>,
     door: AsyncFd<Door>,
     input: Rc<RefCell<Input>>,
+    awake: Rc<Awake>,
     trace: Arc<Trace>,
     /// Requests that are being answered, by their numbers.
     running: RefCell<HashMap<u64, Running>>,
@@ -63,11 +65,12 @@ impl Volume {
         filesystem: Rc<NfsFilesystem>,
         door: Door,
         input: Rc<RefCell<Input>>,
+        awake: Rc<Awake>,
         trace: Arc<Trace>,
     ) -> io::Result<Rc<Self>> {
         // SAFETY: the door has the device open for as long as it lives, and always names it by the same number.
         let door = unsafe { AsyncFd::register_with_interest(door, WANTED) }?;
-        Ok(Rc::new(Self { filesystem, door, input, trace, running: RefCell::default() }))
+        Ok(Rc::new(Self { filesystem, door, input, awake, trace, running: RefCell::default() }))
     }
 
     /// Answers until the file system is unmounted everywhere.
@@ -91,6 +94,7 @@ impl Volume {
     fn take_one(self: &Rc<Self>) -> io::Result<()> {
         let mut input = self.input.borrow_mut();
         let length = self.door.get_ref().read(&mut input)?;
+        self.awake.stir();
         let bytes = &input.as_bytes()[..length];
         let Some(request) = Request::parse(bytes) else { return Ok(()) };
         self.door.get_ref().count(&request);
@@ -137,6 +141,7 @@ impl Volume {
             line.end(request.name(), request.caller, error);
         }
         debt.pay(outcome);
+        self.awake.stir();
         // Only now: until here a successor would be asked for the same again.
         self.filesystem.end(&turn);
     }
