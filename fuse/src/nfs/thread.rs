@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
 //! It reads the FUSE devices and the sockets to servers, so that no call costs another thread's waking. Nothing on it
-//! waits: what has to is a task.
+//! waits: what has to is a task. Whether the thread sleeps between two calls is for `awake` to say.
 
 use std::cell::RefCell;
 use std::io;
