@@ -12,3 +12,4 @@ mod pods;
 mod away;
 mod refused;
 mod served;
+mod shared;

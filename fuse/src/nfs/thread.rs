@@ -194,7 +194,7 @@ impl Shop {
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
-        let server = self.servers.given(&options.server, options.nfs, sockets, spare);
+        let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
 }

@@ -17,6 +17,7 @@ use super::held::{Content, Held};
 use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
 use crate::nfs;
+use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
@@ -37,6 +38,8 @@ pub struct Server {
     /// Where supervisors find the server when this one is gone.
     pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
+    /// Of the volumes' connections to NFS servers.
+    nfs_sockets: SocketSets,
 }
 
 /// A volume, for those who only look at it. Cheap to clone, and no hold on the mount.
@@ -148,10 +151,10 @@ impl Server {
     pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
         let connection = Connection::open(control, &greeting)?;
         connection.trust()?;
-        Ok(Self::over(connection, greeting))
+        Ok(Self::over(connection, greeting, SocketSets::default()))
     }
 
-    pub(super) fn over(connection: Connection, greeting: Greeting) -> Self {
+    pub(super) fn over(connection: Connection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
         Self {
             greeting,
             link: Mutex::new(Link::Up(Arc::new(connection))),
@@ -161,7 +164,13 @@ impl Server {
             next: AtomicU32::new(0),
             listener: Mutex::default(),
             affinity: Affinity::current(),
+            nfs_sockets,
         }
+    }
+
+    /// The sockets for NFS servers that its volumes share.
+    pub fn nfs_sockets(&self) -> &SocketSets {
+        &self.nfs_sockets
     }
 
     /// Lets the server, and whichever follows it, be found at `socket`, which is bound, when this process is gone.
@@ -218,8 +227,7 @@ impl Server {
         }
     }
 
-    /// Lets the server show an export. `log` is the file of its log, `sockets` are bound: one for each connection to the NFS
-    /// server, and one for other services.
+    /// Lets the server show an export. `log` is the file of its log.
     ///
     /// # Errors
     /// When the server is gone, the kernel's handshake fails, or the NFS server does not answer.
@@ -228,14 +236,14 @@ impl Server {
         device: OwnedFd,
         mount: PrivateMount,
         log: OwnedFd,
-        sockets: Vec<OwnedFd>,
+        sockets: Sockets,
         options: &nfs::options::Options,
         about: Value,
     ) -> io::Result<(VolumeId, Arc<Held>)> {
         let region = Region::create(Kind::Nfs)?;
-        let log_and_sockets = std::iter::once(log).chain(sockets).collect();
         let options = Box::new(options.clone());
-        let held = Held::new(about, device, mount, region, Content::Nfs { log_and_sockets, options: options.clone() });
+        let content = Content::Nfs { log, sockets, options: options.clone() };
+        let held = Held::new(about, device, mount, region, content);
         let about = held.about.clone();
         self.join(held, |volume| Request::Export { volume, about, options }).map(|(volume, held, _)| (volume, held))
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
-use podfs_fuse::nfs::mounted::Sockets;
 use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, Patience};
 use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::sockets::Sockets;
 use rustix::mount::MountAttrFlags;
 
-use super::{Refresh, Trouble};
+use super::{Refresh, Setting, Trouble};
 use crate::host::{Source, kernel_nfs};
 use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
@@ -53,13 +53,13 @@ pub(super) struct Export {
 }
 
 impl Export {
-    /// Finds the server of a volume, and asks it for the export.
+    /// Finds the server of a volume, and asks it for the export. Volumes of a pod with one server share its sockets.
     pub(super) fn find(
         spec: &Volume,
         source: &Nfs,
         options: &NfsOptions,
         access: Access,
-        trace: bool,
+        setting: &Setting,
         refresh: &Refresh,
     ) -> Result<Export, Trouble> {
         let reached = reach_any(source, options)?;
@@ -67,11 +67,11 @@ impl Export {
             name: spec.name.to_string(),
             read_only: access == Access::ReadOnly,
             callers: callers(Backend::User, options, refresh),
-            trace,
+            trace: setting.trace,
             ..serving(source, options, &reached)
         };
         let connections = usize::from(options.connections);
-        let sockets = Sockets::new(&serving, connections, options.reserved_port);
+        let sockets = setting.server.nfs_sockets().join(&serving, connections, options.reserved_port);
         let sockets = sockets.map_err(|error| Trouble::Passing(format!("no socket for NFS: {error}")))?;
         let attributes = [
             (options.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
