@@ -6,11 +6,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::rpc::dial::Dialer;
 use super::rpc::{Connection, Health, Peer, Pool};
 use super::v3::FileHandle;
+use crate::region::Region;
 
 /// Most connections to a server, as with Linux.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -107,6 +109,11 @@ impl Server {
     /// For so long it owes answers, and has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.peer.silent()
+    }
+
+    /// From now on, `region` tells since when it owes answers. It may be given once.
+    pub fn tell(&self, region: Arc<Region>) {
+        self.peer.tell(region);
     }
 
     /// How often a connection to it was made again.
