@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
@@ -14,6 +15,7 @@ use super::rpc::dial::Dialer;
 use super::rpc::{Connection, Health, Peer, Pool};
 use super::sockets::inode;
 use super::v3::FileHandle;
+use crate::region::Region;
 
 /// Most connections to a server, as with Linux.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -137,6 +139,11 @@ impl Server {
     /// For so long it owes answers, and has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.peer.silent()
+    }
+
+    /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
+    pub fn tell(&self, region: &Arc<Region>) {
+        self.peer.tell(region);
     }
 
     /// How often a connection to it was made again.

@@ -147,7 +147,7 @@ impl Shop {
         let Served { device, region, log, sockets, options, trace } = new;
         region.begin();
         let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
-        let export = self.export(&options, sockets)?;
+        let export = self.export(&options, sockets, &region)?;
         let found = look_at_root(&export, &options).await?;
         let root = Found { handle: export.root(), kind: found.kind, fileid: found.fileid };
         let known = Known {
@@ -169,7 +169,7 @@ impl Shop {
         let Inheritance { known, lost, root, silly } = Inheritance::read(&region).ok_or_else(broken)?;
         region.take_over();
         region.cells().erase(&lost);
-        let export = self.export(&options, sockets)?;
+        let export = self.export(&options, sockets, &region)?;
         let root = match root {
             Some(root) => root,
             None => root_record(&region, &unknown_root(&known))?,
@@ -188,13 +188,14 @@ impl Shop {
         Ok(())
     }
 
-    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>) -> io::Result<Export> {
+    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let root = FileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
         let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
+        server.tell(region);
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
 }

@@ -119,6 +119,22 @@ fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
     assert_eq!(commits.seconds(), 31.003);
 }
 
+#[test]
+fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
+    let region = Region::create(Kind::Nfs).expect("a region");
+    let other = again(&region).expect("the same");
+    assert_eq!(other.silent_since(), None);
+    let begin = std::time::Instant::now();
+    region.silence().set(begin.checked_sub(std::time::Duration::from_secs(7)));
+    let since = other.silent_since().expect("it is silent");
+    // Milliseconds are cut off.
+    let most = std::time::Duration::from_millis(7001) + begin.elapsed();
+    assert!((std::time::Duration::from_secs(7)..=most).contains(&since.elapsed()), "{since:?}");
+    assert_eq!(other.silent_since(), Some(since), "it stays the same silence");
+    region.silence().set(None);
+    assert_eq!(other.silent_since(), None);
+}
+
 proptest! {
     #[test]
     fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2 * header::SIZE)) {

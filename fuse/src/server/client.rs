@@ -22,7 +22,7 @@ use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
-use crate::region::{Distribution, Kind, OpenCount, Region};
+use crate::region::{Distribution, Kind, Moment, OpenCount, Region};
 use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
@@ -130,8 +130,10 @@ pub struct Doing {
     pub requests: u64,
     /// The threads that answer one, each with its number.
     pub busy: Vec<(i32, u64)>,
-    /// How many wait for a lock, which no thread is busy with.
+    /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
     pub waits: usize,
+    /// Since when its NFS server owes answers and says nothing, if it has one that podfs itself asks.
+    pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,
 }
@@ -354,6 +356,7 @@ impl Server {
             requests: held.region.requests(),
             busy: held.region.seats().busy().collect(),
             waits: held.region.waits().all().count(),
+            silent_since: held.region.silent_since(),
             connection: held.mount.connection(),
         };
         self.volumes().values().map(doing).collect()
