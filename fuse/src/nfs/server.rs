@@ -80,6 +80,11 @@ impl Servers {
         Ok(server)
     }
 
+    /// The server whose first socket has this [inode], if an export uses it.
+    pub(super) fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
+        self.given.borrow().get(&inode).and_then(Weak::upgrade)
+    }
+
     /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
     /// says so and this process may do that.
     pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<Server> {
@@ -126,9 +131,10 @@ impl Server {
         self.peer.address()
     }
 
-    /// The server has moved. Its connections find that out when they are lost.
+    /// The server has moved. Its connections are made anew, and all calls go on.
     pub fn move_to(&self, address: SocketAddr) {
         self.peer.move_to(address);
+        self.connections.borrow().iter().for_each(|connection| connection.cut());
     }
 
     /// How it does.

@@ -6,7 +6,9 @@
 //!    a server otherwise have another set, since that name may come to mean another machine.
 //! 3. A set lives as long as a volume that uses it. Whoever looks for one, or makes one, holds the lock of all sets; so two
 //!    volumes that begin at the same time have the same.
-//! 4. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
+//! 4. A server that has moved keeps its set. Where it is now stands there, and so holds for all volumes that use it,
+//!    those included that are just beginning.
+//! 5. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use rustix::fs::fstat;
 use rustix::net::getsockname;
 
-use super::options::Options;
+use super::options::{Options, Place};
 use super::rpc::dial::bound;
 use super::server::MAX_CONNECTIONS;
 
@@ -38,7 +40,10 @@ pub struct Sockets {
 #[derive(Debug)]
 struct Set {
     server: String,
+    /// Where the server was found first.
     nfs: SocketAddr,
+    /// Where it is, if it has moved.
+    moved: Mutex<Option<Place>>,
     reserved: bool,
     connections: Mutex<Vec<OwnedFd>>,
     spare: OwnedFd,
@@ -54,7 +59,7 @@ impl SocketSets {
     pub fn join(&self, options: &Options, connections: usize, reserved: bool) -> io::Result<Sockets> {
         let wanted = connections.clamp(1, MAX_CONNECTIONS);
         let mut sets = self.lock();
-        let is_it = |set: &Arc<Set>| (&set.server, set.nfs, set.reserved) == (&options.server, options.nfs, reserved);
+        let is_it = |set: &Arc<Set>| (&set.server, set.nfs(), set.reserved) == (&options.server, options.nfs, reserved);
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
             Some(set) => set,
             None => {
@@ -107,6 +112,25 @@ impl SocketSets {
 }
 
 impl Sockets {
+    /// The server is elsewhere, for all volumes that share it.
+    pub(crate) fn move_to(&self, place: Place) {
+        *self.set.moved() = Some(place);
+    }
+
+    /// The options of a volume that uses them, which may be of a time when the server was elsewhere.
+    pub(crate) fn current(&self, options: &Options) -> Options {
+        let options = options.clone();
+        match *self.set.moved() {
+            Some(place) => options.at(place),
+            None => options,
+        }
+    }
+
+    /// Whether these are for the same server.
+    pub(crate) fn is_shared_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.set, &other.set)
+    }
+
     /// Copies: of one socket for each connection, and of the one for the mountd.
     ///
     /// # Errors
@@ -127,7 +151,15 @@ fn add(sets: &mut Vec<Weak<Set>>, set: Set) -> Arc<Set> {
 impl Set {
     fn new(options: &Options, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
         let (server, nfs) = (options.server.clone(), options.nfs);
-        Self { server, nfs, reserved, connections: Mutex::new(connections), spare }
+        Self { server, nfs, moved: Mutex::default(), reserved, connections: Mutex::new(connections), spare }
+    }
+
+    fn nfs(&self) -> SocketAddr {
+        self.moved().map_or(self.nfs, |place| place.nfs)
+    }
+
+    fn moved(&self) -> MutexGuard<'_, Option<Place>> {
+        self.moved.lock().expect("a thread that panics ends the process")
     }
 
     fn connections(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
@@ -139,7 +171,7 @@ impl Set {
 ///
 /// # Errors
 /// When the kernel does not tell.
-pub(super) fn inode(socket: &OwnedFd) -> io::Result<u64> {
+pub(crate) fn inode(socket: &OwnedFd) -> io::Result<u64> {
     Ok(fstat(socket)?.st_ino)
 }
 

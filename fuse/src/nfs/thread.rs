@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -24,7 +24,7 @@ use super::known::calls::Calls;
 use super::known::inherit::Inheritance;
 use super::known::node::{Found, Nodes};
 use super::known::open_files::OpenFiles;
-use super::options::Options;
+use super::options::{Options, Place};
 use super::rpc::{Credential, Policy};
 use super::server::Servers;
 use super::v3::{Attributes, FileHandle};
@@ -61,6 +61,7 @@ pub struct NfsThread {
 /// What the thread is to do.
 enum Order {
     Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
+    Move { socket: u64, place: Place },
 }
 
 impl NfsThread {
@@ -79,9 +80,15 @@ impl NfsThread {
             };
             let tasks = LocalSet::new();
             let work = async move {
-                let shop = Rc::new(Shop { servers: Servers::default(), input: Rc::new(RefCell::new(input)) });
+                let shop = Rc::new(Shop::new(input));
                 while let Some(order) = incoming.recv().await {
-                    let Order::Serve { export, resumes, done } = order;
+                    let (export, resumes, done) = match order {
+                        Order::Serve { export, resumes, done } => (export, resumes, done),
+                        Order::Move { socket, place } => {
+                            shop.move_server(socket, place);
+                            continue;
+                        }
+                    };
                     let shop = Rc::clone(&shop);
                     spawn_local(async move {
                         let begun = if resumes { shop.resume(*export) } else { shop.serve(*export).await };
@@ -113,6 +120,12 @@ impl NfsThread {
         self.order(export, true)
     }
 
+    /// The server that is reached by this socket (its inode) is elsewhere. Everything that waits for it goes on there.
+    pub fn move_server(&self, socket: u64, place: Place) {
+        // A thread that has ended serves nothing.
+        let _ = self.orders.send(Order::Move { socket, place });
+    }
+
     fn order(&self, export: Served, resumes: bool) -> io::Result<()> {
         let (done, outcome) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
@@ -140,9 +153,24 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
 struct Shop {
     servers: Servers,
     input: Rc<RefCell<Input>>,
+    filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
 }
 
 impl Shop {
+    fn new(input: Input) -> Self {
+        Self { servers: Servers::default(), input: Rc::new(RefCell::new(input)), filesystems: RefCell::default() }
+    }
+
+    fn move_server(&self, socket: u64, place: Place) {
+        let Some(server) = self.servers.with_socket(socket) else { return };
+        for filesystem in self.filesystems.borrow().iter().filter_map(Weak::upgrade) {
+            if Rc::ptr_eq(filesystem.server(), &server) {
+                filesystem.move_mountd(place.mountd);
+            }
+        }
+        server.move_to(place.nfs);
+    }
+
     async fn serve(&self, new: Served) -> io::Result<()> {
         let Served { device, region, log, sockets, options, trace } = new;
         region.begin();
@@ -183,6 +211,9 @@ impl Shop {
     }
 
     fn run(&self, filesystem: Rc<NfsFilesystem>, session: Session, trace: Arc<Trace>) -> io::Result<()> {
+        let mut all = self.filesystems.borrow_mut();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Rc::downgrade(&filesystem));
         let volume = Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), trace)?;
         spawn_local(volume.run());
         Ok(())

@@ -16,8 +16,7 @@ use super::connection::Connection;
 use super::held::{Content, Held};
 use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
-use crate::nfs;
-use crate::nfs::sockets::{SocketSets, Sockets};
+use crate::nfs::sockets::SocketSets;
 use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
@@ -229,29 +228,12 @@ impl Server {
         }
     }
 
-    /// Lets the server show an export. `log` is the file of its log.
-    ///
-    /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the NFS server does not answer.
-    pub(crate) fn export(
-        &self,
-        device: OwnedFd,
-        mount: PrivateMount,
-        log: OwnedFd,
-        sockets: Sockets,
-        options: &nfs::options::Options,
-        about: Value,
-    ) -> io::Result<(VolumeId, Arc<Held>)> {
-        let region = Region::create(Kind::Nfs)?;
-        let options = Box::new(options.clone());
-        let content = Content::Nfs { log, sockets, options: options.clone() };
-        let held = Held::new(about, device, mount, region, content);
-        let about = held.about.clone();
-        self.join(held, |volume| Request::Export { volume, about, options }).map(|(volume, held, _)| (volume, held))
-    }
-
     /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.
-    fn join(&self, held: Held, request: impl FnOnce(VolumeId) -> Request) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
+    pub(super) fn join(
+        &self,
+        held: Held,
+        request: impl FnOnce(VolumeId) -> Request,
+    ) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
         let connection = self.connection()?;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
         let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
@@ -419,7 +401,7 @@ impl Server {
         }
     }
 
-    fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
             Reply::Done => Ok(()),
             other => Err(unexpected(&other)),

@@ -50,7 +50,7 @@ pub(crate) enum Content {
         log: OwnedFd,
         /// Those of its connections.
         sockets: Sockets,
-        /// How it is served.
+        /// How it is served, as far as [`Sockets::current`] does not say otherwise.
         options: Box<nfs::options::Options>,
     },
 }
@@ -116,7 +116,9 @@ impl Held {
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
             }
             Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
-            Content::Nfs { options, .. } => (Body::Nfs { options: options.clone() }, Vec::new()),
+            Content::Nfs { options, sockets, .. } => {
+                (Body::Nfs { options: Box::new(sockets.current(options)) }, Vec::new())
+            }
         };
         (Description { volume, about: self.about.clone(), body }, images)
     }

@@ -159,6 +159,10 @@ impl Process {
                 volumes.trace(volume, descriptors.next().ok())?;
                 Reply::Done
             }
+            Request::Move { volume, place } => {
+                volumes.move_nfs(volume, place)?;
+                Reply::Done
+            }
             Request::Remove { volume } => {
                 volumes.remove(volume);
                 Reply::Done

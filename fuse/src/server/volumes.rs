@@ -14,6 +14,8 @@ use super::process::Held;
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use super::trace::Trace;
 use crate::nfs;
+use crate::nfs::options::Place;
+use crate::nfs::sockets::inode;
 use crate::nfs::thread::{NfsThread, Served};
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
@@ -248,6 +250,18 @@ impl Volumes {
         Ok(self.tree(number)?.lock().close_generation(generation.as_str())?)
     }
 
+    /// The NFS server of a volume is elsewhere, for all volumes that share its sockets.
+    pub(super) fn move_nfs(&mut self, number: VolumeId, place: Place) -> io::Result<()> {
+        let first = self.volume(number)?.first_socket().ok_or_else(broken)?;
+        for volume in self.volumes.values_mut().filter(|volume| volume.first_socket() == Some(first)) {
+            if let Content::Nfs { options, .. } = &mut volume.content {
+                *options = options.clone().at(place);
+            }
+        }
+        self.nfs()?.move_server(first, place);
+        Ok(())
+    }
+
     pub(super) fn remove(&mut self, number: VolumeId) {
         if let Some(volume) = self.volumes.remove(&number) {
             // Its session may go on for those who are still inside.
@@ -292,6 +306,12 @@ impl Volume {
             options: options.clone(),
             trace: Arc::clone(&self.trace),
         })
+    }
+
+    /// By which those that share their sockets are known.
+    fn first_socket(&self) -> Option<u64> {
+        let Content::Nfs { log_and_sockets, .. } = &self.content else { return None };
+        inode(log_and_sockets.get(1)?).ok()
     }
 
     /// Starts the thread of a projection.

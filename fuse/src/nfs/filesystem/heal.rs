@@ -82,7 +82,7 @@ impl NfsFilesystem {
 
     /// Asks the MOUNT service for the root.
     async fn mount_again(&self, root: &Rc<Node>, stale: FileHandle) -> bool {
-        let Some(address) = self.options.mountd else { return false };
+        let Some(address) = self.mountd.get() else { return false };
         let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
         if root.handle() != stale {
             // Somebody else was faster.

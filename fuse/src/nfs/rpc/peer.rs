@@ -92,7 +92,7 @@ impl Peer {
         self.address.get()
     }
 
-    /// From the next connection on, it is elsewhere.
+    /// From the next connection on, it is elsewhere: see [`Connection::cut`](super::Connection::cut).
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
     }
