@@ -122,7 +122,7 @@ impl Process {
             }
             Request::Export { volume, about, options } => {
                 let held = descriptors.held()?;
-                volumes.export(volume, about, held, descriptors.0.collect(), *options)?;
+                volumes.export(volume, about, held, descriptors.0.collect(), options)?;
                 Reply::Done
             }
             Request::Inherit { keeper } => {

@@ -50,7 +50,7 @@ struct Volume {
 enum Content {
     Projection { tree: SharedTree, reporting: Reporting },
     Passthrough { source: OwnedFd, options: Options },
-    Nfs { log_and_sockets: Vec<OwnedFd>, options: nfs::options::Options },
+    Nfs { log_and_sockets: Vec<OwnedFd>, options: Box<nfs::options::Options> },
 }
 
 /// A volume that is known, but not answered for yet.
@@ -122,7 +122,7 @@ impl Volumes {
         about: Value,
         held: Held,
         log_and_sockets: Vec<OwnedFd>,
-        options: nfs::options::Options,
+        options: Box<nfs::options::Options>,
     ) -> io::Result<()> {
         let Held { device, mount, region } = held;
         let region = Arc::new(adopt(region, Kind::Nfs)?);
@@ -177,7 +177,7 @@ impl Volumes {
                 let region = Arc::new(adopt(region, Kind::Nfs)?);
                 let trace = start_trace(options.trace)?;
                 nfs::thread::can_resume(&region, descriptors.first().ok_or_else(broken)?)?;
-                (Content::Nfs { log_and_sockets: descriptors, options: *options }, region, trace, None)
+                (Content::Nfs { log_and_sockets: descriptors, options }, region, trace, None)
             }
         };
         let volume = Volume { about, device, mount, region, content, trace };
@@ -226,7 +226,7 @@ impl Volumes {
                 for one in log_and_sockets {
                     descriptors.push(one.try_clone()?);
                 }
-                Body::Nfs { options: Box::new(options.clone()) }
+                Body::Nfs { options: options.clone() }
             }
         };
         Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
@@ -255,7 +255,7 @@ impl Volumes {
         let first = self.volume(number)?.first_socket().ok_or_else(broken)?;
         for volume in self.volumes.values_mut().filter(|volume| volume.first_socket() == Some(first)) {
             if let Content::Nfs { options, .. } = &mut volume.content {
-                *options = options.clone().at(place);
+                **options = options.as_ref().clone().at(place);
             }
         }
         self.nfs()?.move_server(first, place);
@@ -303,7 +303,7 @@ impl Volume {
             region: Arc::clone(&self.region),
             log: own.next().ok_or_else(broken)?,
             sockets: own.collect(),
-            options: options.clone(),
+            options: options.as_ref().clone(),
             trace: Arc::clone(&self.trace),
         })
     }

@@ -38,8 +38,9 @@ fn many_who_look_at_the_same_time_find_their_files_again() {
     names.iter().for_each(|name| fs::write(server.exported().join(name), name).expect("written"));
     let mounted = Mounted::new(&server);
     // What is read ahead in vain, the kernel would ask for once more.
-    let open =
-        |name: &String| File::options().read(true).custom_flags(libc::O_DIRECT).open(mounted.at(name)).expect("opened");
+    let open = |name: &String| {
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mounted.at(name)).expect("opened")
+    };
     let files: Vec<_> = names.iter().map(open).collect();
     server.restart_elsewhere();
     std::thread::scope(|scope| {
