@@ -103,6 +103,7 @@ use server::{PodServer, Program, UpgradeError};
 use sharing::Sharing;
 use site::Site;
 use upgrade::Continuing;
+use volume::search::Searches;
 use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
@@ -242,6 +243,7 @@ pub async fn run(
         sharing,
         volumes,
         upgrades,
+        searches: Searches::default(),
     };
     drop(setting);
     supervisor.report_server();
@@ -330,6 +332,8 @@ struct Supervisor {
     volumes: Vec<Volume>,
     /// Those who wish for an upgrade.
     upgrades: mpsc::Receiver<Upgrading>,
+    /// NFS servers that are silent.
+    searches: Searches,
 }
 
 /// Work that was done on a blocking thread.
@@ -356,6 +360,7 @@ impl Supervisor {
                 }
                 () = self.server.guard() => {
                     self.report_server();
+                    self.searches.start(&self.server.client());
                     if self.server.gave_up() {
                         self.version += 1;
                     }

@@ -225,7 +225,10 @@ impl PodState {
                 VolumeState::Live => None,
                 VolumeState::Waiting => Some(format!("volume {:?} waits: {reason}", volume.name)),
                 VolumeState::Behind => Some(format!("volume {:?} is not refreshed: {reason}", volume.name)),
-                VolumeState::Silent => Some(format!("volume {:?} waits for the host: {reason}", volume.name)),
+                VolumeState::Silent => {
+                    let source = if volume.backend.is_some() { "its NFS server" } else { "the host" };
+                    Some(format!("volume {:?} waits for {source}: {reason}", volume.name))
+                }
             }
         });
         let reasons: Vec<_> = trouble.map(str::to_owned).into_iter().chain(each).collect();

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
 use rustix::fs::statfs;
 
 use crate::common::*;
@@ -80,6 +81,36 @@ fn nf_06_reading_goes_on_when_the_server_is_back() {
     ganesha.restart();
     assert_eq!(reader.join().expect("no panic").expect("read"), "content");
     running.wait_log("answers again");
+}
+
+#[test]
+fn status_says_that_a_server_is_silent_until_it_answers() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-status", &ganesha, "");
+    let mut running = fixture.run();
+    let path = shown(&running).join("there");
+    let the_pod = || fixture.pods().swap_remove(0);
+    let is_silent = || the_pod()["volumes"][0]["state"] == "silent";
+    let server = running.server();
+    ganesha.stop();
+    let reader = std::thread::spawn(move || fs::read_to_string(path));
+    eventually("status names the volume", is_silent);
+    let pod = the_pod();
+    assert_eq!(pod["reason"], r#"volume "data" waits for its NFS server: its source does not answer"#, "{pod}");
+    assert_eq!(pod["volumes"][1]["state"], "live", "{pod}");
+    assert_eq!(running.server(), server, "another server would wait there as well");
+    // What it has left behind is not believed, and what its successor finds is.
+    kill(server, Signal::SIGKILL).expect("it is there");
+    eventually("another server waits", || the_pod()["server"]["restarts"] == 1 && is_silent());
+    assert!(!reader.is_finished(), "whoever uses the volume waits");
+    ganesha.cont();
+    assert_eq!(reader.join().expect("no panic").expect("read"), "content");
+    eventually("status says so", || the_pod()["state"] == "running");
+    let pod = the_pod();
+    assert_eq!((&pod["volumes"][0]["state"], &pod["server"]["restarts"]), (&"live".into(), &1.into()), "{pod}");
+    assert!(running.stop().success(), "{}", running.log());
+    fixture.assert_nothing_left();
 }
 
 #[test]

@@ -10,5 +10,7 @@ mod nfs_rig;
 mod pods;
 
 mod away;
+mod moved;
 mod refused;
 mod served;
+mod shared;

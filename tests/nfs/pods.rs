@@ -25,20 +25,42 @@ pub fn named(uid: &str, volumes: &str) -> String {
 }
 
 pub fn claim() -> String {
-    "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
-     status: {phase: Bound}}"
-        .to_owned()
+    claim_of("data", 1)
+}
+
+/// A claim of this name, bound to the PersistentVolume of this number.
+pub fn claim_of(name: &str, number: u32) -> String {
+    format!(
+        "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}, uid: c-{number}}}, \
+         spec: {{volumeName: pv-{number}}}, status: {{phase: Bound}}}}"
+    )
 }
 
 /// A PersistentVolume for an export whose server has unusual ports.
 pub fn volume(nfs: SocketAddr, mountd: SocketAddr, options: &str) -> String {
-    let (server, port, mount_port) = (nfs.ip(), nfs.port(), mountd.port());
+    let ports = format!("port={},mountport={}", nfs.port(), mountd.port());
+    volume_of(("data", 1), &nfs.ip().to_string(), &format!("{ports}{options}"))
+}
+
+/// A PersistentVolume for the claim of this name and number, with `/export` of a server.
+pub fn volume_of((claim, number): (&str, u32), server: &str, options: &str) -> String {
     format!(
-        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, \
-         spec: {{claimRef: {{namespace: default, name: data, uid: c-1}}, \
+        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-{number}}}, \
+         spec: {{claimRef: {{namespace: default, name: {claim}, uid: c-{number}}}, \
          nfs: {{server: {server}, path: /export}}, \
-         mountOptions: [\"port={port},mountport={mount_port}{options}\"]}}}}"
+         mountOptions: [\"{options}\"]}}}}"
     )
+}
+
+/// A pod with claims of these names, each with a volume of its name. All of them lead to `/export` of a server.
+pub fn write_claims(fixture: &Fixture, uid: &str, claims: &[(&str, &str)], server: &str) {
+    let mut volumes = Vec::new();
+    for (number, (name, options)) in (1..).zip(claims) {
+        fixture.write(&format!("objects/claim-{number}.yaml"), &claim_of(name, number));
+        fixture.write(&format!("objects/volume-{number}.yaml"), &volume_of((name, number), server, options));
+        volumes.push(format!("{{name: {name}, persistentVolumeClaim: {{claimName: {name}}}}}"));
+    }
+    fixture.write("pod.yaml", &named(uid, &format!("[{}]", volumes.join(", "))));
 }
 
 /// Where the export is to be seen.

@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`mounted`] | the supervisor's side: mounting an export |
+//! | [`sockets`] | the sockets of connections, which the volumes of a pod share |
 //! | [`options`] | how an export is served |
 //! | [`thread`] | the one thread that serves all exports of a process |
 //! | `awake` | whether that thread sleeps between two calls |
@@ -66,6 +67,7 @@ pub mod options;
 pub mod portmap;
 pub mod rpc;
 pub mod server;
+pub mod sockets;
 pub mod thread;
 pub mod v3;
 mod volume;

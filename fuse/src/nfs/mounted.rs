@@ -1,15 +1,13 @@
-//! The supervisor's side of one NFS volume: its mount, its log and its sockets, which outlive the process that serves it.
+//! The supervisor's side of one NFS volume: its mount and its log, which outlive the process that serves it.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::mount::MountAttrFlags;
 use serde_json::Value;
 
 use super::options::Options;
-use super::rpc::dial::bound;
-use super::server::MAX_CONNECTIONS;
+use super::sockets::Sockets;
 use super::writeback::log::Log;
 use crate::mount::MountError;
 use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
@@ -23,22 +21,6 @@ const LOG: usize = 64;
 /// What the kernel reads ahead, in KiB: four of its largest requests.
 const READ_AHEAD: u32 = 4096;
 
-/// The sockets of a volume. They are made where the server can be reached, and before anything is asked of it.
-pub struct Sockets(Vec<OwnedFd>);
-
-impl Sockets {
-    /// For `connections` connections to the server of `options` (`nconnect`), from ports below 1024 if `reserved`
-    /// (`resvport`) and this process may have them.
-    ///
-    /// # Errors
-    /// When there are no descriptors or ports left.
-    pub fn new(options: &Options, connections: usize, reserved: bool) -> io::Result<Self> {
-        // One more, for the mountd.
-        let count = connections.clamp(1, MAX_CONNECTIONS) + 1;
-        (0..count).map(|_| bound(options.nfs, reserved)).collect::<io::Result<_>>().map(Self)
-    }
-}
-
 /// An export of an NFS server, mounted.
 pub struct NfsVolume {
     server: Arc<Server>,
@@ -47,7 +29,7 @@ pub struct NfsVolume {
 }
 
 impl NfsVolume {
-    /// Mounts what `options` tell of, and lets `server` answer for it. Nobody sees it before [`show`](Self::show).
+    /// Mounts what `options` tell of, and lets `server`, whose are the `sockets`, answer for it. Nobody sees it before [`show`](Self::show).
     /// `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the supervisor that adopts the
     /// volume if this one is killed.
     ///
@@ -65,7 +47,7 @@ impl NfsVolume {
         let device = open_device()?;
         let mount = PrivateMount::of_export(device.as_fd(), attributes, mount)?;
         let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
-        let (volume, held) = server.export(device, mount, log, sockets.0, options, about).map_err(failed)?;
+        let (volume, held) = server.export(device, mount, log, sockets, options, about).map_err(failed)?;
         // Without it, reading is slower.
         if let Err(error) = held.mount.set_read_ahead(READ_AHEAD) {
             tracing::debug!("volume {:?}: read-ahead stays what it is: {error}", options.name);

@@ -22,6 +22,9 @@ pub struct Options {
     pub nfs: SocketAddr,
     /// Where its MOUNT service is, for when the root has to be asked for again.
     pub mountd: Option<SocketAddr>,
+    /// How the server is looked for when it is silent, if its name may come to mean another address.
+    #[serde(default)]
+    pub search: Option<Search>,
     /// The root's file handle, as MOUNT gave it.
     pub root: Vec<u8>,
     /// Nothing may be changed (`ro`): `EROFS`.
@@ -46,6 +49,28 @@ pub struct Options {
     pub callers: Callers,
     /// Report every request on standard output.
     pub trace: bool,
+}
+
+/// Where a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its NFS service.
+    pub nfs: SocketAddr,
+    /// Its MOUNT service.
+    pub mountd: SocketAddr,
+}
+
+/// What mount options say of where a server's services are. Those that say nothing leave it to the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Search {
+    /// The port of NFS (`port`).
+    pub port: Option<u16>,
+    /// The name of the machine with the MOUNT service (`mounthost`).
+    pub mount_host: Option<String>,
+    /// The port of that (`mountport`).
+    pub mount_port: Option<u16>,
+    /// Whether questions are to come from a port below 1024 (`resvport`).
+    pub reserved_port: bool,
 }
 
 /// What happens when a server does not answer.
@@ -142,6 +167,7 @@ impl Options {
             path: path.to_owned(),
             nfs,
             mountd: None,
+            search: None,
             root: root.to_vec(),
             read_only: false,
             patience: Patience::default(),
@@ -155,6 +181,12 @@ impl Options {
             callers: Callers::default(),
             trace: false,
         }
+    }
+
+    /// The same export, of a server that has moved.
+    #[must_use]
+    pub fn at(self, place: Place) -> Self {
+        Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 
     /// How long a call is waited for.

@@ -1,16 +1,21 @@
 //! Servers, each with its connections, which all exports of it share.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::rpc::dial::Dialer;
 use super::rpc::{Connection, Health, Peer, Pool};
+use super::sockets::inode;
 use super::v3::FileHandle;
+use crate::region::Region;
 
 /// Most connections to a server, as with Linux.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -20,6 +25,8 @@ pub const MAX_CONNECTIONS: usize = 16;
 pub struct Servers {
     pool: Pool,
     known: RefCell<HashMap<(SocketAddr, bool), Weak<Server>>>,
+    /// Those whose sockets were given, by the inode of the first.
+    given: RefCell<HashMap<u64, Weak<Server>>>,
 }
 
 /// A server of NFS.
@@ -33,26 +40,49 @@ pub struct Server {
     /// Where connections came from in the process before this.
     inherited_ports: RefCell<Vec<u16>>,
     /// The sockets of its connections, if this process may make none; those that are not used yet.
-    given: Option<RefCell<Vec<OwnedFd>>>,
-    /// A socket for other services, if this process may make none.
-    spare: Option<OwnedFd>,
+    given: Option<RefCell<VecDeque<OwnedFd>>>,
+    /// A socket for other services, if this process may make none. One of them is asked at a time.
+    spare: Option<Mutex<OwnedFd>>,
 }
 
 impl Servers {
-    /// A server for one export alone, with a connection for each of the `sockets` that were
-    /// [given](super::rpc::dial::bound), and another one for its mountd.
-    pub fn given(&self, name: &str, address: SocketAddr, mut sockets: Vec<OwnedFd>, spare: OwnedFd) -> Rc<Server> {
-        // The first is taken from the end.
-        sockets.reverse();
-        Rc::new(Server {
+    /// A server with a connection for each of the `sockets` that were [given](super::rpc::dial::bound), and another one for
+    /// its mountd: the same one for exports that come with copies of the same sockets. An export may come with more of them
+    /// than those before.
+    ///
+    /// # Errors
+    /// When there are no sockets.
+    pub fn given(
+        &self,
+        name: &str,
+        address: SocketAddr,
+        sockets: Vec<OwnedFd>,
+        spare: OwnedFd,
+    ) -> io::Result<Rc<Server>> {
+        let none = || io::Error::new(io::ErrorKind::InvalidData, "no socket was given for an NFS server");
+        let first = inode(sockets.first().ok_or_else(none)?)?;
+        let mut known = self.given.borrow_mut();
+        known.retain(|_, server| server.strong_count() > 0);
+        if let Some(server) = known.get(&first).and_then(Weak::upgrade) {
+            server.give(sockets);
+            return Ok(server);
+        }
+        let server = Rc::new(Server {
             peer: Rc::new(Peer::new(name.to_owned(), address)),
             pool: self.pool.clone(),
             reserved_port: false,
             connections: RefCell::default(),
             inherited_ports: RefCell::default(),
-            given: Some(RefCell::new(sockets)),
-            spare: Some(spare),
-        })
+            given: Some(RefCell::new(sockets.into())),
+            spare: Some(Mutex::new(spare)),
+        });
+        known.insert(first, Rc::downgrade(&server));
+        Ok(server)
+    }
+
+    /// The server whose first socket has this [inode], if an export uses it.
+    pub(super) fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
+        self.given.borrow().get(&inode).and_then(Weak::upgrade)
     }
 
     /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
@@ -83,6 +113,13 @@ impl Servers {
     }
 }
 
+/// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
+pub(super) struct ToMountd<'a> {
+    /// The connection, which ends before another one begins.
+    pub(super) connection: Connection,
+    _turn: Option<MutexGuard<'a, OwnedFd>>,
+}
+
 impl Server {
     /// What it is called in messages.
     pub fn name(&self) -> &str {
@@ -94,9 +131,10 @@ impl Server {
         self.peer.address()
     }
 
-    /// The server has moved. Its connections find that out when they are lost.
+    /// The server has moved. Its connections are made anew, and all calls go on.
     pub fn move_to(&self, address: SocketAddr) {
         self.peer.move_to(address);
+        self.connections.borrow().iter().for_each(|connection| connection.cut());
     }
 
     /// How it does.
@@ -109,22 +147,38 @@ impl Server {
         self.peer.silent()
     }
 
+    /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
+    pub fn tell(&self, region: &Arc<Region>) {
+        self.peer.tell(region);
+    }
+
     /// How often a connection to it was made again.
     pub fn reconnects(&self) -> u64 {
         self.peer.reconnects()
     }
 
-    /// A connection for a few calls to its mountd at `address`.
+    /// A connection for a few calls to its mountd at `address`, when no other export has one.
     ///
     /// # Errors
     /// When there are no descriptors left.
-    pub(super) fn to_mountd(&self, address: SocketAddr) -> io::Result<Connection> {
-        let dialer = match &self.spare {
-            Some(spare) => Dialer::given(spare.try_clone()?),
-            None => Dialer::new(self.reserved_port, None),
+    pub(super) async fn to_mountd(&self, address: SocketAddr) -> io::Result<ToMountd<'_>> {
+        let (dialer, turn) = match &self.spare {
+            Some(spare) => {
+                let spare = spare.lock().await;
+                (Dialer::given(spare.try_clone()?), Some(spare))
+            }
+            None => (Dialer::new(self.reserved_port, None), None),
         };
         let peer = Rc::new(Peer::new(self.name().to_owned(), address));
-        Ok(Connection::new(peer, dialer, self.pool.clone(), random()))
+        Ok(ToMountd { connection: Connection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
+    }
+
+    /// Copies of its sockets. Those that it has not got yet are for further connections.
+    fn give(&self, sockets: Vec<OwnedFd>) {
+        let Some(given) = &self.given else { return };
+        let mut given = given.borrow_mut();
+        let known = self.connections.borrow().len() + given.len();
+        given.extend(sockets.into_iter().skip(known));
     }
 
     /// The ports that its connections come from, for the process after this. Zero where there has been no connection.
@@ -143,7 +197,7 @@ impl Server {
         let mut connections = self.connections.borrow_mut();
         while connections.len() <= slot {
             let port = self.inherited_ports.borrow().get(connections.len()).copied().filter(|port| *port != 0);
-            let given = self.given.as_ref().map(|given| given.borrow_mut().pop());
+            let given = self.given.as_ref().map(|given| given.borrow_mut().pop_front());
             let dialer = match given {
                 Some(Some(socket)) => Dialer::given(socket),
                 // There are as many as there are connections.

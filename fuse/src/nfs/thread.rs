@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -25,7 +25,7 @@ use super::known::calls::Calls;
 use super::known::inherit::Inheritance;
 use super::known::node::{Found, Nodes};
 use super::known::open_files::OpenFiles;
-use super::options::Options;
+use super::options::{Options, Place};
 use super::rpc::{Credential, Policy};
 use super::server::Servers;
 use super::v3::{Attributes, FileHandle};
@@ -62,6 +62,7 @@ pub struct NfsThread {
 /// What the thread is to do.
 enum Order {
     Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
+    Move { socket: u64, place: Place },
 }
 
 impl NfsThread {
@@ -80,11 +81,16 @@ impl NfsThread {
             };
             let tasks = LocalSet::new();
             let work = async move {
-                let awake = Awake::new();
-                spawn_local(Rc::clone(&awake).run());
-                let shop = Rc::new(Shop { servers: Servers::default(), input: Rc::new(RefCell::new(input)), awake });
+                let shop = Rc::new(Shop::new(input));
+                spawn_local(Rc::clone(&shop.awake).run());
                 while let Some(order) = incoming.recv().await {
-                    let Order::Serve { export, resumes, done } = order;
+                    let (export, resumes, done) = match order {
+                        Order::Serve { export, resumes, done } => (export, resumes, done),
+                        Order::Move { socket, place } => {
+                            shop.move_server(socket, place);
+                            continue;
+                        }
+                    };
                     let shop = Rc::clone(&shop);
                     spawn_local(async move {
                         let begun = if resumes { shop.resume(*export) } else { shop.serve(*export).await };
@@ -116,6 +122,12 @@ impl NfsThread {
         self.order(export, true)
     }
 
+    /// The server that is reached by this socket (its inode) is elsewhere. Everything that waits for it goes on there.
+    pub fn move_server(&self, socket: u64, place: Place) {
+        // A thread that has ended serves nothing.
+        let _ = self.orders.send(Order::Move { socket, place });
+    }
+
     fn order(&self, export: Served, resumes: bool) -> io::Result<()> {
         let (done, outcome) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
@@ -144,14 +156,34 @@ struct Shop {
     servers: Servers,
     input: Rc<RefCell<Input>>,
     awake: Rc<Awake>,
+    filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
 }
 
 impl Shop {
+    fn new(input: Input) -> Self {
+        Self {
+            servers: Servers::default(),
+            input: Rc::new(RefCell::new(input)),
+            awake: Awake::new(),
+            filesystems: RefCell::default(),
+        }
+    }
+
+    fn move_server(&self, socket: u64, place: Place) {
+        let Some(server) = self.servers.with_socket(socket) else { return };
+        for filesystem in self.filesystems.borrow().iter().filter_map(Weak::upgrade) {
+            if Rc::ptr_eq(filesystem.server(), &server) {
+                filesystem.move_mountd(place.mountd);
+            }
+        }
+        server.move_to(place.nfs);
+    }
+
     async fn serve(&self, new: Served) -> io::Result<()> {
         let Served { device, region, log, sockets, options, trace } = new;
         region.begin();
         let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
-        let export = self.export(&options, sockets)?;
+        let export = self.export(&options, sockets, &region)?;
         let found = look_at_root(&export, &options).await?;
         let root = Found { handle: export.root(), kind: found.kind, fileid: found.fileid };
         let known = Known {
@@ -173,7 +205,7 @@ impl Shop {
         let Inheritance { known, lost, root, silly } = Inheritance::read(&region).ok_or_else(broken)?;
         region.take_over();
         region.cells().erase(&lost);
-        let export = self.export(&options, sockets)?;
+        let export = self.export(&options, sockets, &region)?;
         let root = match root {
             Some(root) => root,
             None => root_record(&region, &unknown_root(&known))?,
@@ -187,19 +219,23 @@ impl Shop {
     }
 
     fn run(&self, filesystem: Rc<NfsFilesystem>, session: Session, trace: Arc<Trace>) -> io::Result<()> {
+        let mut all = self.filesystems.borrow_mut();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Rc::downgrade(&filesystem));
         let volume =
             Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
         spawn_local(volume.run());
         Ok(())
     }
 
-    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>) -> io::Result<Export> {
+    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let root = FileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
-        let server = self.servers.given(&options.server, options.nfs, sockets, spare);
+        let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
+        server.tell(region);
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
 }

@@ -6,6 +6,7 @@ use super::counts::Counts;
 use super::opens::Opens;
 use super::seats::Seats;
 use super::shared::shared;
+use super::silence::Silence;
 use super::waits::Waits;
 
 /// What every state of a volume begins with: `podfsvol`.
@@ -37,7 +38,9 @@ shared! {
         opens: Opens,
         /// What an NFS volume counts besides.
         calls: CallCounters,
-        spare: [AtomicU64; 28],
+        /// Whether the server of an NFS volume answers.
+        silence: Silence,
+        spare: [AtomicU64; 27],
         seats: Seats,
         waits: Waits,
         counts: Counts,

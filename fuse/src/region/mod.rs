@@ -36,6 +36,7 @@
 //! | `opens` | what an audited projection counts |
 //! | `cells` | places for what else has to be known |
 //! | `counts` | what is counted for those who watch |
+//! | `silence` | whether the source answers, for those who watch |
 
 pub(crate) mod cells;
 pub(crate) mod counts;
@@ -44,8 +45,10 @@ pub(crate) mod memory;
 pub(crate) mod opens;
 pub(crate) mod seats;
 pub(crate) mod shared;
+pub(crate) mod silence;
 pub(crate) mod waits;
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -59,6 +62,8 @@ pub use opens::OpenCount;
 use opens::Opens;
 use seats::Seats;
 pub use seats::{Begun, SEATS};
+pub use silence::Moment;
+use silence::Silence;
 use waits::Waits;
 
 /// What kind of volume a region is of.
@@ -161,6 +166,11 @@ impl Region {
         self.waits().all().count()
     }
 
+    /// Since when the source of an NFS volume owes answers and says nothing.
+    pub fn silent_since(&self) -> Option<Moment> {
+        self.silence().since()
+    }
+
     /// The first thread of the session, once there is one.
     pub fn session_thread(&self) -> Option<i32> {
         let thread = self.header().session_thread.load(Relaxed).cast_signed();
@@ -198,6 +208,10 @@ impl Region {
         &self.header().opens
     }
 
+    pub(crate) fn silence(&self) -> &Silence {
+        &self.header().silence
+    }
+
     pub(crate) fn waits(&self) -> &Waits {
         &self.header().waits
     }
@@ -231,6 +245,12 @@ impl Region {
 
     pub(crate) fn set_session_thread(&self, thread: i32) {
         self.header().session_thread.store(thread.cast_unsigned(), Relaxed);
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Region").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 

@@ -79,7 +79,7 @@ fn a_region_that_ends_too_early_or_begins_wrongly_is_refused() {
 
 #[test]
 fn a_region_of_a_newer_podfs_is_refused_by_name() {
-    let error = changed(8, 3).err().expect("refused");
+    let error = changed(8, 3).expect_err("refused");
     let sentence = error.to_string();
     assert!(sentence.contains("newer podfs (layout 3; this one reads up to 1)"), "{sentence}");
 }
@@ -117,6 +117,22 @@ fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
     let commits = other.counts().commits.distribution();
     assert_eq!(commits.groups, [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(commits.seconds(), 31.003);
+}
+
+#[test]
+fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
+    let region = Region::create(Kind::Nfs).expect("a region");
+    let other = again(&region).expect("the same");
+    assert_eq!(other.silent_since(), None);
+    let begin = std::time::Instant::now();
+    region.silence().set(begin.checked_sub(std::time::Duration::from_secs(7)));
+    let since = other.silent_since().expect("it is silent");
+    // Milliseconds are cut off.
+    let most = std::time::Duration::from_millis(7001) + begin.elapsed();
+    assert!((std::time::Duration::from_secs(7)..=most).contains(&since.elapsed()), "{since:?}");
+    assert_eq!(other.silent_since(), Some(since), "it stays the same silence");
+    region.silence().set(None);
+    assert_eq!(other.silent_since(), None);
 }
 
 proptest! {

@@ -16,12 +16,12 @@ use super::connection::Connection;
 use super::held::{Content, Held};
 use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::private::PrivateMount;
-use crate::nfs;
+use crate::nfs::sockets::SocketSets;
 use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
-use crate::region::{Distribution, Kind, OpenCount, Region};
+use crate::region::{Distribution, Kind, Moment, OpenCount, Region};
 use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
@@ -37,6 +37,8 @@ pub struct Server {
     /// Where supervisors find the server when this one is gone.
     pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
+    /// Of the volumes' connections to NFS servers.
+    nfs_sockets: SocketSets,
 }
 
 /// A volume, for those who only look at it. Cheap to clone, and no hold on the mount.
@@ -127,8 +129,10 @@ pub struct Doing {
     pub requests: u64,
     /// The threads that answer one, each with its number.
     pub busy: Vec<(i32, u64)>,
-    /// How many wait for a lock, which no thread is busy with.
+    /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
     pub waits: usize,
+    /// Since when its NFS server owes answers and says nothing, if it has one that podfs itself asks.
+    pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,
 }
@@ -148,10 +152,10 @@ impl Server {
     pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
         let connection = Connection::open(control, &greeting)?;
         connection.trust()?;
-        Ok(Self::over(connection, greeting))
+        Ok(Self::over(connection, greeting, SocketSets::default()))
     }
 
-    pub(super) fn over(connection: Connection, greeting: Greeting) -> Self {
+    pub(super) fn over(connection: Connection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
         Self {
             greeting,
             link: Mutex::new(Link::Up(Arc::new(connection))),
@@ -161,7 +165,13 @@ impl Server {
             next: AtomicU32::new(0),
             listener: Mutex::default(),
             affinity: Affinity::current(),
+            nfs_sockets,
         }
+    }
+
+    /// The sockets for NFS servers that its volumes share.
+    pub fn nfs_sockets(&self) -> &SocketSets {
+        &self.nfs_sockets
     }
 
     /// Lets the server, and whichever follows it, be found at `socket`, which is bound, when this process is gone.
@@ -218,30 +228,12 @@ impl Server {
         }
     }
 
-    /// Lets the server show an export. `log` is the file of its log, `sockets` are bound: one for each connection to the NFS
-    /// server, and one for other services.
-    ///
-    /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the NFS server does not answer.
-    pub(crate) fn export(
-        &self,
-        device: OwnedFd,
-        mount: PrivateMount,
-        log: OwnedFd,
-        sockets: Vec<OwnedFd>,
-        options: &nfs::options::Options,
-        about: Value,
-    ) -> io::Result<(VolumeId, Arc<Held>)> {
-        let region = Region::create(Kind::Nfs)?;
-        let log_and_sockets = std::iter::once(log).chain(sockets).collect();
-        let options = Box::new(options.clone());
-        let held = Held::new(about, device, mount, region, Content::Nfs { log_and_sockets, options: options.clone() });
-        let about = held.about.clone();
-        self.join(held, |volume| Request::Export { volume, about, options }).map(|(volume, held, _)| (volume, held))
-    }
-
     /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.
-    fn join(&self, held: Held, request: impl FnOnce(VolumeId) -> Request) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
+    pub(super) fn join(
+        &self,
+        held: Held,
+        request: impl FnOnce(VolumeId) -> Request,
+    ) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
         let connection = self.connection()?;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
         let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
@@ -346,6 +338,7 @@ impl Server {
             requests: held.region.requests(),
             busy: held.region.seats().busy().collect(),
             waits: held.region.waits().all().count(),
+            silent_since: held.region.silent_since(),
             connection: held.mount.connection(),
         };
         self.volumes().values().map(doing).collect()
@@ -408,7 +401,7 @@ impl Server {
         }
     }
 
-    fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
             Reply::Done => Ok(()),
             other => Err(unexpected(&other)),

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use crate::mount::private::PrivateMount;
 use crate::nfs;
+use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::passthrough::Options;
 use crate::projection::Image;
 use crate::projection::tree::Tree;
@@ -45,9 +46,11 @@ pub(crate) enum Content {
     },
     /// An export of an NFS server.
     Nfs {
-        /// The file of its log, and its sockets.
-        log_and_sockets: Vec<OwnedFd>,
-        /// How it is served.
+        /// The file of its log.
+        log: OwnedFd,
+        /// Those of its connections.
+        sockets: Sockets,
+        /// How it is served, as far as [`Sockets::current`] does not say otherwise.
         options: Box<nfs::options::Options>,
     },
 }
@@ -66,12 +69,13 @@ impl Held {
         let device = self.device();
         let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
         let own = [device.as_fd(), self.mount.as_fd(), self.region.as_fd()];
-        let more = match &self.content {
-            Content::Projection { .. } => &[],
-            Content::Passthrough { source, .. } => std::slice::from_ref(source),
-            Content::Nfs { log_and_sockets, .. } => &log_and_sockets[..],
+        let (one_more, copies) = match &self.content {
+            Content::Projection { .. } => (None, Vec::new()),
+            Content::Passthrough { source, .. } => (Some(source), Vec::new()),
+            Content::Nfs { log, sockets, .. } => (Some(log), sockets.copies()?),
         };
-        own.into_iter().chain(more.iter().map(AsFd::as_fd)).map(|one| one.try_clone_to_owned()).collect()
+        let own = own.into_iter().chain(one_more.map(AsFd::as_fd)).map(|one| one.try_clone_to_owned());
+        own.chain(copies.into_iter().map(Ok)).collect()
     }
 
     /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
@@ -112,16 +116,22 @@ impl Held {
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
             }
             Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
-            Content::Nfs { options, .. } => (Body::Nfs { options: options.clone() }, Vec::new()),
+            Content::Nfs { options, sockets, .. } => {
+                (Body::Nfs { options: Box::new(sockets.current(options)) }, Vec::new())
+            }
         };
         (Description { volume, about: self.about.clone(), body }, images)
     }
 
-    /// The supervisor's half of a volume that a server has described.
+    /// The supervisor's half of a volume that a server has described. Its sockets, if it has some, go to `nfs_sockets`.
     ///
     /// # Errors
     /// When it does not fit together.
-    pub(super) fn adopt(description: Description, descriptors: Vec<OwnedFd>) -> io::Result<Held> {
+    pub(super) fn adopt(
+        description: Description,
+        descriptors: Vec<OwnedFd>,
+        nfs_sockets: &SocketSets,
+    ) -> io::Result<Held> {
         let broken = || io::Error::new(io::ErrorKind::InvalidData, "the server describes a volume that cannot be");
         let Description { volume: _, about, body } = description;
         let mut descriptors = descriptors.into_iter();
@@ -136,7 +146,11 @@ impl Held {
                 (Kind::Projection, Content::Projection { tree, reporting })
             }
             Body::Passthrough { options } => (Kind::Passthrough, Content::Passthrough { source: next()?, options }),
-            Body::Nfs { options } => (Kind::Nfs, Content::Nfs { log_and_sockets: descriptors.collect(), options }),
+            Body::Nfs { options } => {
+                let log = next()?;
+                let sockets = nfs_sockets.adopt(&options, descriptors.collect())?;
+                (Kind::Nfs, Content::Nfs { log, sockets, options })
+            }
         };
         let region = Region::adopt(region).map_err(io::Error::other)?;
         if region.kind() != kind {

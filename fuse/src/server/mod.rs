@@ -17,6 +17,7 @@
 //! | `volumes` | the server's volumes |
 //! | [`keeper`] | the process that keeps the server's descriptors when it is killed |
 //! | [`client`] | the supervisor's end |
+//! | `exports` | the same for NFS volumes: their exports, and where their servers are |
 //! | `connection` | one connection to one server process |
 //! | `held` | what the supervisor holds of a volume |
 //! | [`succession`] | one server after another, one supervisor after another |
@@ -29,6 +30,7 @@ mod affinity;
 pub mod audit;
 pub mod client;
 mod connection;
+mod exports;
 pub(crate) mod held;
 pub mod keeper;
 pub mod process;

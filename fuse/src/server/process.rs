@@ -122,7 +122,7 @@ impl Process {
             }
             Request::Export { volume, about, options } => {
                 let held = descriptors.held()?;
-                volumes.export(volume, about, held, descriptors.0.collect(), *options)?;
+                volumes.export(volume, about, held, descriptors.0.collect(), options)?;
                 Reply::Done
             }
             Request::Inherit { keeper } => {
@@ -157,6 +157,10 @@ impl Process {
             Request::Close { volume, generation } => Reply::Known(volumes.close(volume, &generation)?),
             Request::Trace { volume } => {
                 volumes.trace(volume, descriptors.next().ok())?;
+                Reply::Done
+            }
+            Request::Move { volume, place } => {
+                volumes.move_nfs(volume, place)?;
                 Reply::Done
             }
             Request::Remove { volume } => {

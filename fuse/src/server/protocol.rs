@@ -174,6 +174,13 @@ pub enum Request {
         /// The volume.
         volume: VolumeId,
     },
+    /// The NFS server of the volume, and of those that share its sockets, is elsewhere.
+    Move {
+        /// The volume.
+        volume: VolumeId,
+        /// Where.
+        place: nfs::options::Place,
+    },
     /// The volume is unmounted; forget it.
     Remove {
         /// The volume.

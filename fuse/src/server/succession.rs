@@ -34,6 +34,7 @@ use super::held::{Content, Held};
 use super::keeper::dismiss;
 use super::protocol::{Greeting, Reply, Request, VolumeId};
 use crate::nfs::mounted::NfsVolume;
+use crate::nfs::sockets::SocketSets;
 use crate::passthrough::Passthrough;
 use crate::projection::Projection;
 
@@ -138,13 +139,14 @@ impl Server {
         let (reply, _) = connection.ask(&Request::Volumes, &[])?;
         let Reply::Volumes(numbers) = reply else { return Err(unexpected(&reply)) };
         let mut volumes = Vec::new();
+        let nfs_sockets = SocketSets::default();
         for volume in numbers {
             let (reply, descriptors) = connection.ask(&Request::Describe { volume }, &[])?;
             let Reply::Described(description) = reply else { return Err(unexpected(&reply)) };
-            volumes.push((volume, Arc::new(Held::adopt(description, descriptors)?)));
+            volumes.push((volume, Arc::new(Held::adopt(description, descriptors, &nfs_sockets)?)));
         }
         connection.trust()?;
-        let server = Arc::new(Server::over(connection, greeting));
+        let server = Arc::new(Self::over(connection, greeting, nfs_sockets));
         let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
         server.next.store(next, Ordering::Relaxed);
         server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));

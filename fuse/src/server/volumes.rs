@@ -14,6 +14,8 @@ use super::process::Held;
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use super::trace::Trace;
 use crate::nfs;
+use crate::nfs::options::Place;
+use crate::nfs::sockets::inode;
 use crate::nfs::thread::{NfsThread, Served};
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
@@ -48,7 +50,7 @@ struct Volume {
 enum Content {
     Projection { tree: SharedTree, reporting: Reporting },
     Passthrough { source: OwnedFd, options: Options },
-    Nfs { log_and_sockets: Vec<OwnedFd>, options: nfs::options::Options },
+    Nfs { log_and_sockets: Vec<OwnedFd>, options: Box<nfs::options::Options> },
 }
 
 /// A volume that is known, but not answered for yet.
@@ -120,7 +122,7 @@ impl Volumes {
         about: Value,
         held: Held,
         log_and_sockets: Vec<OwnedFd>,
-        options: nfs::options::Options,
+        options: Box<nfs::options::Options>,
     ) -> io::Result<()> {
         let Held { device, mount, region } = held;
         let region = Arc::new(adopt(region, Kind::Nfs)?);
@@ -175,7 +177,7 @@ impl Volumes {
                 let region = Arc::new(adopt(region, Kind::Nfs)?);
                 let trace = start_trace(options.trace)?;
                 nfs::thread::can_resume(&region, descriptors.first().ok_or_else(broken)?)?;
-                (Content::Nfs { log_and_sockets: descriptors, options: *options }, region, trace, None)
+                (Content::Nfs { log_and_sockets: descriptors, options }, region, trace, None)
             }
         };
         let volume = Volume { about, device, mount, region, content, trace };
@@ -224,7 +226,7 @@ impl Volumes {
                 for one in log_and_sockets {
                     descriptors.push(one.try_clone()?);
                 }
-                Body::Nfs { options: Box::new(options.clone()) }
+                Body::Nfs { options: options.clone() }
             }
         };
         Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
@@ -246,6 +248,18 @@ impl Volumes {
 
     pub(super) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
         Ok(self.tree(number)?.lock().close_generation(generation.as_str())?)
+    }
+
+    /// The NFS server of a volume is elsewhere, for all volumes that share its sockets.
+    pub(super) fn move_nfs(&mut self, number: VolumeId, place: Place) -> io::Result<()> {
+        let first = self.volume(number)?.first_socket().ok_or_else(broken)?;
+        for volume in self.volumes.values_mut().filter(|volume| volume.first_socket() == Some(first)) {
+            if let Content::Nfs { options, .. } = &mut volume.content {
+                **options = options.as_ref().clone().at(place);
+            }
+        }
+        self.nfs()?.move_server(first, place);
+        Ok(())
     }
 
     pub(super) fn remove(&mut self, number: VolumeId) {
@@ -289,9 +303,15 @@ impl Volume {
             region: Arc::clone(&self.region),
             log: own.next().ok_or_else(broken)?,
             sockets: own.collect(),
-            options: options.clone(),
+            options: options.as_ref().clone(),
             trace: Arc::clone(&self.trace),
         })
+    }
+
+    /// By which those that share their sockets are known.
+    fn first_socket(&self) -> Option<u64> {
+        let Content::Nfs { log_and_sockets, .. } = &self.content else { return None };
+        inode(log_and_sockets.get(1)?).ok()
     }
 
     /// Starts the thread of a projection.

@@ -394,6 +394,34 @@ fn a_server_that_has_moved_is_found_where_it_is_now() {
 }
 
 #[test]
+fn a_call_that_waits_goes_on_at_once_where_the_server_is_now() {
+    let (mut first, second) = (Ganesha::start(), Ganesha::start());
+    run(async {
+        let export = export(&first).await;
+        let ports = export.server().local_ports();
+        // A connection on which nothing comes, and one that is not made.
+        for gone in [false, true] {
+            if gone {
+                first.kill()
+            } else {
+                first.stop()
+            }
+            export.server().move_to(first.address());
+            let waits = spawn_local({
+                let export = Rc::clone(&export);
+                async move { export.null(how()).await }
+            });
+            while export.server().health().in_flight == 0 || gone && export.server().health().failed_attempts < 4 {
+                tokio::task::yield_now().await;
+            }
+            export.server().move_to(second.address());
+            waits.await.expect("no panic").expect("answered");
+        }
+        assert_eq!(export.server().local_ports(), ports, "it comes from the same port");
+    });
+}
+
+#[test]
 fn a_server_that_is_away_when_it_is_asked_is_waited_for() {
     let mut server = Ganesha::start();
     run(async {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
-use podfs_fuse::nfs::mounted::{NfsVolume, Sockets};
+use podfs_fuse::nfs::mounted::NfsVolume;
 use podfs_fuse::nfs::options::Options;
 use podfs_fuse::server::Server;
 use podfs_fuse::server::protocol::Greeting;
@@ -29,7 +29,7 @@ impl Pod {
     pub fn new(options: &Options) -> Self {
         let (process, control) = Process::server();
         let server = Arc::new(Server::new(control, Greeting::new("test", POD)).expect("a server"));
-        let sockets = Sockets::new(options, 1, false).expect("sockets");
+        let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");
         let (attributes, mount) = (MountAttrFlags::empty(), MountOptions::default());
         let volume = NfsVolume::start(Arc::clone(&server), sockets, options, attributes, &mount, Value::Null);
         let volume = volume.expect("a volume");

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use crate::mounted::Mounted;
 use crate::nfs_rig::Ganesha;
@@ -28,6 +29,26 @@ fn files_are_found_again_when_the_server_calls_them_something_else() {
     server.restart_elsewhere();
     assert!(fs::metadata(mounted.at("")).expect("the root").is_dir());
     assert_eq!(fs::read_dir(mounted.at("")).expect("listed").count(), 1);
+}
+
+#[test]
+fn many_who_look_at_the_same_time_find_their_files_again() {
+    let mut server = Ganesha::start();
+    let names: Vec<_> = (0..16).map(|number| format!("file-{number}")).collect();
+    names.iter().for_each(|name| fs::write(server.exported().join(name), name).expect("written"));
+    let mounted = Mounted::new(&server);
+    // What is read ahead in vain, the kernel would ask for once more.
+    let open = |name: &String| {
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mounted.at(name)).expect("opened")
+    };
+    let files: Vec<_> = names.iter().map(open).collect();
+    server.restart_elsewhere();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = files.into_iter().map(|file| scope.spawn(|| std::io::read_to_string(file))).collect();
+        for (name, reader) in names.iter().zip(readers) {
+            assert_eq!(reader.join().expect("no panic").expect("read"), *name);
+        }
+    });
 }
 
 #[test]

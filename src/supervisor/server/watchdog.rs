@@ -8,6 +8,8 @@
 //!    answer its supervisor: it hangs, and another one is to go on.
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
 //!    is done: each volume has threads of its own, and the others go on.
+//! 3. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
+//!    stands in the region. Again nothing is done.
 
 use std::collections::HashMap;
 use std::fs;
@@ -73,6 +75,8 @@ impl Rounds {
 #[derive(Default)]
 pub(super) struct Watchdog {
     stuck: HashMap<String, Stuck>,
+    /// Volumes whose NFS servers owe answers, and whether for too long.
+    owing: HashMap<String, bool>,
     stopped: Option<Instant>,
     asked: Option<Instant>,
 }
@@ -96,9 +100,10 @@ impl Watchdog {
         let doings = client.doings();
         let blind = doings.iter().any(|doing| waiting(doing).is_none());
         let mut ask = false;
+        self.listen(&doings);
         let mut seen = HashMap::new();
         for doing in doings {
-            let volume = doing.about["volume"].as_str().unwrap_or_default().to_owned();
+            let volume = name(&doing);
             if doing.busy.is_empty() && waiting(&doing).is_none_or(|waiting| waiting <= doing.waits) {
                 continue;
             }
@@ -108,7 +113,7 @@ impl Watchdog {
                 match place(pid, &stuck.doing) {
                     Place::Server => return Some(format!("it does not get on with a request of volume {volume:?}")),
                     Place::Source if !stuck.in_source => {
-                        warn!("volume {volume:?}: its source does not answer; the other volumes go on");
+                        tell(&volume);
                         stuck.in_source = true;
                     }
                     Place::Source => {}
@@ -126,14 +131,39 @@ impl Watchdog {
         (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
     }
 
+    /// Notices NFS servers that do not answer.
+    fn listen(&mut self, doings: &[Doing]) {
+        let silence = |doing: &Doing| Some((name(doing), doing.silent_since?.elapsed()));
+        let told = std::mem::take(&mut self.owing);
+        for (volume, silence) in doings.iter().filter_map(silence) {
+            let is_silent = silence >= PATIENCE;
+            if is_silent && !told.get(&volume).copied().unwrap_or_default() {
+                tell(&volume);
+            }
+            self.owing.insert(volume, is_silent);
+        }
+    }
+
     /// How long after the last look the next one is due.
     fn interval(&self) -> Duration {
-        if self.stuck.is_empty() && self.stopped.is_none() { CALM } else { ALERT }
+        let is_calm = self.stuck.is_empty() && self.owing.is_empty() && self.stopped.is_none();
+        if is_calm { CALM } else { ALERT }
     }
 
     fn silent_sources(&self) -> Vec<String> {
-        self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume.clone()).collect()
+        let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume);
+        let silent = self.owing.iter().filter(|(_, is_silent)| **is_silent).map(|(volume, _)| volume);
+        stuck.chain(silent).cloned().collect()
     }
+}
+
+fn name(doing: &Doing) -> String {
+    doing.about["volume"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Once for each silence.
+fn tell(volume: &str) {
+    warn!("volume {volume:?}: its source does not answer; the other volumes go on");
 }
 
 /// Where a stuck volume's requests are.

@@ -5,10 +5,12 @@
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
 //! | `nfs` | finding an export and its server |
+//! | [`search`] | finding a server again that has moved |
 
 mod nfs;
 mod passthrough;
 mod projected;
+pub mod search;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
-use podfs_fuse::nfs::mounted::Sockets;
-use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, Patience};
+use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, Patience, Search};
 use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::sockets::Sockets;
 use rustix::mount::MountAttrFlags;
 
-use super::{Refresh, Trouble};
+use super::{Refresh, Setting, Trouble};
 use crate::host::{Source, kernel_nfs};
 use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
 /// How long it may take to find out whether an export can be served. A server that is slower is found the next time.
-const BUDGET: Duration = Duration::from_secs(10);
+pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
 /// Whose client is used for a volume. Whether the kernel has one is asked only if it matters: asking loads it.
 pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
@@ -53,13 +53,13 @@ pub(super) struct Export {
 }
 
 impl Export {
-    /// Finds the server of a volume, and asks it for the export.
+    /// Finds the server of a volume, and asks it for the export. Volumes of a pod with one server share its sockets.
     pub(super) fn find(
         spec: &Volume,
         source: &Nfs,
         options: &NfsOptions,
         access: Access,
-        trace: bool,
+        setting: &Setting,
         refresh: &Refresh,
     ) -> Result<Export, Trouble> {
         let reached = reach_any(source, options)?;
@@ -67,11 +67,11 @@ impl Export {
             name: spec.name.to_string(),
             read_only: access == Access::ReadOnly,
             callers: callers(Backend::User, options, refresh),
-            trace,
+            trace: setting.trace,
             ..serving(source, options, &reached)
         };
         let connections = usize::from(options.connections);
-        let sockets = Sockets::new(&serving, connections, options.reserved_port);
+        let sockets = setting.server.nfs_sockets().join(&serving, connections, options.reserved_port);
         let sockets = sockets.map_err(|error| Trouble::Passing(format!("no socket for NFS: {error}")))?;
         let attributes = [
             (options.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -86,19 +86,16 @@ impl Export {
 /// Tries the addresses of a server, one after the other. Each has its part of the time.
 fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     let addresses = resolve(&source.server)?;
-    let mount_host = options.mount_host.as_deref().map(resolve).transpose()?;
+    let search = search(options);
+    let mount_address = mount_address(&search)?;
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut last = Trouble::Passing(format!("NFS server {} has no address", source.server));
     for address in addresses {
         let asked = reaching::Options {
-            port: options.port,
-            mount_address: mount_host.as_ref().and_then(|addresses| addresses.first().copied()),
-            mount_port: options.mount_port,
-            reserved_port: options.reserved_port,
             rsize: options.rsize,
             wsize: options.wsize,
             credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
-            ..reaching::Options::new(&source.server, address, source.path.as_bytes(), budget)
+            ..question(&source.server, address, &source.path, &search, mount_address, budget)
         };
         match reach(&asked) {
             Ok(reached) => return Ok(reached),
@@ -108,8 +105,41 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     Err(last)
 }
 
+/// What is asked of a server at `address`, to know whether it has an export.
+pub(super) fn question(
+    server: &str,
+    address: IpAddr,
+    path: &str,
+    search: &Search,
+    mount_address: Option<IpAddr>,
+    budget: Duration,
+) -> reaching::Options {
+    reaching::Options {
+        port: search.port,
+        mount_address,
+        mount_port: search.mount_port,
+        reserved_port: search.reserved_port,
+        ..reaching::Options::new(server, address, path.as_bytes(), budget)
+    }
+}
+
+/// Where the MOUNT service is, if not with the server.
+pub(super) fn mount_address(search: &Search) -> Result<Option<IpAddr>, Trouble> {
+    let addresses = search.mount_host.as_deref().map(resolve).transpose()?;
+    Ok(addresses.and_then(|addresses| addresses.first().copied()))
+}
+
+fn search(options: &NfsOptions) -> Search {
+    Search {
+        port: options.port,
+        mount_host: options.mount_host.clone(),
+        mount_port: options.mount_port,
+        reserved_port: options.reserved_port,
+    }
+}
+
 /// The addresses of a server, as many as are worth a try.
-fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
+pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
     const MOST: usize = 4;
     let found = (server, 0).to_socket_addrs();
     let found = found
@@ -126,6 +156,8 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
     let attributes = &options.attributes;
     Options {
         mountd: Some(reached.mountd),
+        // An address means the same machine for ever.
+        search: source.server.parse::<IpAddr>().is_err().then(|| search(options)),
         patience: match options.recovery {
             Recovery::Hard => Patience::Hard,
             Recovery::Soft => Patience::Soft,

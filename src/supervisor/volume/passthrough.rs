@@ -290,7 +290,7 @@ impl PassthroughVolume {
         let selinux_context = options.selinux_context.clone();
         let content = match nfs::backend(spec, source, options)? {
             Backend::User => {
-                let export = Export::find(spec, source, options, access, self.setting.trace, refresh)?;
+                let export = Export::find(spec, source, options, access, &self.setting, refresh)?;
                 Planned::Export(Box::new(export))
             }
             Backend::Kernel => {

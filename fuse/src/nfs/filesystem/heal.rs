@@ -58,7 +58,7 @@ impl NfsFilesystem {
                 return true;
             }
             if node.id == ROOT {
-                return self.mount_again(node).await;
+                return self.mount_again(node, stale).await;
             }
             let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };
             let Ok(parent) = self.known.nodes.get(name.parent) else { return false };
@@ -81,13 +81,18 @@ impl NfsFilesystem {
     }
 
     /// Asks the MOUNT service for the root.
-    async fn mount_again(&self, root: &Rc<Node>) -> bool {
-        let Some(address) = self.options.mountd else { return false };
-        let Ok(connection) = self.export.server().to_mountd(address) else { return false };
+    async fn mount_again(&self, root: &Rc<Node>, stale: FileHandle) -> bool {
+        let Some(address) = self.mountd.get() else { return false };
+        let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
+        if root.handle() != stale {
+            // Somebody else was faster.
+            return true;
+        }
         let anybody = Self::anybody();
         let path = self.options.path.as_bytes();
-        let mounted = mountd::mount(&connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
-        let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != root.handle()) else {
+        let mounted = mountd::mount(&mountd.connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
+        drop(mountd);
+        let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != stale) else {
             return false;
         };
         let found = self.export.getattr(How::new(&anybody), &handle).await;

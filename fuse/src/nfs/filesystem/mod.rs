@@ -44,6 +44,7 @@ pub mod turn;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -60,6 +61,7 @@ use super::known::node::{Found, Node};
 use super::known::state::{RootCell, no_memory};
 use super::options::Options;
 use super::rpc::Credential;
+use super::server::Server;
 use super::v3::{Around, Attributes, FsStat};
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
@@ -93,6 +95,8 @@ impl From<Answer> for Answered {
 pub struct NfsFilesystem {
     options: Options,
     export: Export,
+    /// Where the server's mountd is.
+    mountd: Cell<Option<SocketAddr>>,
     known: Known,
     callers: Callers,
     order: Order,
@@ -178,6 +182,7 @@ impl NfsFilesystem {
             locks_met: Cell::new(false),
             loops_met: Cell::new(false),
             has_attributes: Cell::new(options.with_attributes),
+            mountd: Cell::new(options.mountd),
             options,
             export,
             known,
@@ -185,6 +190,16 @@ impl NfsFilesystem {
         let writeback = Writeback::new(log, inherited, ExportStore::new(&filesystem), manner);
         assert!(filesystem.writeback.set(writeback).is_ok(), "it is set once");
         Ok(filesystem)
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Rc<Server> {
+        self.export.server()
+    }
+
+    /// The server's mountd is elsewhere.
+    pub fn move_mountd(&self, address: SocketAddr) {
+        self.mountd.set(Some(address));
     }
 
     /// Answers one request.

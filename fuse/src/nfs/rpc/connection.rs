@@ -21,6 +21,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::super::xdr::Reader;
@@ -80,6 +81,8 @@ pub(super) struct Shared {
     pub(super) broken: Cell<Option<io::ErrorKind>>,
     pub(super) driver: Wake,
     pub(super) deadlines: Wake,
+    /// The server is elsewhere.
+    pub(super) cut: Notify,
     /// When deadlines are looked at next.
     pub(super) next_look: Cell<Option<Instant>>,
     next_xid: Cell<u32>,
@@ -141,6 +144,7 @@ impl Connection {
             broken: Cell::default(),
             driver: Wake::default(),
             deadlines: Wake::default(),
+            cut: Notify::new(),
             next_look: Cell::default(),
             next_xid: Cell::new(first_xid),
             next_order: Cell::default(),
@@ -164,6 +168,11 @@ impl Connection {
     /// Whether a call with this xid is in flight.
     pub fn is_in_use(&self, xid: u32) -> bool {
         self.shared.pending.borrow().contains_key(&xid)
+    }
+
+    /// Gives up the stream that there is, or the attempt to have one: the next goes to where the server is now.
+    pub fn cut(&self) {
+        self.shared.cut.notify_waiters();
     }
 
     /// The port that the connection comes from, if there has been one.

@@ -37,28 +37,47 @@ pub(super) async fn drive(shared: Rc<Shared>) {
             if shared.has_work() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        let heard = match shared.dialer.dial(shared.peer.address()).await {
-            Ok(stream) => {
-                shared.peer.connected(again);
-                again = true;
-                shared.attach(stream);
-                let (heard, end) = converse(&shared).await;
-                shared.detach();
-                shared.peer.disconnected();
-                ended(&shared, &end);
-                heard
-            }
-            Err(error) => {
-                shared.peer.attempt_failed();
-                shared.peer.note(error.to_string());
-                false
+        let connected = async {
+            if connect(&shared, &mut again).await {
+                backoff = Backoff::default();
+            } else {
+                sleep(backoff.pause()).await;
             }
         };
-        if heard {
-            backoff = Backoff::default();
-        } else {
-            sleep(backoff.pause()).await;
+        tokio::select! {
+            () = connected => continue,
+            () = shared.cut.notified() => {}
         }
+        // What went wrong elsewhere says nothing of the server where it is now.
+        backoff = Backoff::default();
+        hang_up(&shared);
+    }
+}
+
+/// Connects once, and speaks for as long as that holds. Answers whether the server has said anything that was understood.
+async fn connect(shared: &Shared, again: &mut bool) -> bool {
+    match shared.dialer.dial(shared.peer.address()).await {
+        Ok(stream) => {
+            shared.peer.connected(std::mem::replace(again, true));
+            shared.attach(stream);
+            let (heard, end) = converse(shared).await;
+            hang_up(shared);
+            ended(shared, &end);
+            heard
+        }
+        Err(error) => {
+            shared.peer.attempt_failed();
+            shared.peer.note(error.to_string());
+            false
+        }
+    }
+}
+
+/// There is no stream any more.
+fn hang_up(shared: &Shared) {
+    if shared.stream.borrow().is_some() {
+        shared.detach();
+        shared.peer.disconnected();
     }
 }
 

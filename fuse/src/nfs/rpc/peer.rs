@@ -2,9 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
+
+use crate::region::Region;
 
 /// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
 #[derive(Debug)]
@@ -13,6 +16,8 @@ pub struct Peer {
     address: Cell<SocketAddr>,
     /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
     waiting_since: Cell<Option<Instant>>,
+    /// Where this is told to other processes: a region for each volume that shares the server.
+    regions: RefCell<Vec<Weak<Region>>>,
     /// The log says that it does not answer.
     told: Cell<bool>,
     /// The log says that it sends garbage.
@@ -56,6 +61,7 @@ impl Peer {
             name,
             address: Cell::new(address),
             waiting_since: Cell::default(),
+            regions: RefCell::default(),
             told: Cell::default(),
             told_garbage: Cell::default(),
             connected: Cell::default(),
@@ -68,6 +74,14 @@ impl Peer {
         }
     }
 
+    /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
+    pub fn tell(&self, region: &Arc<Region>) {
+        region.silence().set(self.waiting_since.get());
+        let mut regions = self.regions.borrow_mut();
+        regions.retain(|other| other.strong_count() > 0);
+        regions.push(Arc::downgrade(region));
+    }
+
     /// What it is called in messages.
     pub fn name(&self) -> &str {
         &self.name
@@ -78,7 +92,7 @@ impl Peer {
         self.address.get()
     }
 
-    /// From the next connection on, it is elsewhere.
+    /// From the next connection on, it is elsewhere: see [`Connection::cut`](super::Connection::cut).
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
     }
@@ -113,7 +127,7 @@ impl Peer {
         self.calls.set(self.calls.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);
         if self.waiting_since.get().is_none() {
-            self.waiting_since.set(Some(now));
+            self.waits_since(Some(now));
         }
     }
 
@@ -121,14 +135,14 @@ impl Peer {
     pub(super) fn call_ends(&self) {
         self.in_flight.set(self.in_flight.get() - 1);
         if self.in_flight.get() == 0 {
-            self.waiting_since.set(None);
+            self.waits_since(None);
         }
     }
 
     /// Something came from it. Called after the calls have ended that were answered.
     pub(super) fn heard(&self) {
         if self.in_flight.get() > 0 {
-            self.waiting_since.set(Some(Instant::now()));
+            self.waits_since(Some(Instant::now()));
         }
         self.told_garbage.set(false);
         if self.told.replace(false) {
@@ -176,5 +190,10 @@ impl Peer {
 
     pub(super) fn retransmitted(&self) {
         self.retransmissions.set(self.retransmissions.get() + 1);
+    }
+
+    fn waits_since(&self, since: Option<Instant>) {
+        self.waiting_since.set(since);
+        self.regions.borrow().iter().filter_map(Weak::upgrade).for_each(|region| region.silence().set(since));
     }
 }

@@ -1,5 +1,6 @@
 //! What a server can be told, and how ganesha reads it.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 /// How a server is to be.
@@ -57,6 +58,7 @@ pub enum Storage {
 /// Where an instance is.
 pub struct Place<'a> {
     pub directory: &'a Path,
+    pub host: Ipv4Addr,
     pub nfs_port: u16,
     pub mount_port: u16,
     /// The first export has this number. It is part of all file handles.
@@ -123,7 +125,7 @@ impl Export {
 impl Setup {
     /// The file that ganesha reads.
     pub fn config(&self, place: &Place) -> String {
-        let Place { directory, nfs_port, mount_port, first_export } = place;
+        let Place { directory, host, nfs_port, mount_port, first_export } = place;
         let grace = match self.grace {
             Some(seconds) => format!("Graceless = false; Grace_Period = {seconds};"),
             None => "Graceless = true; Grace_Period = 3;".to_owned(),
@@ -133,7 +135,7 @@ impl Setup {
         // Without a place of its own for its plugins ganesha looks where Debian has none.
         format!(
             "NFS_CORE_PARAM {{
-                NFS_Port = {nfs_port}; MNT_Port = {mount_port}; Bind_addr = 127.0.0.1; Protocols = {protocols};
+                NFS_Port = {nfs_port}; MNT_Port = {mount_port}; Bind_addr = {host}; Protocols = {protocols};
                 Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false;
                 mount_path_pseudo = true;
                 Plugins_Dir = \"/usr/lib/{arch}-linux-gnu/ganesha\";

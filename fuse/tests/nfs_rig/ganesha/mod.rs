@@ -11,7 +11,7 @@ mod config;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Error;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,9 @@ const TAIL: usize = 40;
 /// A server. When it is dropped it is killed, and its files are removed.
 pub struct Ganesha {
     child: Option<Child>,
+    /// Those that it was before it moved.
+    left: Vec<Child>,
+    host: Ipv4Addr,
     setup: Setup,
     nfs: Port,
     mount: Port,
@@ -68,7 +71,9 @@ impl Ganesha {
         }
         let rpcbind = Rpcbind::start(&directory.path().join("run"));
         let (nfs, mount) = (Port::reserve(), Port::reserve());
-        let mut server = Self { child: None, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
+        let (child, left, host) = (None, Vec::new(), Ipv4Addr::LOCALHOST);
+        let mut server =
+            Self { child, left, host, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
         server.setup.exports.iter().for_each(|export| make(export, &export.directory(server.directory.path())));
         server.restart();
         server
@@ -76,12 +81,12 @@ impl Ganesha {
 
     /// Where NFS is served.
     pub fn address(&self) -> SocketAddr {
-        self.nfs.address()
+        (self.host, self.nfs.address().port()).into()
     }
 
     /// Where the MOUNT protocol is served.
     pub fn mount_address(&self) -> SocketAddr {
-        self.mount.address()
+        (self.host, self.mount.address().port()).into()
     }
 
     /// The first export's directory on this machine.
@@ -127,6 +132,7 @@ impl Ganesha {
         self.kill();
         let place = Place {
             directory: self.directory.path(),
+            host: self.host,
             nfs_port: self.nfs.address().port(),
             mount_port: self.mount.address().port(),
             first_export: 1 + 100 * self.moves,
@@ -155,6 +161,18 @@ impl Ganesha {
         self.restart();
     }
 
+    /// Starts it on another machine, which is another address of this one, with other handles. Where it was nobody answers:
+    /// a process is stopped there, if it still ran.
+    #[track_caller]
+    pub fn move_to(&mut self, host: Ipv4Addr) {
+        if self.child.is_some() {
+            self.stop();
+            self.left.extend(self.child.take());
+        }
+        self.host = host;
+        self.restart_elsewhere();
+    }
+
     /// Stops its process: the kernel still accepts connections and data, and nobody answers.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
@@ -179,7 +197,9 @@ impl Ganesha {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
-        let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", "pid")];
+        // One that was left behind has its own locked.
+        let pid = format!("pid-{}", self.starts);
+        let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", &pid)];
         command.arg("-F").args(files.iter().flat_map(|(flag, name)| [Path::new(flag).to_owned(), self.path(name)]));
         command.arg("-E").arg(self.starts.to_string());
         let output = File::options().create(true).append(true).open(self.path("output")).expect("a file");
@@ -214,6 +234,10 @@ impl Ganesha {
 impl Drop for Ganesha {
     fn drop(&mut self) {
         self.kill();
+        for mut left in self.left.drain(..) {
+            let _ = left.kill();
+            let _ = left.wait();
+        }
         for export in &self.setup.exports {
             let _ = umount2(&export.directory(self.directory.path()), MntFlags::MNT_DETACH);
         }

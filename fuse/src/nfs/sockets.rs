@@ -1,0 +1,180 @@
+//! The sockets of connections to NFS servers, which the volumes of a pod share.
+//!
+//! 1. They are made where servers can be reached, which is not where volumes are served. The server process of the pod has
+//!    copies of them, one set for each volume, and connects them; which volumes have the same set, it sees by the sockets.
+//! 2. A set is for one server: for the name that volumes give it, and the address that was found by it. Volumes that name
+//!    a server otherwise have another set, since that name may come to mean another machine.
+//! 3. A set lives as long as a volume that uses it. Whoever looks for one, or makes one, holds the lock of all sets; so two
+//!    volumes that begin at the same time have the same.
+//! 4. A server that has moved keeps its set. Where it is now stands there, and so holds for all volumes that use it,
+//!    those included that are just beginning.
+//! 5. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::fstat;
+use rustix::net::getsockname;
+
+use super::options::{Options, Place};
+use super::rpc::dial::bound;
+use super::server::MAX_CONNECTIONS;
+
+/// The first port that anybody may bind.
+const UNPRIVILEGED: u16 = 1024;
+
+/// The sets of a pod.
+#[derive(Debug, Default)]
+pub struct SocketSets(Mutex<Vec<Weak<Set>>>);
+
+/// The sockets of a volume: one for each of its connections, and one for its server's mountd.
+#[derive(Clone, Debug)]
+pub struct Sockets {
+    set: Arc<Set>,
+    connections: usize,
+}
+
+/// All sockets for a server.
+#[derive(Debug)]
+struct Set {
+    server: String,
+    /// Where the server was found first.
+    nfs: SocketAddr,
+    /// Where it is, if it has moved.
+    moved: Mutex<Option<Place>>,
+    reserved: bool,
+    connections: Mutex<Vec<OwnedFd>>,
+    spare: OwnedFd,
+}
+
+impl SocketSets {
+    /// For `connections` connections to the server of `options` (`nconnect`), from ports below 1024 if `reserved`
+    /// (`resvport`) and this process may have them. A set that has fewer gets more; calls of other volumes stay on those
+    /// that they had.
+    ///
+    /// # Errors
+    /// When there are no descriptors or ports left.
+    pub fn join(&self, options: &Options, connections: usize, reserved: bool) -> io::Result<Sockets> {
+        let wanted = connections.clamp(1, MAX_CONNECTIONS);
+        let mut sets = self.lock();
+        let is_it = |set: &Arc<Set>| (&set.server, set.nfs(), set.reserved) == (&options.server, options.nfs, reserved);
+        let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
+            Some(set) => set,
+            None => {
+                let spare = bound(options.nfs, reserved)?;
+                add(&mut sets, Set::new(options, reserved, Vec::new(), spare))
+            }
+        };
+        let mut known = set.connections();
+        while known.len() < wanted {
+            known.push(bound(options.nfs, reserved)?);
+        }
+        drop(known);
+        Ok(Sockets { set, connections: wanted })
+    }
+
+    /// The sockets of a volume that is served already. Volumes that shared them do so again.
+    ///
+    /// # Errors
+    /// When there are none, or they are something else.
+    pub(crate) fn adopt(&self, options: &Options, mut sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
+        let spare = sockets.pop();
+        let connections = sockets.len();
+        let (Some(first), Some(spare)) = (sockets.first(), spare) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an NFS volume has two sockets at least"));
+        };
+        let inode = inode(first)?;
+        let mut sets = self.lock();
+        let is_it = |set: &Arc<Set>| set.connections().first().is_some_and(|one| self::inode(one).ok() == Some(inode));
+        let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
+            Some(set) => {
+                let mut known = set.connections();
+                let more = sockets.into_iter().skip(known.len());
+                known.extend(more);
+                drop(known);
+                set
+            }
+            None => {
+                let reserved = port(first)? < UNPRIVILEGED;
+                add(&mut sets, Set::new(options, reserved, sockets, spare))
+            }
+        };
+        Ok(Sockets { set, connections })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Set>>> {
+        let mut sets = self.0.lock().expect("a thread that panics ends the process");
+        sets.retain(|set| set.strong_count() > 0);
+        sets
+    }
+}
+
+impl Sockets {
+    /// The server is elsewhere, for all volumes that share it.
+    pub(crate) fn move_to(&self, place: Place) {
+        *self.set.moved() = Some(place);
+    }
+
+    /// The options of a volume that uses them, which may be of a time when the server was elsewhere.
+    pub(crate) fn current(&self, options: &Options) -> Options {
+        let options = options.clone();
+        match *self.set.moved() {
+            Some(place) => options.at(place),
+            None => options,
+        }
+    }
+
+    /// Whether these are for the same server.
+    pub(crate) fn is_shared_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.set, &other.set)
+    }
+
+    /// Copies: of one socket for each connection, and of the one for the mountd.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub(crate) fn copies(&self) -> io::Result<Vec<OwnedFd>> {
+        let known = self.set.connections();
+        let all = known.iter().take(self.connections).chain([&self.set.spare]);
+        all.map(|one| one.as_fd().try_clone_to_owned()).collect()
+    }
+}
+
+fn add(sets: &mut Vec<Weak<Set>>, set: Set) -> Arc<Set> {
+    let set = Arc::new(set);
+    sets.push(Arc::downgrade(&set));
+    set
+}
+
+impl Set {
+    fn new(options: &Options, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
+        let (server, nfs) = (options.server.clone(), options.nfs);
+        Self { server, nfs, moved: Mutex::default(), reserved, connections: Mutex::new(connections), spare }
+    }
+
+    fn nfs(&self) -> SocketAddr {
+        self.moved().map_or(self.nfs, |place| place.nfs)
+    }
+
+    fn moved(&self) -> MutexGuard<'_, Option<Place>> {
+        self.moved.lock().expect("a thread that panics ends the process")
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.connections.lock().expect("a thread that panics ends the process")
+    }
+}
+
+/// What all copies of a socket have in common, and no other socket has.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub(crate) fn inode(socket: &OwnedFd) -> io::Result<u64> {
+    Ok(fstat(socket)?.st_ino)
+}
+
+fn port(socket: &OwnedFd) -> io::Result<u16> {
+    Ok(SocketAddr::try_from(getsockname(socket)?).map_err(io::Error::from)?.port())
+}

@@ -1,0 +1,49 @@
+//! Since when the source of a volume owes answers and says nothing, for those who watch. Who serves the volume writes it
+//! when that changes, so it costs no timer. One that is killed leaves it; its successor begins with none.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::shared::shared;
+
+shared! {
+    /// One moment.
+    pub(crate) struct Silence {
+        /// Milliseconds on the clock that all processes have ([`ClockId::Monotonic`]); 0 for no silence.
+        since: AtomicU64,
+    }
+}
+
+impl Silence {
+    /// The source owes answers, and was heard last at `since`. With none, it owes nothing.
+    pub(crate) fn set(&self, since: Option<Instant>) {
+        let moment = |since: Instant| now().saturating_sub(since.elapsed()).as_millis();
+        let milliseconds = since.map_or(0, |since| u64::try_from(moment(since)).unwrap_or(u64::MAX).max(1));
+        self.since.store(milliseconds, Relaxed);
+    }
+
+    /// When it began.
+    pub(crate) fn since(&self) -> Option<Moment> {
+        let since = self.since.load(Relaxed);
+        (since != 0).then_some(Moment(Duration::from_millis(since)))
+    }
+}
+
+/// A moment on a clock that is the same in all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment(Duration);
+
+impl Moment {
+    /// How long ago it was.
+    pub fn elapsed(self) -> Duration {
+        now().saturating_sub(self.0)
+    }
+}
+
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}

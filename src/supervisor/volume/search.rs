@@ -1,0 +1,111 @@
+//! Looking for NFS servers that are silent: a name may mean another machine by now.
+//!
+//! 1. A server that has owed answers for some seconds is looked for, and again after pauses that grow, until it answers. Who
+//!    watches the pod's server sees such a silence soon, and starts the look then: it has no timer of its own.
+//! 2. Names are resolved and machines asked on a blocking thread, one for each server at a time.
+//! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
+//!    takes as much at once as the volume was told. Then all volumes that share the server go on there.
+//! 4. Whether its files are the same is not asked here. What is another file there has another number, and is `ESTALE`.
+//! 5. A server that volumes name by its address is not looked for.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
+use podfs_fuse::nfs::options::{Callers, Options, Place, Search};
+use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::server::Server;
+use podfs_fuse::server::protocol::VolumeId;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tracing::{debug, info};
+
+use super::nfs::{BUDGET, mount_address, question, resolve};
+
+/// For so long a server may be silent.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The first pause before it is looked for again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The servers that are looked for: of each, one of its volumes.
+#[derive(Default)]
+pub struct Searches(HashMap<VolumeId, Look>);
+
+struct Look {
+    work: JoinHandle<()>,
+    began: Instant,
+    /// How long after that the next one is due.
+    pause: Duration,
+}
+
+impl Look {
+    fn is_due(&self) -> bool {
+        self.work.is_finished() && self.began.elapsed() >= self.pause
+    }
+}
+
+impl Searches {
+    /// Starts to look for those that are silent at this moment. Blocks never.
+    pub fn start(&mut self, client: &Arc<Server>) {
+        let silent = client.silent_exports(PATIENCE);
+        self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
+        for (volume, options) in silent {
+            let Some(search) = options.search.clone() else { continue };
+            let pause = match self.0.get(&volume) {
+                None => FIRST_PAUSE,
+                Some(last) if last.is_due() => LONGEST_PAUSE.min(2 * last.pause),
+                Some(_) => continue,
+            };
+            let client = Arc::clone(client);
+            let work = spawn_blocking(move || look(&client, volume, &options, &search));
+            self.0.insert(volume, Look { work, began: Instant::now(), pause });
+        }
+    }
+}
+
+/// Looks for the server of a volume once. If it is elsewhere, the volumes go on there.
+fn look(client: &Server, volume: VolumeId, options: &Options, search: &Search) {
+    let server = &options.server;
+    let Some(place) = find(options, search) else { return };
+    match client.move_nfs(volume, place) {
+        Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), place.nfs.ip()),
+        // The volume has ended, or the pod.
+        Err(error) => debug!("NFS server {server} is not followed to {}: {error}", place.nfs.ip()),
+    }
+}
+
+/// Another machine that the server's name means, if it has the export.
+fn find(options: &Options, search: &Search) -> Option<Place> {
+    let current = options.nfs.ip();
+    let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
+    let others: Vec<_> = resolve(&options.server).ok()?.into_iter().filter(is_worth_it).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let mount_address = mount_address(search).ok()?;
+    let budget = BUDGET / u32::try_from(others.len()).unwrap_or(u32::MAX);
+    let credential = match options.callers {
+        Callers::AsNobody => Credential::Nobody,
+        Callers::AsTheyAre | Callers::AsInTheirNamespace => Credential::root(),
+    };
+    others.into_iter().find_map(|address| {
+        let question = question(&options.server, address, &options.path, search, mount_address, budget);
+        match reach(&reaching::Options { credential: credential.clone(), ..question }) {
+            Ok(reached) if takes_as_much(&reached, options) => Some(Place { nfs: reached.nfs, mountd: reached.mountd }),
+            Ok(_) => {
+                debug!("NFS server {} ({address}) takes less at once than the volume needs", options.server);
+                None
+            }
+            Err(error) => {
+                debug!("{error}");
+                None
+            }
+        }
+    })
+}
+
+fn takes_as_much(reached: &Reached, options: &Options) -> bool {
+    reached.limits.read >= options.limits.read && reached.limits.write >= options.limits.write
+}
