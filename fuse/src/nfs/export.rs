@@ -20,6 +20,11 @@ use super::xdr::{Malformed, Reader, Writer};
 pub const MAX_TRANSFER: u32 = 1 << 20;
 /// Fewest bytes of a READ or WRITE.
 const MIN_TRANSFER: u32 = 4096;
+/// Fewest bytes of a page of a directory.
+const MIN_LISTING: u32 = 8 << 10;
+/// Most bytes of one: behind the reply's header it has room in a small buffer of the pool. Servers that prefer shorter pages
+/// send longer ones all the same, or less than they are asked for (RFC 1813, 3.3.17).
+const MAX_LISTING: u32 = 63 << 10;
 /// Sizes of transfers are a multiple of this.
 const TRANSFER_STEP: u32 = 1024;
 
@@ -58,7 +63,7 @@ impl Limits {
         Self {
             read: clamp(rsize, info.read_max),
             write: clamp(wsize, info.write_max),
-            listing: info.listing_preferred.clamp(8 << 10, 64 << 10),
+            listing: clamp(None, info.read_max).clamp(MIN_LISTING, MAX_LISTING),
             file: info.file_max,
         }
     }
@@ -360,7 +365,7 @@ impl Export {
         verifier: [u8; 8],
     ) -> Result<Listing, Error> {
         let count = self.limits.listing;
-        // Names take about a sixth of a page.
+        // Names alone are never more than the page.
         let arguments = |to: &mut Writer| arguments::readdirplus(to, directory, cookie, verifier, count, count);
         self.call_for_data(how, directory, Call::Readdirplus, arguments, |from, reply| {
             Listing::read(from, true, |range| reply.slice(range))

@@ -13,6 +13,7 @@
 //! | `list` | open directories |
 //! | `locking` | locks |
 //! | `outcome` | whether a dead server has executed a request |
+//! | `silly` | directories of files that are just being removed, at an NFS server |
 
 mod change;
 mod data;
@@ -20,6 +21,7 @@ mod list;
 mod locking;
 mod look;
 mod outcome;
+mod silly;
 
 pub use data::probe;
 

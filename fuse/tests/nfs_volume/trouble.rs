@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use crate::mounted::Mounted;
 use crate::nfs_rig::ganesha::{Export, Setup, Storage};
 use crate::nfs_rig::protocol::{error, procedure};
-use crate::nfs_rig::scripted::trouble::{ALWAYS, fails, generous_read, jukebox};
+use crate::nfs_rig::scripted::trouble::{ALWAYS, fails, generous_read, jukebox, restless};
 use crate::nfs_rig::{Ganesha, Scripted};
 
 #[test]
@@ -79,6 +79,19 @@ fn a_server_that_forgets_what_it_had_not_on_disk_gets_it_again() {
     file.sync_all().expect("on disk");
     server.restart();
     drop(file);
+    assert_eq!(fs::read(mounted.at("file")).expect("read"), expected);
+}
+
+#[test]
+fn syncing_ends_with_a_server_whose_verifier_is_never_the_same() {
+    let server = Scripted::start();
+    let mounted = Mounted::new(&server);
+    server.rule(restless());
+    let file = File::create(mounted.at("file")).expect("created");
+    let expected: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+    file.write_all_at(&expected, 0).expect("accepted");
+    file.sync_all().expect("on disk");
+    server.restart();
     assert_eq!(fs::read(mounted.at("file")).expect("read"), expected);
 }
 

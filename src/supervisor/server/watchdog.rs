@@ -4,8 +4,8 @@
 //! each thread does, and from fusectl (`/sys/fs/fuse/connections/N/waiting`), where it is mounted. Whether it is the server's
 //! fault is seen from outside:
 //!
-//! 1. A stopped process, a thread that waits for another thread of the server or runs on and on, or a server that does not
-//!    answer its supervisor: it hangs, and another one is to go on.
+//! 1. A stopped process, a thread that each look finds waiting for another thread of the server or running on and on, or a
+//!    server that does not answer its supervisor: it hangs, and another one is to go on.
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
 //!    is done: each volume has threads of its own, and the others go on.
 //! 3. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
@@ -81,11 +81,27 @@ pub(super) struct Watchdog {
     asked: Option<Instant>,
 }
 
+/// A volume that does not get on.
 struct Stuck {
     doing: Doing,
     since: Instant,
+    /// Since when each look found its requests in the server's own code.
+    in_server_since: Option<Instant>,
     /// Whoever uses the volume waits for its source.
     in_source: bool,
+}
+
+/// What a look at a stuck volume comes to.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing yet, or nothing new.
+    Wait,
+    /// Its source has been silent for so long that it is told.
+    SourceIsSilent,
+    /// Perhaps the server reads no requests.
+    Ask,
+    /// It is the server's fault.
+    Hangs,
 }
 
 impl Watchdog {
@@ -108,17 +124,12 @@ impl Watchdog {
                 continue;
             }
             let before = self.stuck.remove(&volume).filter(|before| before.doing == doing);
-            let mut stuck = before.unwrap_or(Stuck { doing, since: now, in_source: false });
-            if now - stuck.since >= PATIENCE {
-                match place(pid, &stuck.doing) {
-                    Place::Server => return Some(format!("it does not get on with a request of volume {volume:?}")),
-                    Place::Source if !stuck.in_source => {
-                        tell(&volume);
-                        stuck.in_source = true;
-                    }
-                    Place::Source => {}
-                    Place::Nowhere => ask = true,
-                }
+            let mut stuck = before.unwrap_or_else(|| Stuck::new(doing, now));
+            match stuck.seen(place(pid, &stuck.doing), now) {
+                Verdict::Wait => {}
+                Verdict::SourceIsSilent => tell(&volume),
+                Verdict::Ask => ask = true,
+                Verdict::Hangs => return Some(format!("it does not get on with a request of volume {volume:?}")),
             }
             seen.insert(volume, stuck);
         }
@@ -157,6 +168,28 @@ impl Watchdog {
     }
 }
 
+impl Stuck {
+    fn new(doing: Doing, now: Instant) -> Self {
+        Self { doing, since: now, in_server_since: None, in_source: false }
+    }
+
+    /// Its requests were seen at `place`. A thread that was in the source until a moment ago is in the server's own code now,
+    /// with the same request: so each look has to find it there.
+    fn seen(&mut self, place: Place, now: Instant) -> Verdict {
+        self.in_server_since = (place == Place::Server).then(|| self.in_server_since.unwrap_or(now));
+        let is_long_ago = |since: Instant| now - since >= PATIENCE;
+        match place {
+            Place::Server if self.in_server_since.is_some_and(is_long_ago) => Verdict::Hangs,
+            Place::Source if is_long_ago(self.since) && !self.in_source => {
+                self.in_source = true;
+                Verdict::SourceIsSilent
+            }
+            Place::Nowhere if is_long_ago(self.since) => Verdict::Ask,
+            Place::Server | Place::Source | Place::Nowhere => Verdict::Wait,
+        }
+    }
+}
+
 fn name(doing: &Doing) -> String {
     doing.about["volume"].as_str().unwrap_or_default().to_owned()
 }
@@ -167,6 +200,7 @@ fn tell(volume: &str) {
 }
 
 /// Where a stuck volume's requests are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// In the server's own code.
     Server,
@@ -208,4 +242,66 @@ fn is_stopped(pid: i32) -> bool {
 fn waiting(doing: &Doing) -> Option<usize> {
     let text = fs::read_to_string(format!("/sys/fs/fuse/connections/{}/waiting", doing.connection?)).ok()?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What looks come to that find a volume at these places, a second apart.
+    fn looks(places: &[Place]) -> Vec<Verdict> {
+        let doing = Doing {
+            about: Value::Null,
+            requests: 1,
+            busy: vec![(1, 2)],
+            waits: 0,
+            silent_since: None,
+            connection: None,
+        };
+        let begin = Instant::now();
+        let mut stuck = Stuck::new(doing, begin);
+        let at = |number: usize| begin + ALERT * u32::try_from(number).expect("few");
+        places.iter().enumerate().map(|(number, place)| stuck.seen(*place, at(number))).collect()
+    }
+
+    fn last(places: &[Place]) -> Verdict {
+        looks(places).pop().expect("a look")
+    }
+
+    #[test]
+    fn a_server_hangs_that_every_look_finds_in_its_own_code() {
+        assert!(looks(&[Place::Server; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
+        assert_eq!(last(&[Place::Server; 6]), Verdict::Hangs);
+    }
+
+    #[test]
+    fn a_source_is_silent_when_it_was_waited_for_and_that_is_told_once() {
+        assert!(looks(&[Place::Source; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
+        assert_eq!(last(&[Place::Source; 6]), Verdict::SourceIsSilent);
+        assert_eq!(last(&[Place::Source; 7]), Verdict::Wait);
+    }
+
+    #[test]
+    fn a_server_whose_source_has_just_answered_does_not_hang() {
+        let places = [vec![Place::Source; 10], vec![Place::Server; 5]].concat();
+        let verdicts = looks(&places);
+        assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
+        assert_eq!(last(&[places, vec![Place::Server]].concat()), Verdict::Hangs);
+    }
+
+    #[test]
+    fn going_to_the_source_and_back_is_no_hanging() {
+        let round = [vec![Place::Server; 5], vec![Place::Source]].concat();
+        let verdicts = looks(&round.repeat(5));
+        assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
+        assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::SourceIsSilent).count(), 1, "{verdicts:?}");
+    }
+
+    #[test]
+    fn a_server_that_reads_nothing_is_asked() {
+        assert_eq!(last(&[Place::Nowhere; 5]), Verdict::Wait);
+        assert_eq!(last(&[Place::Nowhere; 6]), Verdict::Ask);
+    }
 }

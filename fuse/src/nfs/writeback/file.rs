@@ -12,6 +12,8 @@ use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are looked at for one that may be sent.
 const FORESIGHT: usize = 64;
+/// So often the server may lose what it has taken. After that it is asked to have each write on disk before it answers.
+const MOST_IN_VAIN: u32 = 3;
 
 /// What is known of the records of a file.
 #[derive(Default)]
@@ -24,6 +26,8 @@ pub struct File {
     taken_bytes: u64,
     /// Of what was taken.
     verifier: Option<Verifier>,
+    /// How often that has changed, and all was sent again, since it was the one of a COMMIT.
+    in_vain: u32,
     /// How many of `taken` the COMMIT on its way is for.
     committing: Option<usize>,
     /// That COMMIT is for what has to be sent again by now.
@@ -83,6 +87,8 @@ pub enum Next {
         record: Record,
         /// Bytes that the server has.
         skip: u64,
+        /// It is to be on disk before it is answered, whatever the volume's manner.
+        stable: bool,
     },
     /// Have it all on disk.
     Commit(FileKey),
@@ -103,6 +109,13 @@ impl Record {
     /// A record that was just accepted.
     pub fn new(id: RecordId, sequence: u64, key: FileKey, offset: u64, length: u64) -> Self {
         Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
+    }
+
+    /// The server has taken so many bytes more. Whether these are all.
+    fn take(&mut self, count: u32) -> bool {
+        self.done = self.length.min(self.done + u64::from(count));
+        self.course = Course::Waiting;
+        self.done == self.length
     }
 
     fn range(&self) -> Range<u64> {
@@ -146,7 +159,8 @@ impl File {
         if may_write && let Some(position) = self.sendable() {
             let record = &mut self.unsent[position];
             record.course = Course::Sending;
-            return Some(Next::Write { record: *record, skip: record.done });
+            let (record, stable) = (*record, self.is_distrusted());
+            return Some(Next::Write { record, skip: record.done, stable });
         }
         self.next_commit()
     }
@@ -200,6 +214,9 @@ impl File {
                 return self.fail(error, record.into_iter().collect());
             }
         };
+        if self.is_distrusted() && self.unsent[position].course == Course::Sending {
+            return self.sent_stable(position, count, stable);
+        }
         let is_other = self.verifier.is_some_and(|known| known != verifier);
         let is_vain = self.unsent[position].course == Course::SendingInVain;
         let known_again = is_other && (!self.taken.is_empty() || self.unsent.iter().any(|record| record.done > 0));
@@ -213,15 +230,24 @@ impl File {
             return Outcome::default();
         }
         let record = &mut self.unsent[position];
-        record.done = record.length.min(record.done + u64::from(count));
-        record.stable = stable;
-        record.course = Course::Waiting;
-        if record.done == record.length {
+        // Each part of it may be answered in another way.
+        record.stable = stable && (record.done == 0 || record.stable);
+        if record.take(count) {
             self.taken_bytes += record.length;
             let record = self.unsent.remove(position);
             self.taken.extend(record);
         }
         Outcome::default()
+    }
+
+    /// A record was sent to be on disk when it is answered. So the verifier says nothing, and nothing older is left to be sent
+    /// over it.
+    fn sent_stable(&mut self, position: usize, count: u32, stable: bool) -> Outcome {
+        let is_whole = self.unsent[position].take(count);
+        let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
+        let gone = record.map(|record| record.id).into_iter().collect();
+        // It has not done what it was asked for: nobody can know what it has.
+        if stable { Outcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
     /// What the server says to a COMMIT.
@@ -232,7 +258,10 @@ impl File {
             return Outcome::default();
         }
         match said {
-            Ok(verifier) if self.verifier == Some(verifier) => Outcome { free: self.let_go(count), fail: None },
+            Ok(verifier) if self.verifier == Some(verifier) => {
+                self.in_vain = 0;
+                Outcome { free: self.let_go(count), fail: None }
+            }
             Ok(verifier) => {
                 self.verifier = Some(verifier);
                 self.send_again();
@@ -255,6 +284,7 @@ impl File {
     /// The server may have lost what is not on disk.
     fn send_again(&mut self) {
         (self.is_void, self.taken_bytes) = (true, 0);
+        self.in_vain = self.in_vain.saturating_add(1);
         for record in &mut self.unsent {
             if record.course == Course::Sending {
                 record.course = Course::SendingInVain;
@@ -263,6 +293,11 @@ impl File {
         }
         self.unsent.extend(self.taken.drain(..).map(Record::again));
         self.unsent.make_contiguous().sort_unstable_by_key(|record| record.sequence);
+    }
+
+    /// Whether its verifier changes so often that no COMMIT says anything.
+    fn is_distrusted(&self) -> bool {
+        self.in_vain >= MOST_IN_VAIN
     }
 
     fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> Outcome {

@@ -8,7 +8,8 @@
 //! 1. Of one file, a record is not sent while an older one with some of the same bytes is on its way. So the server
 //!    ends up with what was written last.
 //! 2. When the verifier changes, all records of the file that are not committed are sent again, in their order, those
-//!    included that the server called stable: otherwise an old record would come after a newer one.
+//!    included that the server called stable: otherwise an old record would come after a newer one. When that goes on
+//!    and on, they are sent as `FILE_SYNC`: then none is older than what the server has on disk, and each answer counts.
 //! 3. A record leaves the log when it is committed, or when its error is remembered. An error is told to the next
 //!    write, and to the next flush; it stands in the log until a flush has told it.
 //! 4. What is sent and committed runs in tasks of its own. Who waits for it may go away at any time.
@@ -280,7 +281,7 @@ impl<S: Store> Inner<S> {
             state.in_flight += usize::from(matches!(next, Next::Write { .. }));
             drop(state);
             match next {
-                Next::Write { record, skip } => drop(spawn_local(Rc::clone(self).send(record, skip))),
+                Next::Write { record, skip, stable } => drop(spawn_local(Rc::clone(self).send(record, skip, stable))),
                 Next::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
                 Next::Free(free) => self.settle(Outcome { free, fail: None }),
             }
@@ -302,9 +303,9 @@ impl<S: Store> Inner<S> {
         self.pump_all();
     }
 
-    async fn send(self: Rc<Self>, record: Record, skip: u64) {
+    async fn send(self: Rc<Self>, record: Record, skip: u64, stable: bool) {
         let piece = self.log.piece(record.id, skip as usize);
-        let said = self.store.write(record.key, record.offset + skip, piece, self.manner.stable).await;
+        let said = self.store.write(record.key, record.offset + skip, piece, stable || self.manner.stable).await;
         if let Err(error) = said {
             tracing::debug!("{} bytes at {} of node {}: {error}", record.length, record.offset, record.key.node);
         }

@@ -24,6 +24,10 @@ struct Server {
     starts: Cell<u64>,
     /// What writes fail with.
     error: Cell<Option<Errno>>,
+    /// It is started anew whenever it is asked for something.
+    restless: Cell<bool>,
+    /// From this write on, they are on disk when they are answered.
+    stable_from: Cell<Option<usize>>,
     /// Most bytes that it takes at once.
     short: Cell<Option<usize>>,
     /// Whether nobody is answered.
@@ -41,6 +45,12 @@ impl Server {
     fn restart(&self) {
         *self.memory.borrow_mut() = self.disk.borrow().clone();
         self.starts.set(self.starts.get() + 1);
+    }
+
+    fn restart_if_restless(&self) {
+        if self.restless.get() {
+            self.restart();
+        }
     }
 
     fn verifier(&self) -> Verifier {
@@ -78,6 +88,8 @@ impl Store for Client {
                 return Err(error);
             }
             server.writes.set(server.writes.get() + 1);
+            server.restart_if_restless();
+            let stable = stable || server.stable_from.get().is_some_and(|first| server.writes.get() >= first);
             let data = data.as_ref();
             let data = &data[..data.len().min(server.short.get().unwrap_or(usize::MAX))];
             put(&mut server.memory.borrow_mut(), file.node, offset as usize, data);
@@ -95,6 +107,7 @@ impl Store for Client {
         async move {
             server.take_time().await;
             server.commits.set(server.commits.get() + 1);
+            server.restart_if_restless();
             let bytes = server.memory.borrow().get(&file.node).cloned().unwrap_or_default();
             server.disk.borrow_mut().insert(file.node, bytes);
             let verifier = server.verifier();
@@ -198,6 +211,40 @@ fn a_server_that_lost_what_it_had_taken_gets_it_again() {
         writeback.write(FILE, 6, b" after").await.expect("accepted");
         writeback.flush(7).await.expect("flushed");
         assert_eq!(client.0.on_disk(7), b"before after");
+    });
+}
+
+#[test]
+fn a_server_that_loses_what_it_has_taken_again_and_again_is_asked_to_have_it_on_disk() {
+    run(async {
+        let client = Client::default();
+        client.0.restless.set(true);
+        let manner = Manner { wsize: 5, ..MANNER };
+        let writeback = start(&client, log(), manner);
+        writeback.write(FILE, 0, &[1; 100]).await.expect("accepted");
+        writeback.write(FILE, 3, &[2; 50]).await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+        let expected = [vec![1; 3], vec![2; 50], vec![1; 47]].concat();
+        assert_eq!(client.0.on_disk(7), expected);
+        assert!(!writeback.is_dirty(7) && writeback.uncommitted() == 0);
+        // One that is only short besides.
+        client.0.short.set(Some(2));
+        writeback.write(FILE, 0, &[3; 100]).await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), [3; 100]);
+    });
+}
+
+#[test]
+fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
+    run(async {
+        let client = Client::default();
+        client.0.short.set(Some(3));
+        client.0.stable_from.set(Some(2));
+        let writeback = start(&client, log(), MANNER);
+        writeback.write(FILE, 0, b"012345").await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"012345");
     });
 }
 

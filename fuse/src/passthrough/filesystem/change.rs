@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::sleep;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
@@ -17,7 +18,7 @@ use super::super::mounts::{proc_path, reopen};
 use super::super::node::Node;
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
-use super::{PassthroughFilesystem, component, outcome};
+use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange};
 
@@ -111,7 +112,10 @@ impl PassthroughFilesystem {
         // A process may stand in it, and goes on being told of it, by a successor too.
         let held = self.hold_directory(&directory, parent, name);
         exchange.begin(going.as_ref().map_or(0, Going::note));
-        let removed = unlinkat(&*directory, name, AtFlags::REMOVEDIR);
+        let removed = match self.options.remote {
+            Some(_) => silly::remove_directory(&*directory, name, sleep),
+            None => unlinkat(&*directory, name, AtFlags::REMOVEDIR),
+        };
         outcome::forgive(removed, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
         self.discharge(going, exchange);

@@ -1,0 +1,123 @@
+//! Directories of an NFS server that hold nothing but files which somebody has just removed.
+//!
+//! The kernel's NFS client gives a file that is removed while it is open another name, which begins with `.nfs`, until it is
+//! closed. The server of a volume hears of that only after `close(2)` has returned. So whoever closes all files of a
+//! directory and removes them, and then the directory, would be told that it is not empty.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::io::Errno;
+
+use super::super::listing::Listing;
+
+/// How long it is waited for them, each time. A second in all: they may as well be open for long.
+const PAUSES: [Duration; 7] = [
+    Duration::from_millis(10),
+    Duration::from_millis(20),
+    Duration::from_millis(40),
+    Duration::from_millis(80),
+    Duration::from_millis(160),
+    Duration::from_millis(320),
+    Duration::from_millis(370),
+];
+
+/// Removes the directory `name`. While all that is in it is to go, that is waited for.
+///
+/// # Errors
+/// As with `rmdir(2)`.
+pub(super) fn remove_directory(
+    directory: impl AsFd,
+    name: &OsStr,
+    mut wait: impl FnMut(Duration),
+) -> Result<(), Errno> {
+    let remove = || unlinkat(&directory, name, AtFlags::REMOVEDIR);
+    let mut removed = remove();
+    for pause in PAUSES {
+        if !matches!(removed, Err(Errno::NOTEMPTY | Errno::EXIST)) || !is_all_to_go(&directory, name).unwrap_or(false) {
+            break;
+        }
+        wait(pause);
+        removed = remove();
+    }
+    removed
+}
+
+/// Whether there is nothing in the directory `name` but what goes when it is closed.
+fn is_all_to_go(directory: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut listing = Listing::new(openat(directory, name, flags, Mode::empty())?);
+    let mut all = true;
+    listing.read(0, |_, entry| {
+        all &= is_to_go(entry.name);
+        Ok(all)
+    })?;
+    Ok(all)
+}
+
+fn is_to_go(name: &OsStr) -> bool {
+    matches!(name.as_bytes(), b"." | b"..") || name.as_bytes().starts_with(b".nfs")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    /// A directory `sub` with these files in a directory.
+    fn directory(names: &[&str]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("sub")).expect("made");
+        names.iter().for_each(|name| drop(File::create(directory.path().join("sub").join(name)).expect("made")));
+        directory
+    }
+
+    /// Removes `sub`; gives how long it was waited besides. At each wait, `act` is called with the number of the wait.
+    fn remove(directory: &tempfile::TempDir, mut act: impl FnMut(usize)) -> (Result<(), Errno>, Duration) {
+        let (mut count, mut waited) = (0, Duration::ZERO);
+        let wait = |pause| {
+            (count, waited) = (count + 1, waited + pause);
+            act(count);
+        };
+        let open = File::open(directory.path()).expect("opened");
+        (remove_directory(open, OsStr::new("sub"), wait), waited)
+    }
+
+    #[test]
+    fn an_empty_directory_goes_at_once_and_one_with_files_is_refused_at_once() {
+        let never = |_| panic!("nothing is to be waited for");
+        assert_eq!(remove(&directory(&[]), never).0, Ok(()));
+        for names in [&["file"][..], &[".nfs1", "file"], &[".nf"], &["x.nfs"]] {
+            assert_eq!(remove(&directory(names), never).0, Err(Errno::NOTEMPTY), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn files_that_were_removed_while_they_were_open_are_waited_for() {
+        let directory = directory(&[".nfs0001", ".nfs0002"]);
+        let close = |count: usize| {
+            if count <= 2 {
+                fs::remove_file(directory.path().join(format!("sub/.nfs000{count}"))).expect("closed");
+            }
+        };
+        assert_eq!(remove(&directory, close).0, Ok(()));
+        assert!(!directory.path().join("sub").exists());
+    }
+
+    #[test]
+    fn files_that_stay_open_are_waited_for_a_second() {
+        let directory = directory(&[".nfs0001"]);
+        assert_eq!(remove(&directory, |_| {}), (Err(Errno::NOTEMPTY), Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn nobody_waits_when_another_file_comes() {
+        let directory = directory(&[".nfs0001"]);
+        let make = |_| drop(File::create(directory.path().join("sub/file")).expect("made"));
+        assert_eq!(remove(&directory, make), (Err(Errno::NOTEMPTY), PAUSES[0]));
+    }
+}
