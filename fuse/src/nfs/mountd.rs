@@ -85,7 +85,11 @@ async fn call(
     connection.call(xid, message, policy, false).await
 }
 
-pub(super) fn mounted(results: &mut Reader<'_>) -> Result<Mounted, Malformed> {
+/// Reads what mounting tells, behind the status that says that it was allowed.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn mounted(results: &mut Reader<'_>) -> Result<Mounted, Malformed> {
     let root = FileHandle::read(results)?;
     let count = results.u32()?;
     let flavors = (0..count.min(MAX_FLAVORS)).map(|_| results.u32()).collect::<Result<_, _>>()?;

@@ -1,6 +1,7 @@
 //! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
 
 use super::rpc::{Connection, Credential, Failure, Message, Policy, Procedure};
+use super::xdr::{Malformed, Reader};
 
 /// The port of portmappers.
 pub const PORT: u16 = 111;
@@ -25,6 +26,13 @@ pub async fn port_of(
         arguments.u32(program).u32(version).u32(TCP).u32(0);
     });
     let reply = connection.call(xid, message, policy, false).await?;
-    let port = reply.reader().u32()?;
-    Ok(u16::try_from(port).ok().filter(|port| *port != 0))
+    Ok(port(&mut reply.reader())?)
+}
+
+/// Reads the port of a program; zero, and what can be no port, means that the program is not registered.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn port(results: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
+    Ok(u16::try_from(results.u32()?).ok().filter(|port| *port != 0))
 }

@@ -71,7 +71,7 @@ impl Message {
     }
 
     /// What is sent, from the byte `skip` on: up to three parts.
-    pub(in super::super) fn parts(&self, mut skip: usize) -> impl Iterator<Item = IoSlice<'_>> {
+    pub fn parts(&self, mut skip: usize) -> impl Iterator<Item = IoSlice<'_>> {
         let payload = self.payload.as_deref().unwrap_or_default();
         let parts = [&self.head[..], payload, &[0; 3][..padding(payload.len())]];
         parts.into_iter().filter_map(move |part| {

@@ -13,7 +13,7 @@ use super::slice::Slice;
 /// The longest record that is taken: 1 MiB of data, and what may stand around it.
 pub const MAX_RECORD: usize = (1 << 20) + (64 << 10);
 /// Most fragments of a record. Servers that send fragments at all send a few kilobytes in each.
-const MAX_FRAGMENTS: u32 = 512;
+pub const MAX_FRAGMENTS: u32 = 512;
 /// The bit of a fragment's length that says that no other follows.
 const LAST: u32 = 1 << 31;
 /// The length of a fragment's length.

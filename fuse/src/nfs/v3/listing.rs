@@ -38,7 +38,10 @@ pub struct Entry<'a> {
 
 impl Listing {
     /// Reads a page, of READDIRPLUS if `plus` says so. `part` cuts out of the results.
-    pub(in super::super) fn read(
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read(
         reader: &mut Reader<'_>,
         plus: bool,
         part: impl FnOnce(std::ops::Range<usize>) -> Slice,

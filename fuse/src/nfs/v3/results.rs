@@ -143,7 +143,10 @@ pub struct PathConf {
 }
 
 /// Of LOOKUP.
-pub(in super::super) fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malformed> {
+///
+/// # Errors
+/// [`Malformed`], like all of these.
+pub fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malformed> {
     Ok(Looked {
         handle: FileHandle::read(reader)?,
         attributes: Attributes::read_optional(reader)?,
@@ -152,13 +155,19 @@ pub(in super::super) fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malfor
 }
 
 /// Of ACCESS.
-pub(in super::super) fn access(reader: &mut Reader<'_>) -> Result<Accessed, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn access(reader: &mut Reader<'_>) -> Result<Accessed, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     Ok(Accessed { granted: reader.u32()?, attributes })
 }
 
 /// Of READLINK. `part` cuts out of the results, here and below.
-pub(in super::super) fn readlink(
+///
+/// # Errors
+/// [`Malformed`]
+pub fn readlink(
     reader: &mut Reader<'_>,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
 ) -> Result<Link, Malformed> {
@@ -167,7 +176,10 @@ pub(in super::super) fn readlink(
 }
 
 /// Of READ, of which at most `most` bytes are taken. Servers have sent more than they say, or more than was asked for.
-pub(in super::super) fn read(
+///
+/// # Errors
+/// [`Malformed`]
+pub fn read(
     reader: &mut Reader<'_>,
     most: u32,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
@@ -181,7 +193,10 @@ pub(in super::super) fn read(
 }
 
 /// Of WRITE.
-pub(in super::super) fn write(reader: &mut Reader<'_>) -> Result<Written, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn write(reader: &mut Reader<'_>) -> Result<Written, Malformed> {
     let file = Around::read(reader)?;
     let count = reader.u32()?;
     let stability = match reader.u32()? {
@@ -194,13 +209,19 @@ pub(in super::super) fn write(reader: &mut Reader<'_>) -> Result<Written, Malfor
 }
 
 /// Of COMMIT.
-pub(in super::super) fn commit(reader: &mut Reader<'_>) -> Result<Committed, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn commit(reader: &mut Reader<'_>) -> Result<Committed, Malformed> {
     let file = Around::read(reader)?;
     Ok(Committed { verifier: reader.fixed()?, file })
 }
 
 /// Of CREATE, MKDIR, SYMLINK and MKNOD.
-pub(in super::super) fn created(reader: &mut Reader<'_>) -> Result<Created, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn created(reader: &mut Reader<'_>) -> Result<Created, Malformed> {
     Ok(Created {
         handle: reader.optional(FileHandle::read)?,
         attributes: Attributes::read_optional(reader)?,
@@ -209,17 +230,26 @@ pub(in super::super) fn created(reader: &mut Reader<'_>) -> Result<Created, Malf
 }
 
 /// Of LINK.
-pub(in super::super) fn link(reader: &mut Reader<'_>) -> Result<Linked, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn link(reader: &mut Reader<'_>) -> Result<Linked, Malformed> {
     Ok(Linked { attributes: Attributes::read_optional(reader)?, directory: Around::read(reader)? })
 }
 
 /// Of RENAME: of the directory that a name left, and of the one that it came to.
-pub(in super::super) fn rename(reader: &mut Reader<'_>) -> Result<(Around, Around), Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn rename(reader: &mut Reader<'_>) -> Result<(Around, Around), Malformed> {
     Ok((Around::read(reader)?, Around::read(reader)?))
 }
 
 /// Of FSSTAT.
-pub(in super::super) fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let stat = FsStat {
         total_bytes: reader.u64()?,
@@ -235,7 +265,10 @@ pub(in super::super) fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malfor
 }
 
 /// Of FSINFO.
-pub(in super::super) fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let (read_max, read_preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
     let (write_max, write_preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
@@ -253,7 +286,10 @@ pub(in super::super) fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malfor
 }
 
 /// Of PATHCONF.
-pub(in super::super) fn pathconf(reader: &mut Reader<'_>) -> Result<PathConf, Malformed> {
+///
+/// # Errors
+/// [`Malformed`]
+pub fn pathconf(reader: &mut Reader<'_>) -> Result<PathConf, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let conf = PathConf {
         links_max: reader.u32()?,

@@ -1,0 +1,61 @@
+//! What has to be true of everything that was decoded.
+
+use podfs_fuse::nfs::rpc::Slice;
+use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
+
+use crate::memory;
+
+/// Whether all that was read can be written again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kept {
+    /// Everything has its place in the value.
+    All,
+    /// Data and entries that nobody can use are left out.
+    Usable,
+}
+
+/// Reads `bytes`, and looks at what comes of it: nothing was allocated beyond `most` bytes; no byte is missing that was
+/// read, and none was read twice; and what `write` makes of the value is read as the same again.
+pub fn check<T>(
+    bytes: &Slice,
+    most: usize,
+    kept: Kept,
+    read: impl Fn(&mut Reader<'_>, &Slice) -> Result<T, Malformed>,
+    write: impl Fn(&mut Writer, &T),
+) -> Option<T> {
+    let mut reader = Reader::new(bytes);
+    let (value, peak) = memory::peak(|| read(&mut reader, bytes));
+    assert!(peak <= most, "{peak} bytes were allocated for a message of {}", bytes.len());
+    let end = reader.position();
+    assert!(end <= bytes.len(), "it was read to the byte {end} of {}", bytes.len());
+    let value = value.ok()?;
+    assert!(end.is_multiple_of(4), "it was read to the byte {end}");
+
+    if end > 0 {
+        let short = bytes.part(0..end - 1);
+        assert!(read(&mut Reader::new(&short), &short).is_err(), "the last byte is not needed");
+    }
+
+    let write = |value| {
+        let mut writer = Writer::default();
+        write(&mut writer, value);
+        writer.into_bytes()
+    };
+    let written = write(&value);
+    match kept {
+        Kept::All => assert_eq!(written.len(), end, "it is as long as before"),
+        Kept::Usable => assert!(written.len() <= end, "it has become longer"),
+    }
+    let again = Slice::from(written);
+    let mut reader = Reader::new(&again);
+    let same = read(&mut reader, &again).expect("what was written can be read");
+    assert_eq!(reader.position(), again.len(), "it is read to its end");
+    assert_eq!(write(&same), *again, "it is read as what was written");
+    Some(value)
+}
+
+/// `part` lies within `whole`, not only in content.
+pub fn assert_within(part: &[u8], whole: &[u8]) {
+    let (part, whole) = (part.as_ptr_range(), whole.as_ptr_range());
+    assert!(whole.start <= part.start && part.end <= whole.end, "it does not lie within the message");
+}
