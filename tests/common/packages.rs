@@ -1,7 +1,8 @@
 //! The packages of podfs, as `packaging/build` makes them.
 //!
-//! `tests/run` builds them the way they are published and says where they are in `PODFS_TEST_PACKAGES`. A test that is
-//! run by itself has no time for that: it packs the podfs it was built with, which has the paths of its machine inside.
+//! `tests/run` builds them the way they are published, though with less time for a fast program, and says where they are in
+//! `PODFS_TEST_PACKAGES`. A test that is run by itself has no time for that either: it packs the podfs it was built with, which
+//! has the paths of its machine inside.
 
 use std::env;
 use std::path::{Path, PathBuf};
