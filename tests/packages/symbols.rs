@@ -54,7 +54,7 @@ fn no_path_of_this_machine_is_in_a_published_program_or_its_symbols() {
     let home = std::env::var("HOME").expect("a home");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
     let of_machine = [top(), target.to_owned(), Path::new(&home).join(".cargo"), sysroot.trim().into()];
-    for file in [tree.program(), plain] {
+    for file in [tree.program(), plain.clone()] {
         let bytes = fs::read(&file).expect("a file");
         for path in &of_machine {
             let path = path.to_str().expect("a text");
@@ -62,9 +62,9 @@ fn no_path_of_this_machine_is_in_a_published_program_or_its_symbols() {
         }
     }
     // What was looked for is what would have been there.
-    let lines = told_by(Command::new("readelf").arg("--debug-dump=line").arg(tree.symbols()));
+    let symbols = fs::read(plain).expect("a file");
     for replaced in ["/usr/src/podfs", "/usr/src/crates"] {
-        assert!(lines.contains(replaced), "{replaced} is not in the symbols");
+        assert!(find(&symbols, replaced).is_some(), "{replaced} is not in the symbols");
     }
 }
 
