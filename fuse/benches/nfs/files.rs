@@ -1,5 +1,6 @@
 //! Whole files through a mount, beside the programs of libnfs.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -33,15 +34,18 @@ pub fn run() {
         |shown| read(&shown.path().join("large")),
         || drop(export.cat("large")),
     );
-    let new = server.exported().join("new");
-    let written = |shown: &Shown| {
-        fs::copy(&local, shown.path().join("new")).expect("copied");
-        fs::remove_file(&new).expect("removed");
+    let exported = server.exported();
+    let count = Cell::new(0);
+    // The server believes for a while that what is removed behind its back is there, and keeps it open.
+    let with_new = |write: &dyn Fn(&str)| {
+        let name = format!("new-{}", count.replace(count.get() + 1));
+        write(&name);
+        File::options().write(true).truncate(true).open(exported.join(&name)).expect("opened");
+        fs::remove_file(exported.join(&name)).expect("removed");
     };
-    let put = || {
-        export.put(&local, "new");
-        fs::remove_file(&new).expect("removed");
-    };
+    let written =
+        |shown: &Shown| with_new(&|name| fs::copy(&local, shown.path().join(name)).map(drop).expect("copied"));
+    let put = || with_new(&|name| export.put(&local, name));
     compare("write 256 MiB, MiB/s", LARGE, &server, written, put);
     let all = |shown: &Shown| (0..SMALL).for_each(|index| read(&shown.path().join(small(index))));
     let theirs = || (0..SMALL).for_each(|index| drop(export.cat(&small(index))));
