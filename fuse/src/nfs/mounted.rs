@@ -29,9 +29,9 @@ pub struct NfsVolume {
 }
 
 impl NfsVolume {
-    /// Mounts what `options` tell of, and lets `server`, whose are the `sockets`, answer for it. Nobody sees it before [`show`](Self::show).
-    /// `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the supervisor that adopts the
-    /// volume if this one is killed.
+    /// Mounts what `options` tell of, and lets `server`, whose are the `sockets`, answer for it. Nobody sees it before
+    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the
+    /// supervisor that adopts the volume if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.

@@ -18,11 +18,10 @@ shared! {
 }
 
 impl Silence {
-    /// The source owes answers, and was heard last at `since`. With none, it owes nothing.
-    pub(crate) fn set(&self, since: Option<Instant>) {
-        let moment = |since: Instant| now().saturating_sub(since.elapsed()).as_millis();
-        let milliseconds = since.map_or(0, |since| u64::try_from(moment(since)).unwrap_or(u64::MAX).max(1));
-        self.since.store(milliseconds, Relaxed);
+    /// The source owes answers, and was heard last at that moment. With none, it owes nothing.
+    pub(crate) fn set(&self, since: Option<Moment>) {
+        let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
+        self.since.store(since.map_or(0, milliseconds), Relaxed);
     }
 
     /// When it began.
@@ -37,6 +36,11 @@ impl Silence {
 pub struct Moment(Duration);
 
 impl Moment {
+    /// The same moment as one of this process alone.
+    pub(crate) fn of(instant: Instant) -> Self {
+        Self(now().saturating_sub(instant.elapsed()))
+    }
+
     /// How long ago it was.
     pub fn elapsed(self) -> Duration {
         now().saturating_sub(self.0)

@@ -125,7 +125,7 @@ fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
     let other = again(&region).expect("the same");
     assert_eq!(other.silent_since(), None);
     let begin = std::time::Instant::now();
-    region.silence().set(begin.checked_sub(std::time::Duration::from_secs(7)));
+    region.silence().set(begin.checked_sub(std::time::Duration::from_secs(7)).map(Moment::of));
     let since = other.silent_since().expect("it is silent");
     // Milliseconds are cut off.
     let most = std::time::Duration::from_millis(7001) + begin.elapsed();

@@ -35,7 +35,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Stream {
     stream: TcpStream,
-    /// The socket goes on after the connection, and dissolves it by itself.
+    /// The socket was given, and who connects it next dissolves what there is. That may have happened before this is dropped.
     is_given: bool,
 }
 

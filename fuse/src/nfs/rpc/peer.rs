@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::region::Region;
+use crate::region::{Moment, Region};
 
 /// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Peer {
 
     /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
     pub fn tell(&self, region: &Arc<Region>) {
-        region.silence().set(self.waiting_since.get());
+        region.silence().set(self.waiting_since.get().map(Moment::of));
         let mut regions = self.regions.borrow_mut();
         regions.retain(|other| other.strong_count() > 0);
         regions.push(Arc::downgrade(region));
@@ -194,6 +194,8 @@ impl Peer {
 
     fn waits_since(&self, since: Option<Instant>) {
         self.waiting_since.set(since);
-        self.regions.borrow().iter().filter_map(Weak::upgrade).for_each(|region| region.silence().set(since));
+        // Asked of the clock once for all volumes: every call comes by here.
+        let moment = since.map(Moment::of);
+        self.regions.borrow().iter().filter_map(Weak::upgrade).for_each(|region| region.silence().set(moment));
     }
 }
