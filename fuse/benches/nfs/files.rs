@@ -1,13 +1,15 @@
-//! Whole files through a mount, beside the programs of libnfs.
+//! Whole files: programs that use a mount, beside those of libnfs, which need none.
 
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
-use std::path::Path;
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::mounted::{Mounted, Shown};
-use crate::nfs_rig::Ganesha;
+use crate::nfs_rig::libnfs::Libnfs;
+use crate::nfs_rig::{Ganesha, Proxy};
 use crate::raw::ROUNDS;
 use crate::rig::{Figure, header, median, row, server};
 
@@ -18,7 +20,20 @@ const SMALL: u64 = 100;
 
 pub fn run() {
     let server = server();
-    let export = server.libnfs();
+    let libnfs = server.libnfs();
+    table("whole files, one run", &server, (server.address(), server.mount_address()), &libnfs);
+}
+
+/// The same with a network between that takes a millisecond each way.
+pub fn delayed() {
+    let server = server();
+    let proxy = Proxy::start(server.address());
+    proxy.delay(Duration::from_millis(1));
+    let libnfs = Libnfs { nfs: proxy.address(), ..server.libnfs() };
+    table("whole files, 1 ms each way", &server, (proxy.address(), server.mount_address()), &libnfs);
+}
+
+fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs: &Libnfs) {
     let here = tempfile::TempDir::with_prefix("podfs-test-").expect("a directory");
     let local = here.path().join("large");
     fs::write(&local, vec![7; (LARGE << 20) as usize]).expect("written");
@@ -26,36 +41,47 @@ pub fn run() {
     for index in 0..SMALL {
         fs::write(server.exported().join(small(index)), vec![7; 4096]).expect("written");
     }
-    header("whole files, one run", "nfs-cat, -cp");
-    compare(
-        "read 256 MiB, MiB/s",
-        LARGE,
-        &server,
-        |shown| read(&shown.path().join("large")),
-        || drop(export.cat("large")),
-    );
+    header(title, "nfs-cat, -cp");
+
+    let url = |name: &str| libnfs.url(name);
+    let cat = |shown: &Shown| program("cat", [shown.path().join("large")]);
+    let nfs_cat = || program("nfs-cat", [url("large")]);
+    compare("cat 256 MiB, MiB/s", LARGE, places, cat, nfs_cat);
+
     let exported = server.exported();
     let count = Cell::new(0);
     // The server believes for a while that what is removed behind its back is there, and keeps it open.
     let with_new = |write: &dyn Fn(&str)| {
         let name = format!("new-{}", count.replace(count.get() + 1));
         write(&name);
+        assert_eq!(fs::metadata(exported.join(&name)).expect("written").len(), LARGE << 20);
         File::options().write(true).truncate(true).open(exported.join(&name)).expect("opened");
         fs::remove_file(exported.join(&name)).expect("removed");
     };
-    let written =
-        |shown: &Shown| with_new(&|name| fs::copy(&local, shown.path().join(name)).map(drop).expect("copied"));
-    let put = || with_new(&|name| export.put(&local, name));
-    compare("write 256 MiB, MiB/s", LARGE, &server, written, put);
-    let all = |shown: &Shown| (0..SMALL).for_each(|index| read(&shown.path().join(small(index))));
-    let theirs = || (0..SMALL).for_each(|index| drop(export.cat(&small(index))));
-    compare("read small files", SMALL, &server, all, theirs);
+    let cp = |shown: &Shown| with_new(&|name| program("cp", [&local, &shown.path().join(name)]));
+    let nfs_cp = || with_new(&|name| program("nfs-cp", [local.as_os_str(), url(name).as_ref()]));
+    compare("cp 256 MiB there, MiB/s", LARGE, places, cp, nfs_cp);
+    // By sendfile(2), which writes what fits into a pipe.
+    let copy = |shown: &Shown| {
+        with_new(&|name| assert_eq!(fs::copy(&local, shown.path().join(name)).expect("copied"), LARGE << 20))
+    };
+    compare("send 256 MiB there, MiB/s", LARGE, places, copy, nfs_cp);
+
+    let all = |shown: &Shown| (0..SMALL).for_each(|index| program("cat", [shown.path().join(small(index))]));
+    let theirs = || (0..SMALL).for_each(|index| program("nfs-cat", [url(&small(index))]));
+    compare("cat a small file", SMALL, places, all, theirs);
 }
 
-fn compare(what: &str, count: u64, server: &Ganesha, ours: impl Fn(&Shown), theirs: impl Fn()) {
+/// Runs a program, whose output nobody reads.
+fn program<A: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = A>) {
+    let status = Command::new(name).args(arguments).stdout(Stdio::null()).status();
+    assert!(status.unwrap_or_else(|error| panic!("{name}: {error}")).success(), "{name}");
+}
+
+fn compare(what: &str, count: u64, places: (SocketAddr, SocketAddr), ours: impl Fn(&Shown), theirs: impl Fn()) {
     let (mut here, mut there) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let shown = Mounted::new(server).shown();
+        let shown = Mounted::new(&places).shown();
         shown.mounted.read_ahead();
         here.push(timed(count, || ours(&shown)));
         there.push(timed(count, &theirs));
@@ -68,10 +94,6 @@ fn timed(count: u64, work: impl FnOnce()) -> Figure {
     let began = Instant::now();
     work();
     Figure { rate: count as f64 / began.elapsed().as_secs_f64(), cost: f64::NAN }
-}
-
-fn read(path: &Path) {
-    io::copy(&mut File::open(path).expect("opened"), &mut io::sink()).expect("read");
 }
 
 fn small(index: u64) -> String {

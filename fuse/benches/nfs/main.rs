@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`raw`] | the client without a mount, beside `nfs3_client` |
 //! | [`volume`] | programs that use a mount, beside the client without one; also with a `delayed` network |
-//! | [`files`] | whole files through a mount, beside nfs-cat and nfs-cp |
+//! | [`files`] | programs that read and write whole files, beside nfs-cat and nfs-cp; likewise |
 
 mod files;
 #[path = "../../tests/nfs_volume/mounted.rs"]
@@ -22,8 +22,13 @@ mod volume;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let chosen: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let groups: [(&str, fn()); 4] =
-        [("raw", raw::run), ("volume", volume::run), ("delayed", volume::delayed), ("files", files::run)];
+    let groups: [(&str, fn()); 5] = [
+        ("raw", raw::run),
+        ("volume", volume::run),
+        ("files", files::run),
+        ("delayed", volume::delayed),
+        ("delayed", files::delayed),
+    ];
     for (name, run) in groups {
         if chosen.is_empty() || chosen.iter().any(|group| *group == name) {
             run();

@@ -37,6 +37,8 @@ const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
+/// Bytes that take longer to copy than a thread takes to wake up.
+const MUCH: usize = 64 << 10;
 /// How long the end of a volume may take, when its server does not answer.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -94,10 +96,10 @@ impl Volume {
     fn take_one(self: &Rc<Self>) -> io::Result<()> {
         let mut input = self.input.borrow_mut();
         let length = self.door.get_ref().read(&mut input)?;
-        self.awake.stir();
         let bytes = &input.as_bytes()[..length];
         let Some(request) = Request::parse(bytes) else { return Ok(()) };
         self.door.get_ref().count(&request);
+        self.stir(&request);
         match request.operation {
             Operation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
             Operation::BatchForget { nodes } => {
@@ -141,9 +143,21 @@ impl Volume {
             line.end(request.name(), request.caller, error);
         }
         debt.pay(outcome);
-        self.awake.stir();
+        self.stir(&request);
         // Only now: until here a successor would be asked for the same again.
         self.filesystem.end(&turn);
+    }
+
+    /// Something else may follow closely. Where much data is on its way, the CPU has better things to do than to wait for it.
+    fn stir(&self, request: &Request<'_>) {
+        let bytes = match request.operation {
+            Operation::Read(arguments) => arguments.size as usize,
+            Operation::Write { data, .. } => data.len(),
+            _ => 0,
+        };
+        if bytes < MUCH {
+            self.awake.stir();
+        }
     }
 
     /// Whoever made the request got a signal.

@@ -12,6 +12,8 @@ use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are looked at for one that may be sent.
 const FORESIGHT: usize = 64;
+/// So many writes of a file are on their way before one that may grow waits.
+const BEFORE_GROWING: usize = 2;
 /// So often the server may lose what it has taken. After that it is asked to have each write on disk before it answers.
 const MOST_IN_VAIN: u32 = 3;
 
@@ -155,8 +157,8 @@ impl File {
     }
 
     /// What comes next; it counts as begun.
-    pub fn next(&mut self, may_write: bool) -> Option<Next> {
-        if may_write && let Some(position) = self.sendable() {
+    pub fn next(&mut self, may_write: bool, full: u64) -> Option<Next> {
+        if may_write && let Some(position) = self.sendable().filter(|position| !self.may_wait(*position, full)) {
             let record = &mut self.unsent[position];
             record.course = Course::Sending;
             let (record, stable) = (*record, self.is_distrusted());
@@ -177,6 +179,15 @@ impl File {
             older.push(range);
         }
         None
+    }
+
+    /// Whether a record should rather grow while others are on their way: few large writes cost the server less than many
+    /// small ones.
+    fn may_wait(&self, position: usize, full: u64) -> bool {
+        let record = &self.unsent[position];
+        let may_grow = position + 1 == self.unsent.len() && record.done == 0 && record.length < full;
+        let sending = self.unsent.iter().filter(|record| record.course != Course::Waiting).count();
+        may_grow && record.sequence > self.wanted && sending >= BEFORE_GROWING
     }
 
     fn next_commit(&mut self) -> Option<Next> {

@@ -9,7 +9,10 @@
 //! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the request is asked for
 //!    again, and its data is added once more behind what is the same; that changes nothing.
 //! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
-//!    kill the server.
+//!    kill the server. It keeps its memory until the log is told that it is not needed ([`cool`](Log::cool)).
+
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -259,9 +262,22 @@ impl Log {
         if segment.used == 0 {
             (segment.records, segment.bytes) = (0, 0);
         }
-        if segments.iter().all(|segment| segment.used == 0) {
-            self.cool(&mut segments);
+    }
+
+    /// The number of what is accepted next.
+    pub fn next_sequence(&self) -> u64 {
+        self.sequence.get()
+    }
+
+    /// Gives memory back, if nothing is in the log; whether that is so.
+    pub fn cool(&self) -> bool {
+        let mut segments = self.segments.borrow_mut();
+        let is_empty = segments.iter().all(|segment| segment.used == 0);
+        let warm = segments.iter_mut().enumerate().skip(WARM).filter(|(_, segment)| is_empty && segment.has_memory);
+        for (number, segment) in warm {
+            segment.has_memory = self.memory.give_back(HEADER + number * STRIDE, STRIDE).is_err();
         }
+        is_empty
     }
 
     /// Bytes that the log can hold at most.
@@ -289,13 +305,6 @@ impl Log {
         segment.bytes += length;
         segment.used += 1;
         Some((number, index, place))
-    }
-
-    /// Gives memory back.
-    fn cool(&self, segments: &mut [Segment]) {
-        for (number, segment) in segments.iter_mut().enumerate().skip(WARM).filter(|(_, segment)| segment.has_memory) {
-            segment.has_memory = self.memory.give_back(HEADER + number * STRIDE, STRIDE).is_err();
-        }
     }
 
     fn fill(&self, id: RecordId, place: usize, data: &[u8]) {

@@ -26,16 +26,18 @@ pub mod log;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
+use tokio::time::sleep;
 
 use file::{File, Next, Outcome, Record};
 use log::{Inherited, Log, Piece, SEGMENT, Target};
@@ -96,6 +98,8 @@ pub struct Manner {
 
 /// Most writes that are on their way at once.
 const IN_FLIGHT: usize = 16;
+/// The log gives memory back when nothing was in it for so long.
+const COOLS_AFTER: Duration = Duration::from_secs(1);
 
 /// What was accepted and is not committed yet.
 pub struct Writeback<S: Store> {
@@ -109,6 +113,8 @@ struct Inner<S: Store> {
     state: RefCell<State>,
     /// Something was freed.
     room: Notify,
+    /// A task waits for the log to have been empty for a while.
+    cooling: Cell<bool>,
 }
 
 #[derive(Default)]
@@ -124,7 +130,14 @@ impl<S: Store> Writeback<S> {
     pub fn new(log: Log, inherited: Vec<Inherited>, store: S, manner: Manner) -> Self {
         let wsize = manner.wsize.clamp(1, SEGMENT);
         let state = RefCell::new(State::of(inherited));
-        let inner = Inner { log, store, manner: Manner { wsize, ..manner }, state, room: Notify::new() };
+        let inner = Inner {
+            log,
+            store,
+            manner: Manner { wsize, ..manner },
+            state,
+            room: Notify::new(),
+            cooling: Cell::default(),
+        };
         let inner = Rc::new(inner);
         inner.pump_all();
         Self { inner }
@@ -271,10 +284,11 @@ impl<S: Store> Inner<S> {
 
     /// Begins what can be begun for a file.
     fn pump(self: &Rc<Self>, node: u64) {
+        let full = self.manner.wsize as u64;
         loop {
             let mut state = self.state.borrow_mut();
             let may_write = state.in_flight < IN_FLIGHT;
-            let Some(next) = state.files.get_mut(&node).and_then(|file| file.next(may_write)) else {
+            let Some(next) = state.files.get_mut(&node).and_then(|file| file.next(may_write, full)) else {
                 state.drop_if_empty(node);
                 return;
             };
@@ -334,18 +348,35 @@ impl<S: Store> Inner<S> {
     }
 
     /// Has the log know what became of records.
-    fn settle(&self, outcome: Outcome) {
+    fn settle(self: &Rc<Self>, outcome: Outcome) {
         if let Some((record, error)) = outcome.fail {
             self.log.fail(record, error);
         }
         if !outcome.free.is_empty() {
             outcome.free.into_iter().for_each(|record| self.log.free(record));
             self.room.notify_waiters();
+            if !self.cooling.replace(true) {
+                spawn_local(Self::cool(Rc::downgrade(self)));
+            }
+        }
+    }
+
+    /// Has the log give back memory that nobody will need soon.
+    async fn cool(inner: Weak<Self>) {
+        let mut accepted = None;
+        while let Some(inner) = inner.upgrade() {
+            let now = Some(inner.log.next_sequence());
+            if accepted == now && inner.log.cool() {
+                return inner.cooling.set(false);
+            }
+            accepted = now;
+            drop(inner);
+            sleep(COOLS_AFTER).await;
         }
     }
 
     /// Tells who flushes what went wrong.
-    fn tell(&self, node: u64) -> Result<(), Errno> {
+    fn tell(self: &Rc<Self>, node: u64) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
         let failure = state.files.get_mut(&node).and_then(File::take_failure);
         state.drop_if_empty(node);

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use tokio::runtime::Builder;
-use tokio::task::{LocalSet, yield_now};
+use tokio::task::{LocalSet, spawn_local, yield_now};
 
 use super::log::{Log, Piece};
 use super::{FileKey, Manner, Store, Verifier, Writeback, Written};
@@ -34,6 +34,8 @@ struct Server {
     stopped: Cell<bool>,
     /// Decides how long each call takes.
     chance: Cell<u64>,
+    /// Writes that came, and those that were made.
+    asked: Cell<usize>,
     writes: Cell<usize>,
     commits: Cell<usize>,
 }
@@ -83,6 +85,7 @@ impl Store for Client {
     ) -> impl Future<Output = Result<Written, Errno>> + 'static {
         let server = Rc::clone(&self.0);
         async move {
+            server.asked.set(server.asked.get() + 1);
             server.take_time().await;
             if let Some(error) = server.error.get() {
                 return Err(error);
@@ -194,7 +197,8 @@ fn small_writes_that_follow_each_other_become_large_ones() {
         }
         client.0.stopped.set(false);
         writeback.flush(7).await.expect("flushed");
-        assert!(client.0.writes.get() < 20, "{} writes", client.0.writes.get());
+        // Two on their way, and the third grows.
+        assert_eq!(client.0.writes.get(), 3);
         let expected: Vec<u8> = (0..1000).flat_map(|number| [number as u8; 100]).collect();
         assert_eq!(client.0.on_disk(7), expected);
     });
@@ -320,6 +324,47 @@ fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice
 }
 
 #[test]
+fn who_flushes_does_not_wait_for_a_write_to_grow() {
+    run(async {
+        let client = Client::default();
+        let writeback = start(&client, log(), MANNER);
+        client.0.stopped.set(true);
+        for number in 0..3 {
+            writeback.write(FILE, number, b"x").await.expect("accepted");
+        }
+        let flush = spawn_local(async move { writeback.flush(7).await });
+        settle_down().await;
+        assert_eq!(client.0.asked.get(), 3);
+        client.0.stopped.set(false);
+        flush.await.expect("no panic").expect("flushed");
+        assert_eq!(client.0.on_disk(7), b"xxx");
+    });
+}
+
+#[test]
+fn the_log_gives_memory_back_a_while_after_the_last_write() {
+    run(async {
+        let client = Client::default();
+        let log = Log::create(20).expect("a log");
+        let writeback = start(&client, log, MANNER);
+        let file = file_of(&writeback);
+        let blocks = || rustix::fs::fstat(&file).expect("a file").st_blocks;
+        client.0.stopped.set(true);
+        for number in 0..20 {
+            writeback.write(FILE, number << 20, &vec![1; 1 << 20]).await.expect("accepted");
+        }
+        let full = blocks();
+        client.0.stopped.set(false);
+        writeback.flush(7).await.expect("flushed");
+        while blocks() > full / 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        writeback.write(FILE, 0, b"more").await.expect("accepted");
+        writeback.flush(7).await.expect("flushed");
+    });
+}
+
+#[test]
 fn a_full_log_is_committed_and_the_writer_waits() {
     run(async {
         let client = Client::default();
@@ -391,23 +436,6 @@ fn who_waits_may_go_away() {
         writeback.flush(7).await.expect("flushed");
         assert_eq!(client.0.on_disk(7), b"data");
     });
-}
-
-#[test]
-fn a_log_of_somebody_else_is_refused_and_garbage_in_it_is_lost() {
-    use rustix::io::pwrite;
-    use std::os::fd::AsFd;
-    let log = log();
-    let target = super::log::Target { node: 7, open: 1, offset: 0 };
-    log.append(target, b"data").expect("room");
-    let file = log.as_fd().try_clone_to_owned().expect("a descriptor");
-    // A length beyond the segment.
-    pwrite(&file, &u32::MAX.to_ne_bytes(), 4096 + 4).expect("written");
-    let (_, inherited) = Log::adopt(file.try_clone().expect("a descriptor")).expect("a log");
-    assert!(inherited.is_empty());
-    pwrite(&file, b"something", 0).expect("written");
-    assert!(Log::adopt(file).is_err());
-    assert!(Log::adopt(tempfile::tempfile().expect("a file").into()).is_err());
 }
 
 /// One thing that happens.

@@ -1,0 +1,36 @@
+//! What the log believes of its memory, and how long it keeps it.
+
+use rustix::io::pwrite;
+
+use super::*;
+
+const TARGET: Target = Target { node: 7, open: 1, offset: 0 };
+
+#[test]
+fn memory_is_given_back_only_when_nothing_is_in_the_log() {
+    let log = Log::create(20).expect("a log");
+    let blocks = || rustix::fs::fstat(&log).expect("a file").st_blocks;
+    let data = vec![1; SEGMENT];
+    let records: Vec<_> = (0..20).map(|_| log.append(TARGET, &data).expect("room").0).collect();
+    let full = blocks();
+    records[1..].iter().for_each(|record| log.free(*record));
+    assert!(!log.cool() && blocks() == full, "something is in it");
+    log.free(records[0]);
+    assert!(log.cool() && blocks() < full / 2, "{} of {full} blocks", blocks());
+    let again: Vec<_> = (0..20).map(|_| log.append(TARGET, &data)).collect();
+    assert!(again.iter().all(Option::is_some) && blocks() == full);
+}
+
+#[test]
+fn a_log_of_somebody_else_is_refused_and_garbage_in_it_is_lost() {
+    let log = Log::create(4).expect("a log");
+    log.append(TARGET, b"data").expect("room");
+    let file = log.as_fd().try_clone_to_owned().expect("a descriptor");
+    // A length beyond the segment.
+    pwrite(&file, &u32::MAX.to_ne_bytes(), 4096 + 4).expect("written");
+    let (_, inherited) = Log::adopt(file.try_clone().expect("a descriptor")).expect("a log");
+    assert!(inherited.is_empty());
+    pwrite(&file, b"something", 0).expect("written");
+    assert!(Log::adopt(file).is_err());
+    assert!(Log::adopt(tempfile::tempfile().expect("a file").into()).is_err());
+}
