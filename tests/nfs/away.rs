@@ -114,6 +114,30 @@ fn status_says_that_a_server_is_silent_until_it_answers() {
 }
 
 #[test]
+fn status_says_so_too_when_no_call_waits_for_long() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-status-soft", &ganesha, ",soft,timeo=5,retrans=1");
+    let mut running = fixture.run();
+    let path = shown(&running).join("there");
+    let the_pod = || fixture.pods().swap_remove(0);
+    let state = || the_pod()["volumes"][0]["state"].clone();
+    let read = || running.freed(|| fs::read_to_string(&path));
+    eventually("it is read", || read().is_ok_and(|content| content == "content"));
+    ganesha.stop();
+    assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
+    // Nobody asks any more, and nobody waits.
+    eventually("status names the volume", || state() == "silent");
+    assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
+    assert_eq!(state(), "silent", "{}", the_pod());
+    ganesha.cont();
+    eventually("it is read", || read().is_ok_and(|content| content == "content"));
+    eventually("status says so", || state() == "live");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_server_that_is_not_there_is_told_and_tried_again() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");

@@ -147,7 +147,7 @@ impl Server {
         self.peer.silent()
     }
 
-    /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
+    /// From now on, `region` tells since when it has been silent, as the regions of other volumes do.
     pub fn tell(&self, region: &Arc<Region>) {
         self.peer.tell(region);
     }

@@ -166,7 +166,7 @@ impl Region {
         self.waits().all().count()
     }
 
-    /// Since when the source of an NFS volume owes answers and says nothing.
+    /// Since when the source of an NFS volume was asked something and says nothing.
     pub fn silent_since(&self) -> Option<Moment> {
         self.silence().since()
     }

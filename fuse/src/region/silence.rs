@@ -1,5 +1,7 @@
-//! Since when the source of a volume owes answers and says nothing, for those who watch. Who serves the volume writes it
-//! when that changes, so it costs no timer. One that is killed leaves it; its successor begins with none.
+//! Since when the source of a volume says nothing, for those who watch: since it was heard last while something was asked of
+//! it. Calls that end without an answer do not end it, nor does it begin anew when the next one is made; so it may go on
+//! when nobody waits any more, until something is answered. Where nothing is asked there is none. Who serves the volume
+//! writes it when that changes, so it costs no timer. One that is killed leaves it; its successor begins with none.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +20,7 @@ shared! {
 }
 
 impl Silence {
-    /// The source owes answers, and was heard last at that moment. With none, it owes nothing.
+    /// The source was asked something, and was heard last at that moment. With none, it has answered.
     pub(crate) fn set(&self, since: Option<Moment>) {
         let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
         self.since.store(since.map_or(0, milliseconds), Relaxed);

@@ -131,7 +131,7 @@ pub struct Doing {
     pub busy: Vec<(i32, u64)>,
     /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
     pub waits: usize,
-    /// Since when its NFS server owes answers and says nothing, if it has one that podfs itself asks.
+    /// Since when its NFS server was asked something and says nothing, if it has one that podfs itself asks.
     pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,

@@ -75,7 +75,7 @@ impl Rounds {
 #[derive(Default)]
 pub(super) struct Watchdog {
     stuck: HashMap<String, Stuck>,
-    /// Volumes whose NFS servers owe answers, and whether for too long.
+    /// Volumes whose NFS servers are silent, and whether for too long.
     owing: HashMap<String, bool>,
     stopped: Option<Instant>,
     asked: Option<Instant>,

@@ -259,6 +259,7 @@ impl Drop for Answer<'_> {
         // The xid of a call that was answered may be another's by now.
         if self.shared.is_pending(&self.call) {
             self.shared.remove(self.call.xid);
+            self.shared.peer.call_taken_back();
         }
     }
 }
@@ -369,6 +370,7 @@ impl Shared {
     /// Gives a reply to who waits for it. Answers whether somebody did.
     pub(super) fn deliver(&self, xid: u32, record: Slice, results: Result<usize, Failure>) -> bool {
         let Some(call) = self.remove(xid) else { return false };
+        self.peer.call_answered();
         let retransmitted = call.sent.get() > 1;
         call.end(results.map(|results| Reply { record, results, retransmitted }));
         true
@@ -376,14 +378,15 @@ impl Shared {
 
     /// Ends a call that has taken too long.
     pub(super) fn give_up(&self, call: &Call, failure: Failure) {
-        self.remove(call.xid);
+        if self.remove(call.xid).is_some() {
+            self.peer.call_given_up();
+        }
         call.end(Err(failure));
     }
 
     /// A call is pending no longer. It is not sent any more either, unless that has begun.
     fn remove(&self, xid: u32) -> Option<Rc<Call>> {
         let call = self.pending.borrow_mut().remove(&xid)?;
-        self.peer.call_ends();
         if call.queued.get() {
             let mut begun = self.written.get() > 0;
             self.queue.borrow_mut().retain(|queued| std::mem::take(&mut begun) || !Rc::ptr_eq(queued, &call));

@@ -1,4 +1,8 @@
 //! A server as all connections to it see it: where it is, and how it does.
+//!
+//! Two things are known of its answers. For how long somebody has been waiting says whether it is worth asking; nobody waits
+//! for a call that was given up. For how long it has been silent is told to those who watch: calls that end without an answer
+//! do not end it, whether they were given up or taken back, and neither do pauses between them. Only what the server says does.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -9,6 +13,9 @@ use tracing::{info, warn};
 
 use crate::region::{Moment, Region};
 
+/// A call that was taken back sooner than this says nothing of the server.
+const SOONEST: Duration = Duration::from_millis(250);
+
 /// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
 #[derive(Debug)]
 pub struct Peer {
@@ -16,6 +23,8 @@ pub struct Peer {
     address: Cell<SocketAddr>,
     /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
     waiting_since: Cell<Option<Instant>>,
+    /// Since when nothing came although something was asked, whether anybody waits for it or not.
+    silent_since: Cell<Option<Instant>>,
     /// Where this is told to other processes: a region for each volume that shares the server.
     regions: RefCell<Vec<Weak<Region>>>,
     /// The log says that it does not answer.
@@ -61,6 +70,7 @@ impl Peer {
             name,
             address: Cell::new(address),
             waiting_since: Cell::default(),
+            silent_since: Cell::default(),
             regions: RefCell::default(),
             told: Cell::default(),
             told_garbage: Cell::default(),
@@ -74,9 +84,9 @@ impl Peer {
         }
     }
 
-    /// From now on, `region` tells since when it owes answers, as the regions of other volumes do.
+    /// From now on, `region` tells since when it has been silent, as the regions of other volumes do.
     pub fn tell(&self, region: &Arc<Region>) {
-        region.silence().set(self.waiting_since.get().map(Moment::of));
+        region.silence().set(self.silent_since.get().map(Moment::of));
         let mut regions = self.regions.borrow_mut();
         regions.retain(|other| other.strong_count() > 0);
         regions.push(Arc::downgrade(region));
@@ -95,6 +105,10 @@ impl Peer {
     /// From the next connection on, it is elsewhere: see [`Connection::cut`](super::Connection::cut).
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
+        if self.in_flight.get() == 0 {
+            // Nothing has been asked there yet.
+            self.silent_from(None);
+        }
     }
 
     /// How it does.
@@ -127,22 +141,51 @@ impl Peer {
         self.calls.set(self.calls.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);
         if self.waiting_since.get().is_none() {
-            self.waits_since(Some(now));
+            self.waiting_since.set(Some(now));
+        }
+        if self.silent_since.get().is_none() {
+            self.silent_from(Some(now));
         }
     }
 
-    /// A call is answered, or given up.
-    pub(super) fn call_ends(&self) {
-        self.in_flight.set(self.in_flight.get() - 1);
-        if self.in_flight.get() == 0 {
-            self.waits_since(None);
+    /// A call is answered.
+    pub(super) fn call_answered(&self) {
+        if self.call_ends() {
+            self.silent_from(None);
         }
+    }
+
+    /// A call has had its time.
+    pub(super) fn call_given_up(&self) {
+        self.call_ends();
+    }
+
+    /// Whoever made a call does not wait for it any more.
+    pub(super) fn call_taken_back(&self) {
+        if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
+            self.silent_from(None);
+        }
+    }
+
+    /// Whether it was the last one.
+    fn call_ends(&self) -> bool {
+        self.in_flight.set(self.in_flight.get() - 1);
+        let was_last = self.in_flight.get() == 0;
+        if was_last {
+            self.waiting_since.set(None);
+        }
+        was_last
     }
 
     /// Something came from it. Called after the calls have ended that were answered.
     pub(super) fn heard(&self) {
         if self.in_flight.get() > 0 {
-            self.waits_since(Some(Instant::now()));
+            let now = Some(Instant::now());
+            self.waiting_since.set(now);
+            self.silent_from(now);
+        } else if self.silent_since.get().is_some() {
+            // What it answers was given up.
+            self.silent_from(None);
         }
         self.told_garbage.set(false);
         if self.told.replace(false) {
@@ -192,10 +235,114 @@ impl Peer {
         self.retransmissions.set(self.retransmissions.get() + 1);
     }
 
-    fn waits_since(&self, since: Option<Instant>) {
-        self.waiting_since.set(since);
+    fn silent_from(&self, since: Option<Instant>) {
+        self.silent_since.set(since);
         // Asked of the clock once for all volumes: every call comes by here.
         let moment = since.map(Moment::of);
         self.regions.borrow().iter().filter_map(Weak::upgrade).for_each(|region| region.silence().set(moment));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::region::Kind;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// A server that two volumes share.
+    fn peer() -> (Peer, [Arc<Region>; 2]) {
+        let peer = Peer::new("the-server".to_owned(), (Ipv4Addr::LOCALHOST, 2049).into());
+        let regions = [(); 2].map(|()| Arc::new(Region::create(Kind::Nfs).expect("a region")));
+        regions.iter().for_each(|region| peer.tell(region));
+        (peer, regions)
+    }
+
+    fn long_ago() -> Instant {
+        Instant::now().checked_sub(LONG).expect("the machine has run for longer")
+    }
+
+    /// What the volumes tell of their server: all of them the same.
+    #[track_caller]
+    fn is_silent_for_long(regions: &[Arc<Region>]) -> bool {
+        let since = regions[0].silent_since();
+        assert!(regions.iter().all(|region| region.silent_since() == since));
+        since.is_some_and(|since| since.elapsed() >= LONG)
+    }
+
+    #[track_caller]
+    fn owes_nothing(regions: &[Arc<Region>]) -> bool {
+        !is_silent_for_long(regions) && regions[0].silent_since().is_none()
+    }
+
+    #[test]
+    fn calls_that_are_given_up_make_one_silence_until_something_is_answered() {
+        let (peer, regions) = peer();
+        peer.call_begins(long_ago());
+        peer.call_given_up();
+        assert!(is_silent_for_long(&regions));
+        assert_eq!(peer.silent(), Duration::ZERO, "nobody waits");
+        peer.call_begins(Instant::now());
+        assert!(is_silent_for_long(&regions));
+        assert!(peer.silent() < LONG, "whoever waits has not been waiting for long");
+        peer.call_given_up();
+        let late = Arc::new(Region::create(Kind::Nfs).expect("a region"));
+        peer.tell(&late);
+        assert!(is_silent_for_long(&[&regions[..], &[late]].concat()));
+        peer.call_begins(Instant::now());
+        peer.call_answered();
+        peer.heard();
+        assert!(owes_nothing(&regions));
+    }
+
+    #[test]
+    fn a_late_answer_to_a_call_that_was_given_up_ends_the_silence() {
+        let (peer, regions) = peer();
+        peer.call_begins(long_ago());
+        peer.call_given_up();
+        peer.heard();
+        assert!(owes_nothing(&regions));
+        assert_eq!(peer.silent(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_server_that_answers_others_is_not_silent() {
+        let (peer, regions) = peer();
+        peer.call_begins(long_ago());
+        peer.call_begins(Instant::now());
+        peer.call_answered();
+        peer.heard();
+        assert!(!is_silent_for_long(&regions) && regions[0].silent_since().is_some());
+        peer.call_answered();
+        assert!(owes_nothing(&regions), "also when the answers after that cannot be understood");
+    }
+
+    #[test]
+    fn a_call_that_is_taken_back_says_something_only_if_it_could_have_been_answered() {
+        let (peer, regions) = peer();
+        // So soon that it does not matter how fast this runs.
+        peer.call_begins(Instant::now() + LONG);
+        peer.call_taken_back();
+        assert!(owes_nothing(&regions));
+        peer.call_begins(long_ago());
+        peer.call_taken_back();
+        assert!(is_silent_for_long(&regions));
+        peer.call_begins(Instant::now());
+        peer.call_taken_back();
+        assert!(is_silent_for_long(&regions));
+    }
+
+    #[test]
+    fn a_server_that_has_moved_owes_nothing_that_nobody_waits_for() {
+        let elsewhere = (Ipv4Addr::new(127, 0, 0, 2), 2049).into();
+        let (peer, regions) = peer();
+        peer.call_begins(long_ago());
+        peer.move_to(elsewhere);
+        assert!(is_silent_for_long(&regions));
+        peer.call_given_up();
+        peer.move_to(elsewhere);
+        assert!(owes_nothing(&regions));
     }
 }
