@@ -10,6 +10,7 @@ pub mod idmap;
 pub mod limit;
 pub mod locker;
 pub mod namespace;
+pub mod network;
 pub mod operator;
 pub mod outcome;
 pub mod packages;

@@ -5,6 +5,7 @@
 //! | [`ganesha`] | a real NFS server, killed, stopped and restarted at will | Linux' own server |
 //! | [`scripted`] | a server that fails, lies and falls silent | a real one |
 //! | `rpcbind` | the port mapper that ganesha wants to register with | a port mapper that answers questions |
+//! | `portmapper` | one that says where a server's services are | registration |
 //! | [`proxy`] | a network that is slow, torn or wrong | lost packets, narrow links |
 //! | [`caller`] | a client that asks one thing at a time, byte by byte | a client that anybody would use |
 //! | [`libnfs`] | the programs of libnfs, a client that others wrote | errors other than an exit code |
@@ -20,6 +21,7 @@ pub mod caller;
 mod children;
 pub mod ganesha;
 pub mod libnfs;
+mod portmapper;
 mod ports;
 pub mod protocol;
 pub mod proxy;
@@ -31,6 +33,7 @@ pub mod xdr;
 use std::time::{Duration, Instant};
 
 pub use ganesha::Ganesha;
+pub use portmapper::Portmapper;
 pub use proxy::Proxy;
 pub use scripted::Scripted;
 

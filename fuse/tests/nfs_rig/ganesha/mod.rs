@@ -5,6 +5,7 @@
 //! closes a connection that is idle, whatever it is told (`RPC_Idle_Timeout_S`); an end of the proxy's looks the same.
 //!
 //! Many can run at once. Each sees another `/run`, where the stand-in for rpcbind listens, in a mount namespace of its own.
+//! It is in the network of the thread that starts it.
 
 mod config;
 
@@ -12,6 +13,7 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Error;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -173,6 +175,11 @@ impl Ganesha {
         self.restart_elsewhere();
     }
 
+    /// When it is started next, its services are on other ports.
+    pub fn change_ports(&mut self) {
+        (self.nfs, self.mount) = (Port::reserve(), Port::reserve());
+    }
+
     /// Stops its process: the kernel still accepts connections and data, and nobody answers.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
@@ -205,9 +212,12 @@ impl Ganesha {
         let output = File::options().create(true).append(true).open(self.path("output")).expect("a file");
         command.stdin(Stdio::null()).stdout(output.try_clone().expect("a descriptor")).stderr(output);
         let (run, descriptors) = (c_string(&self.path("run")), self.setup.descriptors);
-        // SAFETY: the calls behind both are async-signal-safe; nothing is allocated.
+        // The thread that starts it is in another one.
+        let network = File::open("/proc/thread-self/ns/net").expect("a network");
+        // SAFETY: the calls behind all are async-signal-safe; nothing is allocated.
         unsafe {
             command.pre_exec(move || {
+                enter(&network)?;
                 see_as_run(&run)?;
                 descriptors.map_or(Ok(()), limit_descriptors)
             });
@@ -257,6 +267,15 @@ fn make(export: &Export, directory: &Path) {
         mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
     }
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("the mode is set");
+}
+
+/// In a child before exec: it goes on in another network.
+fn enter(network: &File) -> Result<(), Error> {
+    // SAFETY: the descriptor is open, and the child has one thread.
+    match unsafe { libc::setns(network.as_raw_fd(), libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
 }
 
 /// In a child before exec: shows it a directory as `/run`, in a mount namespace where nobody else sees it.
