@@ -39,9 +39,12 @@ fn options(ganesha: &Ganesha) -> String {
     format!("port={nfs},mountport={mountd},lookupcache=positive,actimeo=0")
 }
 
-/// The claims `a`, `b` and so on.
+/// Names of volumes, and of their claims.
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+/// The first of the claims, with these options.
 fn claims(fixture: &Fixture, uid: &str, ganesha: &Ganesha, options: &[&str]) {
-    let named: Vec<_> = ["a", "b", "c"].into_iter().zip(options.iter().copied()).collect();
+    let named: Vec<_> = NAMES.into_iter().zip(options.iter().copied()).collect();
     write_claims(fixture, uid, &named, &ganesha.address().ip().to_string());
 }
 
@@ -68,6 +71,57 @@ fn volumes_with_one_server_share_a_connection_and_its_port_whoever_is_killed() {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
     eventually("the connection goes with the last volume", || connections(ganesha.address()).is_empty());
+}
+
+/// Starts a pod with all claims, which find their server at the same moment.
+fn start_at_once(fixture: &Fixture, uid: &str, ganesha: &Ganesha) -> Running {
+    let options = options(ganesha);
+    claims(fixture, uid, ganesha, &[options.as_str(); NAMES.len()]);
+    ganesha.stop();
+    let running = fixture.start();
+    eventually("each volume asks for the export", || connections(ganesha.mount_address()).len() == NAMES.len());
+    ganesha.cont();
+    running
+}
+
+#[test]
+fn volumes_that_begin_at_once_share_a_connection() {
+    let ganesha = Ganesha::start();
+    let fixture = Fixture::new("");
+    let mut running = start_at_once(&fixture, "nfs-at-once", &ganesha);
+    running.wait_ready();
+    let ports = used(&running, &ganesha, &NAMES);
+    assert_eq!(ports.len(), 1, "{ports:?}");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn volumes_that_begin_while_servers_are_killed_share_a_connection() {
+    let ganesha = Ganesha::start();
+    // A server is killed when so many volumes are there.
+    for moments in [&[0][..], &[1, 2], &[0, 1, 3, 5], &[6]] {
+        let fixture = Fixture::new("");
+        let mut running = start_at_once(&fixture, "nfs-at-once-killed", &ganesha);
+        let mut killed = Vec::new();
+        for there in moments {
+            eventually("so many volumes are there", || fixture.mounts().len() >= *there);
+            eventually("there is a server that was not killed yet", || {
+                let server = running.servers().pop().filter(|server| !killed.contains(server));
+                killed.extend(server);
+                server.is_some()
+            });
+            kill(killed[killed.len() - 1], Signal::SIGKILL).expect("killed");
+        }
+        running.wait_ready();
+        let ports = used(&running, &ganesha, &NAMES);
+        assert_eq!(ports.len(), 1, "{ports:?} with {moments:?}");
+        kill(running.server(), Signal::SIGKILL).expect("killed");
+        assert_eq!(used(&running, &ganesha, &NAMES), ports, "with {moments:?}");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        fixture.assert_nothing_left();
+        eventually("no connection is left", || connections(ganesha.address()).is_empty());
+    }
 }
 
 #[test]
