@@ -43,15 +43,40 @@ impl Awake {
         loop {
             self.stirred.notified().await;
             let before = preemptions();
-            while self.last.get().elapsed() < LINGERS {
-                // Between two turns the runtime looks at all descriptors.
-                yield_now().await;
-                if preemptions() > before {
-                    sleep(RESTS).await;
-                    break;
+            let mut now = before;
+            loop {
+                match next(self.last.get().elapsed(), now > before) {
+                    // Between two turns the runtime looks at all descriptors.
+                    Next::Look => yield_now().await,
+                    Next::Sleep => break,
+                    Next::Rest => {
+                        sleep(RESTS).await;
+                        break;
+                    }
                 }
+                now = preemptions();
             }
         }
+    }
+}
+
+/// What the thread does when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It looks whether there is something to read.
+    Look,
+    /// It goes to sleep until something happens.
+    Sleep,
+    /// It goes to sleep, and does so for a while whatever happens.
+    Rest,
+}
+
+/// Something happened last so long ago; since the thread stays awake, somebody else wanted its CPU or not.
+fn next(ago: Duration, is_wanted: bool) -> Next {
+    match is_wanted {
+        true => Next::Rest,
+        false if ago < LINGERS => Next::Look,
+        false => Next::Sleep,
     }
 }
 
@@ -59,4 +84,58 @@ impl Awake {
 fn preemptions() -> i64 {
     // It is always known.
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+    use tokio::runtime::Builder;
+    use tokio::task::{LocalSet, spawn_local};
+
+    use super::*;
+
+    #[test]
+    fn it_looks_again_while_something_has_just_happened_and_sleeps_then() {
+        assert_eq!(next(Duration::ZERO, false), Next::Look);
+        assert_eq!(next(LINGERS - Duration::from_nanos(1), false), Next::Look);
+        assert_eq!(next(LINGERS, false), Next::Sleep);
+        assert_eq!(next(Duration::from_secs(1), false), Next::Sleep);
+    }
+
+    #[test]
+    fn it_rests_when_somebody_else_wants_its_cpu_whatever_has_happened() {
+        for ago in [Duration::ZERO, LINGERS, Duration::from_secs(1)] {
+            assert_eq!(next(ago, true), Next::Rest);
+        }
+    }
+
+    /// The time for which the calling thread has had a CPU.
+    fn worked() -> Duration {
+        clock_gettime(ClockId::ThreadCPUTime).try_into().expect("a time that has passed")
+    }
+
+    #[test]
+    fn the_thread_works_no_more_when_nothing_happens() {
+        const WATCHED: Duration = Duration::from_millis(200);
+        const PATIENCE: Duration = Duration::from_secs(20);
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        LocalSet::new().block_on(&runtime, async {
+            let awake = Awake::new();
+            let keeps = spawn_local(Rc::clone(&awake).run());
+            for _ in 0..3 {
+                awake.stir();
+                let deadline = Instant::now() + PATIENCE;
+                loop {
+                    let before = worked();
+                    sleep(WATCHED).await;
+                    // One that does not sleep works for about all the time that it has.
+                    if worked() - before < WATCHED / 10 {
+                        break;
+                    }
+                    assert!(Instant::now() < deadline, "the thread does not go to sleep");
+                }
+            }
+            assert!(!keeps.is_finished());
+        });
+    }
 }
