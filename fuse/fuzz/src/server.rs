@@ -102,9 +102,9 @@ pub fn fsstat(to: &mut Writer, value: &FsStat) {
 /// Of FSINFO.
 pub fn fsinfo(to: &mut Writer, value: &FsInfo) {
     known(to, &value.attributes);
-    to.u32(value.read_max).u32(value.read_preferred).u32(0);
-    to.u32(value.write_max).u32(value.write_preferred).u32(0);
-    to.u32(value.listing_preferred).u64(value.file_max);
+    to.u32(value.read_max).u32(0).u32(0);
+    to.u32(value.write_max).u32(0).u32(0);
+    to.u32(0).u64(value.file_max);
     // The step is a time, too, but may be any.
     to.u32(value.time_step.seconds).u32(value.time_step.nanoseconds);
     to.u32(value.properties);

@@ -104,19 +104,13 @@ pub struct FsStat {
     pub attributes: Option<Attributes>,
 }
 
-/// Of FSINFO.
+/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::nfs::export::Limits).
 #[derive(Clone, Copy, Debug)]
 pub struct FsInfo {
     /// Most bytes of a READ.
     pub read_max: u32,
-    /// Bytes of a READ that suit the server.
-    pub read_preferred: u32,
     /// Most bytes of a WRITE.
     pub write_max: u32,
-    /// Bytes of a WRITE that suit the server.
-    pub write_preferred: u32,
-    /// Bytes of a page of a directory that suit the server.
-    pub listing_preferred: u32,
     /// The largest file, in bytes.
     pub file_max: u64,
     /// The smallest step between two times.
@@ -270,14 +264,12 @@ pub fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
 /// [`Malformed`]
 pub fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
-    let (read_max, read_preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
-    let (write_max, write_preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (read_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (write_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let _listing_preferred = reader.u32()?;
     Ok(FsInfo {
         read_max,
-        read_preferred,
         write_max,
-        write_preferred,
-        listing_preferred: reader.u32()?,
         file_max: reader.u64()?,
         time_step: Time { seconds: reader.u32()?, nanoseconds: reader.u32()? },
         properties: reader.u32()?,
