@@ -15,6 +15,8 @@
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
+//! | `work` | what is done on blocking threads |
+//! | `shutdown` | ending, with nothing left behind or with all of it |
 //! | `orders` | what signals tell it to do |
 //! | `signals` | being told to end |
 //! | `heartbeat` | telling systemd that this process goes on |
@@ -31,19 +33,6 @@
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
 //! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.
 //! So a volume that hangs holds up no other. Who asks on the control socket is answered by threads of its own.
-//!
-//! Shutdown loses nothing and leaves nothing:
-//! 1. No new work is started; work under way is given two seconds, then the server is killed, which
-//!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
-//!    is not mounted yet.
-//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for. When podfs was told to stop, the content of emptyDirs
-//!    is deleted; after a failure the next podfs finds it again.
-//! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
-//!    socket any more.
-//! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
-//!
-//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
-//! leaves, so the next one adopts it.
 
 mod adoption;
 mod board;
@@ -63,6 +52,7 @@ mod rooms;
 pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
+mod shutdown;
 pub(crate) mod signals;
 pub mod site;
 mod socket;
@@ -70,6 +60,7 @@ pub mod status;
 mod tally;
 pub mod upgrade;
 pub mod volume;
+mod work;
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -78,8 +69,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{self, Duration};
 
 use tokio::sync::mpsc;
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use podfs_fuse::confinement::Profile;
@@ -94,17 +85,18 @@ use crate::volume::{Volume, VolumeSource};
 use adoption::Kept;
 use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
-use control::{Control, Upgrade, Upgrading};
+use control::{Control, Upgrading};
 use heartbeat::Heartbeat;
 use orders::{Order, Orders};
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
-use server::{PodServer, Program, UpgradeError};
+use server::PodServer;
 use sharing::Sharing;
 use site::Site;
 use upgrade::Continuing;
 use volume::search::Searches;
-use volume::{Attempt, End, PodVolume, Refresh, Setting, State};
+use volume::{End, PodVolume, Refresh, Setting};
+use work::Done;
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -336,15 +328,6 @@ struct Supervisor {
     searches: Searches,
 }
 
-/// Work that was done on a blocking thread.
-struct Done {
-    place: usize,
-    volume: PodVolume,
-    attempt: Attempt,
-    /// How long it took, if the volume was to be mounted.
-    mounting: Option<Duration>,
-}
-
 impl Supervisor {
     async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
         self.report.started();
@@ -374,80 +357,8 @@ impl Supervisor {
         }
     }
 
-    /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
-    async fn upgrade(&mut self, upgrading: Upgrading) {
-        // Whoever goes on shows it anew.
-        self.report.hide_progress();
-        let path = match upgrade::program_on_disk() {
-            Ok(path) => path,
-            Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),
-        };
-        upgrading.answer(&Upgrade::Started);
-        // What does not end goes on in the new program.
-        let _ = timeout(PATIENCE, self.finish_all()).await;
-        // What it came to is looked at again if this program goes on.
-        self.version += 1;
-        match self.server.upgrade(&Program::At(path.clone())).await {
-            Ok(()) => {}
-            Err(UpgradeError::Refused(reason)) => return upgrading.answer(&Upgrade::Refused { reason }),
-            Err(UpgradeError::RolledBack(reason)) => return upgrading.answer(&Upgrade::RolledBack { reason }),
-        }
-        let reason = upgrade::become_new(&path, &upgrading).to_string();
-        warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), board::VERSION);
-        if let Err(error) = self.server.upgrade(&Program::Running).await {
-            warn!("the server is that of {}: {error}", path.display());
-        }
-        upgrading.answer(&Upgrade::RolledBack { reason });
-    }
-
     fn report_server(&mut self) {
         self.report.server(self.server.record(), self.server.version());
-    }
-
-    /// Sends every volume that is behind, or that is due for another try, to a blocking thread.
-    fn start_work(&mut self) {
-        let now = Instant::now();
-        let due: Vec<_> = self
-            .idle
-            .keys()
-            .copied()
-            .filter(|place| self.refreshed[*place] < self.version || self.retry_at[*place].is_some_and(|at| at <= now))
-            .collect();
-        for place in due {
-            let Some(mut volume) = self.idle.remove(&place) else { continue };
-            self.refreshed[place] = self.version;
-            self.retry_at[place] = None;
-            let (refresh, heard) = (Arc::clone(&self.refresh), self.heard[place].take());
-            self.working.spawn_blocking(move || {
-                let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
-                let attempt = volume.refresh(&refresh, heard);
-                Done { place, volume, attempt, mounting: waits.then(|| began.elapsed()) }
-            });
-        }
-    }
-
-    fn finish_work(&mut self, done: Result<Done, tokio::task::JoinError>) -> Result<(), SupervisorError> {
-        let done = done.expect("a blocking thread that panics ends the process");
-        let Done { place, volume, attempt, mounting } = done;
-        let succeeded = volume.state().reason().is_none();
-        if let Some(took) = mounting {
-            self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
-        }
-        if !succeeded {
-            self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
-        }
-        match attempt {
-            Attempt::Settled => {}
-            Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
-            Attempt::Hopeless(cause) => {
-                let name = volume.spec().name.to_string();
-                self.idle.insert(place, volume);
-                return Err(SupervisorError::Mount { volume: name, cause });
-            }
-        }
-        self.report_volume(place, &volume);
-        self.idle.insert(place, volume);
-        Ok(())
     }
 
     /// Until a source of the host has answered, its volume is known to wait for it.
@@ -496,67 +407,5 @@ impl Supervisor {
             tokens: snapshot.tokens,
         });
         self.version += 1;
-    }
-
-    /// Ends this process, and nothing else: nothing is dropped.
-    async fn leave(mut self) -> ! {
-        let _ = timeout(PATIENCE, self.finish_all()).await;
-        info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
-        self.report.leaving();
-        std::process::exit(0)
-    }
-
-    async fn shut_down(mut self, end: End) {
-        info!("unmounting");
-        self.report.stopping();
-        if timeout(PATIENCE, self.finish_all()).await.is_err() {
-            warn!("a commit does not end; the server is killed");
-            self.server.kill().await;
-            // What waits for a source of the host is not freed by that.
-            if timeout(PATIENCE, self.finish_all()).await.is_err() {
-                warn!("a source does not answer; its volume is left as it is");
-            }
-        }
-        let volumes: Vec<_> = self.idle.drain().map(|(_, volume)| volume).collect();
-        let all = volumes.len();
-        for (done, volume) in volumes.into_iter().enumerate() {
-            self.report.unmounting(all - done);
-            let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
-            let was_mounted = !matches!(volume.state(), State::Waiting(_));
-            let taken_down = self.take_down(volume, end).await;
-            if was_mounted {
-                self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
-            }
-            if let Err(error) = taken_down {
-                warn!("volume {:?}: {error}", name.as_str());
-            }
-        }
-        self.server.stop(PATIENCE).await;
-    }
-
-    /// Takes a volume down. A server that is lost meanwhile is not waited for.
-    async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
-        let mut work = spawn_blocking(move || volume.take_down(end));
-        let done = tokio::select! {
-            done = &mut work => Some(done),
-            () = self.server.lost() => None,
-        };
-        let done = match done {
-            Some(done) => done,
-            None => {
-                warn!("the server is gone while the volumes are unmounted");
-                self.server.kill().await;
-                work.await
-            }
-        };
-        done.expect("a blocking thread that panics ends the process")
-    }
-
-    async fn finish_all(&mut self) {
-        while let Some(done) = self.working.join_next().await {
-            if let Ok(Done { place, volume, .. }) = done {
-                self.idle.insert(place, volume);
-            }
-        }
     }
 }

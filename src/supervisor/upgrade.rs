@@ -19,13 +19,44 @@ use std::process::Command;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::board::VERSION;
 use super::control::{Upgrade, Upgrading};
+use super::server::{Program, UpgradeError};
+use super::{PATIENCE, Supervisor};
 
 /// What a program says to the one that it becomes.
 pub(super) const LEGACY: &str = "PODFS_UPGRADE";
+
+impl Supervisor {
+    /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
+    pub(super) async fn upgrade(&mut self, upgrading: Upgrading) {
+        // Whoever goes on shows it anew.
+        self.report.hide_progress();
+        let path = match program_on_disk() {
+            Ok(path) => path,
+            Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),
+        };
+        upgrading.answer(&Upgrade::Started);
+        // What does not end goes on in the new program.
+        let _ = timeout(PATIENCE, self.finish_all()).await;
+        // What it came to is looked at again if this program goes on.
+        self.version += 1;
+        match self.server.upgrade(&Program::At(path.clone())).await {
+            Ok(()) => {}
+            Err(UpgradeError::Refused(reason)) => return upgrading.answer(&Upgrade::Refused { reason }),
+            Err(UpgradeError::RolledBack(reason)) => return upgrading.answer(&Upgrade::RolledBack { reason }),
+        }
+        let reason = become_new(&path, &upgrading).to_string();
+        warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), VERSION);
+        if let Err(error) = self.server.upgrade(&Program::Running).await {
+            warn!("the server is that of {}: {error}", path.display());
+        }
+        upgrading.answer(&Upgrade::RolledBack { reason });
+    }
+}
 
 /// What the program before this one has left, if it has become this one.
 pub(super) struct Continuing {

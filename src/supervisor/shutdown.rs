@@ -1,0 +1,79 @@
+//! The end of a supervisor.
+//!
+//! Shutdown loses nothing and leaves nothing:
+//! 1. No new work is started; work under way is given two seconds, then the server is killed, which
+//!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
+//!    is not mounted yet.
+//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for.
+//!    When podfs was told to stop, the content of emptyDirs is deleted; after a failure the next podfs finds it again.
+//! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
+//!    socket any more.
+//! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
+//!
+//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
+//! leaves, so the next one adopts it.
+
+use podfs_fuse::mount::MountError;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::volume::{End, PodVolume, State};
+use super::{PATIENCE, Supervisor};
+
+impl Supervisor {
+    /// Ends this process, and nothing else: nothing is dropped.
+    pub(super) async fn leave(mut self) -> ! {
+        let _ = timeout(PATIENCE, self.finish_all()).await;
+        info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
+        self.report.leaving();
+        std::process::exit(0)
+    }
+
+    /// Takes everything down.
+    pub(super) async fn shut_down(mut self, end: End) {
+        info!("unmounting");
+        self.report.stopping();
+        if timeout(PATIENCE, self.finish_all()).await.is_err() {
+            warn!("a commit does not end; the server is killed");
+            self.server.kill().await;
+            // What waits for a source of the host is not freed by that.
+            if timeout(PATIENCE, self.finish_all()).await.is_err() {
+                warn!("a source does not answer; its volume is left as it is");
+            }
+        }
+        let volumes: Vec<_> = self.idle.drain().map(|(_, volume)| volume).collect();
+        let all = volumes.len();
+        for (done, volume) in volumes.into_iter().enumerate() {
+            self.report.unmounting(all - done);
+            let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
+            let was_mounted = !matches!(volume.state(), State::Waiting(_));
+            let taken_down = self.take_down(volume, end).await;
+            if was_mounted {
+                self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
+            }
+            if let Err(error) = taken_down {
+                warn!("volume {:?}: {error}", name.as_str());
+            }
+        }
+        self.server.stop(PATIENCE).await;
+    }
+
+    /// Takes a volume down. A server that is lost meanwhile is not waited for.
+    async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
+        let mut work = spawn_blocking(move || volume.take_down(end));
+        let done = tokio::select! {
+            done = &mut work => Some(done),
+            () = self.server.lost() => None,
+        };
+        let done = match done {
+            Some(done) => done,
+            None => {
+                warn!("the server is gone while the volumes are unmounted");
+                self.server.kill().await;
+                work.await
+            }
+        };
+        done.expect("a blocking thread that panics ends the process")
+    }
+}

@@ -1,0 +1,77 @@
+//! Work on volumes: blocking threads, one for each volume at a time, which take the volume with them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use super::volume::{Attempt, PodVolume, State};
+use super::{Supervisor, SupervisorError};
+
+/// Work that was done on a blocking thread.
+pub(super) struct Done {
+    place: usize,
+    volume: PodVolume,
+    attempt: Attempt,
+    /// How long it took, if the volume was to be mounted.
+    mounting: Option<Duration>,
+}
+
+impl Supervisor {
+    /// Sends every volume that is behind, or that is due for another try, to a blocking thread.
+    pub(super) fn start_work(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> = self
+            .idle
+            .keys()
+            .copied()
+            .filter(|place| self.refreshed[*place] < self.version || self.retry_at[*place].is_some_and(|at| at <= now))
+            .collect();
+        for place in due {
+            let Some(mut volume) = self.idle.remove(&place) else { continue };
+            self.refreshed[place] = self.version;
+            self.retry_at[place] = None;
+            let (refresh, heard) = (Arc::clone(&self.refresh), self.heard[place].take());
+            self.working.spawn_blocking(move || {
+                let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
+                let attempt = volume.refresh(&refresh, heard);
+                Done { place, volume, attempt, mounting: waits.then(|| began.elapsed()) }
+            });
+        }
+    }
+
+    /// Takes a volume back from its thread.
+    pub(super) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
+        let done = done.expect("a blocking thread that panics ends the process");
+        let Done { place, volume, attempt, mounting } = done;
+        let succeeded = volume.state().reason().is_none();
+        if let Some(took) = mounting {
+            self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
+        }
+        if !succeeded {
+            self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
+        }
+        match attempt {
+            Attempt::Settled => {}
+            Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
+            Attempt::Hopeless(cause) => {
+                let name = volume.spec().name.to_string();
+                self.idle.insert(place, volume);
+                return Err(SupervisorError::Mount { volume: name, cause });
+            }
+        }
+        self.report_volume(place, &volume);
+        self.idle.insert(place, volume);
+        Ok(())
+    }
+
+    /// Waits for all work, without doing what it asks for.
+    pub(super) async fn finish_all(&mut self) {
+        while let Some(done) = self.working.join_next().await {
+            if let Ok(Done { place, volume, .. }) = done {
+                self.idle.insert(place, volume);
+            }
+        }
+    }
+}
