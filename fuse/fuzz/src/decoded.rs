@@ -3,7 +3,7 @@
 use podfs_fuse::nfs::rpc::Slice;
 use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
 
-use crate::memory;
+use super::memory;
 
 /// Whether all that was read can be written again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -14,6 +14,15 @@ pub enum Kept {
     Usable,
 }
 
+/// What was decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked<T> {
+    /// The value.
+    pub value: T,
+    /// Nothing stands behind it.
+    pub is_all: bool,
+}
+
 /// Reads `bytes`, and looks at what comes of it: nothing was allocated beyond `most` bytes; no byte is missing that was
 /// read, and none was read twice; and what `write` makes of the value is read as the same again.
 pub fn check<T>(
@@ -22,7 +31,7 @@ pub fn check<T>(
     kept: Kept,
     read: impl Fn(&mut Reader<'_>, &Slice) -> Result<T, Malformed>,
     write: impl Fn(&mut Writer, &T),
-) -> Option<T> {
+) -> Option<Checked<T>> {
     let mut reader = Reader::new(bytes);
     let (value, peak) = memory::peak(|| read(&mut reader, bytes));
     assert!(peak <= most, "{peak} bytes were allocated for a message of {}", bytes.len());
@@ -51,7 +60,7 @@ pub fn check<T>(
     let same = read(&mut reader, &again).expect("what was written can be read");
     assert_eq!(reader.position(), again.len(), "it is read to its end");
     assert_eq!(write(&same), *again, "it is read as what was written");
-    Some(value)
+    Some(Checked { value, is_all: end == bytes.len() })
 }
 
 /// `part` lies within `whole`, not only in content.

@@ -1,7 +1,8 @@
-//! What the fuzz targets have in common.
+//! The fuzz targets, but for what calls them: libFuzzer, and the test of podfs-fuse that looks at the seeds.
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`mount`], [`record`], [`reply`], [`results`] | one target each |
 //! | [`memory`] | how much memory a decoder asks for |
 //! | [`server`] | results as a server writes them |
 //! | [`stream`] | a stream that is read in pieces |
@@ -9,5 +10,9 @@
 
 pub mod decoded;
 pub mod memory;
+pub mod mount;
+pub mod record;
+pub mod reply;
+pub mod results;
 pub mod server;
 pub mod stream;

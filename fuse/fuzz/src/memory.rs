@@ -1,31 +1,37 @@
 //! How much memory a decoder asks for.
 //!
-//! Only what Rust allocates is counted: libFuzzer has its memory from elsewhere. Targets run on one thread.
+//! Only what Rust allocates is counted: libFuzzer has its memory from elsewhere. Each thread has its own count.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::cell::Cell;
 
 struct Counting;
 
 #[global_allocator]
 static MEMORY: Counting = Counting;
 
-/// Bytes that are allocated now.
-static NOW: AtomicUsize = AtomicUsize::new(0);
-/// Most bytes that have been allocated at a time.
-static PEAK: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Bytes that are allocated now. It is less than nothing where what others allocated was freed.
+    static NOW: Cell<isize> = const { Cell::new(0) };
+    /// Most bytes that have been allocated at a time.
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
 
 /// Runs `run`, and tells how many bytes more than before it had at a time.
 pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
-    let before = NOW.load(Relaxed);
-    PEAK.store(before, Relaxed);
+    let before = NOW.get();
+    PEAK.set(before);
     let value = run();
-    (value, PEAK.load(Relaxed) - before)
+    (value, (PEAK.get() - before).cast_unsigned())
 }
 
 fn taken(bytes: usize) {
-    let now = NOW.fetch_add(bytes, Relaxed) + bytes;
-    PEAK.fetch_max(now, Relaxed);
+    NOW.set(NOW.get() + bytes.cast_signed());
+    PEAK.set(PEAK.get().max(NOW.get()));
+}
+
+fn given_back(bytes: usize) {
+    NOW.set(NOW.get() - bytes.cast_signed());
 }
 
 // SAFETY: everything is passed on to the system's allocator as it came.
@@ -43,14 +49,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
+        given_back(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         taken(size);
-        NOW.fetch_sub(layout.size(), Relaxed);
+        given_back(layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }

@@ -1,0 +1,50 @@
+//! What mountd and the portmapper answer. The first byte chooses which of them.
+
+use podfs_fuse::nfs::mountd::{self, Refusal};
+use podfs_fuse::nfs::portmap;
+use podfs_fuse::nfs::rpc::Slice;
+use podfs_fuse::nfs::v3::handle::MAX_HANDLE;
+use podfs_fuse::nfs::xdr::{Reader, Writer};
+
+use super::decoded::{self, Checked, Kept};
+use super::server;
+
+/// Looks at an input. Answers whether all of it is of the kind that is read here.
+pub fn look(data: &[u8]) -> bool {
+    let Some((&which, data)) = data.split_first() else { return false };
+    let bytes = &Slice::from(data.to_vec());
+    match which {
+        0 => mounted(bytes),
+        1 => refused(bytes),
+        2 => port(bytes),
+        _ => false,
+    }
+}
+
+fn mounted(bytes: &Slice) -> bool {
+    // A list that grows has the old one beside the new one while it is copied.
+    let most = 3 * bytes.len() + 16;
+    let read = |from: &mut Reader<'_>, _: &Slice| mountd::mounted(from);
+    let checked = decoded::check(bytes, most, Kept::All, read, server::mounted);
+    let Some(Checked { value: mounted, is_all }) = checked else { return false };
+    assert!(mounted.root.as_bytes().len() <= MAX_HANDLE);
+    assert!(4 * mounted.flavors.len() < bytes.len(), "{} flavors in {} bytes", mounted.flavors.len(), bytes.len());
+    is_all
+}
+
+fn refused(bytes: &[u8]) -> bool {
+    let Ok(status) = Reader::new(bytes).u32() else { return false };
+    assert!(!Refusal::Status(status).to_string().is_empty());
+    bytes.len() == 4
+}
+
+fn port(bytes: &Slice) -> bool {
+    let write = |to: &mut Writer, port: &Option<u16>| {
+        to.u32(port.map_or(0, u32::from));
+    };
+    let checked = decoded::check(bytes, 0, Kept::All, |from, _| portmap::port(from), write);
+    let Some(Checked { value: port, is_all }) = checked else { return false };
+    let said = Reader::new(bytes).u32().expect("it was just read");
+    assert_eq!(port.map(u32::from), (1..=0xffff).contains(&said).then_some(said));
+    is_all
+}
