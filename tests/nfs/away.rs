@@ -138,6 +138,27 @@ fn status_says_so_too_when_no_call_waits_for_long() {
 }
 
 #[test]
+fn status_says_so_too_when_only_free_space_is_asked_for() {
+    let mut ganesha = Ganesha::start();
+    let fixture = fixture("nfs-status-space", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let state = || fixture.pods().swap_remove(0)["volumes"][0]["state"].clone();
+    ganesha.kill();
+    // It is told from memory, and the call is taken back.
+    soon("statfs", || statfs(&volume).expect("told"));
+    eventually("status names the volume", || state() == "silent");
+    ganesha.restart();
+    // Nothing of what was taken back is sent now; but who asks again asks the server.
+    eventually("status says so", || {
+        soon("statfs", || statfs(&volume).expect("told"));
+        state() == "live"
+    });
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_server_that_is_not_there_is_told_and_tried_again() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
