@@ -31,15 +31,23 @@ impl Tree {
         fs::set_permissions(place, Permissions::from_mode(mode)).expect("the mode is set");
     }
 
-    /// A program without its debugging information, which is most of it, and with its libraries.
-    pub fn program(&self, from: &Path, to: &str) {
+    /// A program without its debugging information, which is most of it, and with its libraries. These are looked for in
+    /// `unpacked` first, a directory that is like the root directory.
+    pub fn program(&self, from: &Path, to: &str, unpacked: Option<&Path>) {
         let stripped = Command::new("strip").arg("-o").arg(self.place(Path::new(to))).arg(from).status();
         assert!(stripped.expect("strip runs").success(), "{} cannot be stripped", from.display());
-        let libraries = Command::new("ldd").arg(from).output().expect("ldd runs");
+        let mut libraries = Command::new("ldd");
+        if let Some(unpacked) = unpacked {
+            libraries.env("LD_LIBRARY_PATH", unpacked.join("usr/lib/x86_64-linux-gnu"));
+        }
+        let libraries = libraries.arg(from).output().expect("ldd runs");
         // `libc.so.6 => /lib/…/libc.so.6 (0x…)`; the loader stands there without an arrow.
         let libraries = String::from_utf8(libraries.stdout).expect("text");
-        let paths = libraries.split_whitespace().filter(|word| word.starts_with('/'));
-        paths.for_each(|library| self.copy(Path::new(library), library));
+        for library in libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new) {
+            let below = unpacked.and_then(|unpacked| library.strip_prefix(unpacked).ok());
+            let to = below.map_or_else(|| library.to_owned(), |below| Path::new("/").join(below));
+            self.copy(library, &to.to_string_lossy());
+        }
     }
 
     /// Writes the archive to `at`. It is not compressed: the guest would take longer to unpack it than to read it.

@@ -89,6 +89,12 @@ impl Export {
             no_exec: options.no_exec,
         }
     }
+
+    /// Whether Kerberos may be used.
+    fn is_with_kerberos(&self) -> bool {
+        let flavors = self.words.iter().filter_map(|word| word.strip_prefix("sec="));
+        flavors.flat_map(|flavors| flavors.split(':')).any(|flavor| flavor.starts_with("krb5"))
+    }
 }
 
 /// Whether the kernel is told a word as it is: not the version and the host of the mount service, which are looked up
@@ -129,7 +135,12 @@ fn mount_within(export: &Export, deadline: Duration) -> Result<Source, HostError
         Ok(Some((Err(sentence), _))) => Err(of(&sentence)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
             let patience = deadline.as_secs();
-            Err(of(&format!("the NFS server has not answered for {patience} s; see that it runs and can be reached")))
+            let (who, what) = if export.is_with_kerberos() {
+                ("the NFS server, or rpc.gssd of this node,", "they run, and that server and KDC")
+            } else {
+                ("the NFS server", "it runs and")
+            };
+            Err(of(&format!("{who} has not answered for {patience} s; see that {what} can be reached")))
         }
         Ok(None) | Err(_) => Err(of("the process that mounts it has ended without an answer")),
     }
@@ -158,7 +169,7 @@ impl Drop for Mounting {
 mod tests {
     use super::*;
 
-    fn export(options: &[&str]) -> Export {
+    pub(super) fn export(options: &[&str]) -> Export {
         let source = Nfs { server: "nas".to_owned(), path: "/data".to_owned(), read_only: false };
         Export::new(&source, &NfsOptions::parse(options.iter().copied()).expect("options"), false)
     }

@@ -12,6 +12,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
 };
 use rustix::process::Signal;
+use rustix::system::uname;
 
 use super::Export;
 
@@ -46,10 +47,10 @@ fn mount(export: &Export) -> Result<OwnedFd, String> {
             Err(failure) if failure.may_be_the_version() => {
                 first = Some(first.map_or(failure.clone(), |f| f.or(failure)))
             }
-            Err(failure) => return Err(failure.sentence(&export.server)),
+            Err(failure) => return Err(failure.sentence(export)),
         }
     }
-    Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(&export.server)))
+    Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(export)))
 }
 
 fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
@@ -147,19 +148,38 @@ impl Failure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
 
-    fn sentence(&self, server: &str) -> String {
+    fn sentence(&self, export: &Export) -> String {
         let Self { errno, messages, version } = self;
+        let server = &export.server;
         let what = match *errno {
             Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
             Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),
-            Errno::ACCESS | Errno::PERM => {
+            Errno::ACCESS | Errno::PERM if export.is_with_kerberos() => format!(
+                "this node has no Kerberos ticket for NFS server {server}, or is not let in with it; see what rpc.gssd \
+                 says of /etc/krb5.keytab, or correct the server's exports, the path, or the mount option sec"
+            ),
+            Errno::ACCESS => {
                 format!("NFS server {server} does not let this node mount it; correct its exports, or the path")
             }
+            Errno::PERM => format!(
+                "NFS server {server} does not let this node mount it; correct its exports, the path, or the mount option sec"
+            ),
             Errno::CONNREFUSED => format!("NFS server {server} refuses the connection; start it, or correct the port"),
             Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN => {
                 format!("NFS server {server} does not answer ({errno}); see that it runs and can be reached")
             }
             Errno::PROTONOSUPPORT => format!("NFS server {server}, or this kernel, does not speak NFS {version}"),
+            Errno::INVAL if messages.iter().any(|message| message.contains("'xprtsec'")) => {
+                let release = uname().release().to_string_lossy().into_owned();
+                format!("the mount option xprtsec needs Linux 6.5, and this node has {release}; nothing is encrypted without it")
+            }
+            // Wrong options have a message of their own.
+            Errno::INVAL
+                if export.is_with_kerberos()
+                    && messages.iter().all(|message| message.ends_with("Couldn't follow remote path")) =>
+            {
+                "Kerberos needs rpc.gssd on this node and the kernel's module rpcsec_gss_krb5; start the one, and load the other".to_owned()
+            }
             Errno::INVAL => "the kernel's NFS client does not take these mount options; correct them".to_owned(),
             _ => format!("the kernel's NFS client cannot mount it: {errno}"),
         };
@@ -169,6 +189,7 @@ impl Failure {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::export;
     use super::*;
 
     fn failure(errno: Errno, version: &str) -> Failure {
@@ -185,9 +206,29 @@ mod tests {
     #[test]
     fn a_sentence_tells_what_the_kernel_said() {
         let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
-        let sentence = Failure { messages, ..failure(Errno::INVAL, "4.1") }.sentence("nas");
-        assert!(sentence.ends_with("correct them (the kernel says: nfs: Unknown parameter 'wombat')"), "{sentence}");
-        assert!(failure(Errno::CONNREFUSED, "3").sentence("nas").contains("nas refuses the connection; start it"));
+        let invalid = Failure { messages, ..failure(Errno::INVAL, "4.1") };
+        for options in ["soft", "sec=krb5p"] {
+            let sentence = invalid.sentence(&export(&[options]));
+            assert!(
+                sentence.ends_with("correct them (the kernel says: nfs: Unknown parameter 'wombat')"),
+                "{sentence}"
+            );
+        }
+        let refused = failure(Errno::CONNREFUSED, "3").sentence(&export(&[]));
+        assert!(refused.contains("nas refuses the connection; start it"), "{refused}");
+    }
+
+    #[test]
+    fn a_sentence_tells_what_kerberos_misses() {
+        for (errno, missing) in
+            [(Errno::INVAL, "needs rpc.gssd on this node"), (Errno::ACCESS, "no Kerberos ticket for NFS server nas")]
+        {
+            let of = |options: &str| failure(errno, "4.1").sentence(&export(&[options]));
+            for options in ["sec=krb5", "soft,sec=sys:krb5i"] {
+                assert!(of(options).contains(missing), "{}", of(options));
+            }
+            assert!(!of("sec=sys").contains(missing), "{}", of("sec=sys"));
+        }
     }
 
     #[test]

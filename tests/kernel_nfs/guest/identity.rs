@@ -2,22 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::process::Command;
 
-use super::{assert_stops_clean, exported, fixture, shown, version_3};
+use super::{ExportedWith, assert_stops_clean, exported, fixture, shown, version_3};
 use crate::common::caller::Caller;
-use crate::common::outcome::finish;
-
-fn exportfs(arguments: &[&str]) {
-    let outcome = finish(Command::new("/usr/sbin/exportfs").args(arguments));
-    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-}
 
 #[test]
 #[ignore = "runs in the guest"]
 fn where_root_is_nobody_others_are_who_they_are() {
-    let squashed = "*:/export";
-    exportfs(&["-o", "rw,root_squash,no_subtree_check,insecure,fsid=0", squashed]);
+    let _squashed = ExportedWith::options("root_squash");
     for (path, options) in [("/", "nfsvers=4.1".to_owned()), ("/export", version_3())] {
         let private = exported("private");
         fs::write(&private, "secret").expect("written");
@@ -45,6 +37,4 @@ fn where_root_is_nobody_others_are_who_they_are() {
             fs::remove_file(exported(name)).expect("removed");
         }
     }
-    exportfs(&["-u", squashed]);
-    exportfs(&["-ra"]);
 }

@@ -2,6 +2,7 @@
 
 mod away;
 mod identity;
+mod kerberos;
 mod refused;
 mod served;
 
@@ -16,6 +17,11 @@ use crate::machine::nfs::MOUNT_PORT;
 /// A pod whose claim leads to `path` of the guest's own server, mounted with these options, and which has a configMap
 /// besides.
 fn fixture(path: &str, options: &str) -> Fixture {
+    fixture_at("127.0.0.1", path, options)
+}
+
+/// Likewise, with another name for the server.
+fn fixture_at(server: &str, path: &str, options: &str) -> Fixture {
     let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
     let fixture = Fixture::new(&pod(volumes));
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
@@ -29,7 +35,7 @@ fn fixture(path: &str, options: &str) -> Fixture {
         &format!(
             "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, \
              spec: {{claimRef: {{namespace: default, name: data, uid: c-1}}, \
-             nfs: {{server: 127.0.0.1, path: {path}}}, mountOptions: [\"{options}\"]}}}}"
+             nfs: {{server: {server}, path: {path}}}, mountOptions: [\"{options}\"]}}}}"
         ),
     );
     fixture
@@ -97,6 +103,37 @@ impl Drop for Away {
             How::Silent => loopback("up"),
         }
     }
+}
+
+/// `/export` as it is exported with other options, until this is dropped.
+struct ExportedWith;
+
+impl ExportedWith {
+    /// These options hold besides those that all have.
+    #[track_caller]
+    fn options(options: &str) -> Self {
+        let guard = Self;
+        exportfs(&["-o", &format!("rw,no_subtree_check,insecure,fsid=0,{options}"), EXPORT]);
+        guard
+    }
+}
+
+impl Drop for ExportedWith {
+    fn drop(&mut self) {
+        for arguments in [&["-u", EXPORT][..], &["-ra"]] {
+            let _ = Command::new(EXPORTFS).args(arguments).status();
+        }
+    }
+}
+
+/// The export, as exportfs calls it.
+const EXPORT: &str = "*:/export";
+const EXPORTFS: &str = "/usr/sbin/exportfs";
+
+#[track_caller]
+fn exportfs(arguments: &[&str]) {
+    let outcome = finish(Command::new(EXPORTFS).args(arguments));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }
 
 fn loopback(state: &str) {

@@ -18,7 +18,12 @@ fn what_is_wrong_with_an_export_is_told() {
             &["127.0.0.1:/nowhere: NFS server 127.0.0.1 has no such export; correct the path"][..],
         ),
         ("/", "nfsvers=4.1,port=1", &["NFS server 127.0.0.1 refuses the connection; start it, or correct the port"]),
-        ("/", "nfsvers=4.1,sec=krb5p", &["127.0.0.1:/: "]),
+        (
+            "/",
+            "nfsvers=4.1,xprtsec=tls",
+            &["127.0.0.1:/: the mount option xprtsec needs Linux 6.5, and this node has 6.1."],
+        ),
+        ("/", "xprtsec=mtls", &["127.0.0.1:/: the mount option xprtsec needs Linux 6.5, and this node has 6.1."]),
     ] {
         let fixture = fixture(path, options);
         let mut running = fixture.start();
@@ -49,7 +54,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Waits until this is in the log.
 #[track_caller]
-fn wait_long(running: &Running, text: &str) {
+pub(super) fn wait_long(running: &Running, text: &str) {
     let deadline = Instant::now() + LONG;
     while !running.log().contains(text) {
         assert!(Instant::now() < deadline, "not in the log: {text}\n{}", running.log());
@@ -59,7 +64,7 @@ fn wait_long(running: &Running, text: &str) {
 
 /// Waits until podfs has mounted all.
 #[track_caller]
-fn wait_ready_long(running: &mut Running) {
+pub(super) fn wait_ready_long(running: &mut Running) {
     let deadline = Instant::now() + LONG;
     while !running.is_ready() {
         assert!(Instant::now() < deadline, "{}", running.log());
