@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::statfs;
 
-use super::{Away, How, assert_stops_clean, exported, fixture, shown, version_3};
+use super::{Away, DIRECTORY, Emptied, How, assert_stops_clean, exported, fixture, shown, version_3};
 use crate::common::*;
 
 /// Far more than a second, which is what is promised, and far less than for ever: the guest is slow.
@@ -47,6 +47,7 @@ fn ways() -> [(&'static str, String, How); 2] {
 #[ignore = "runs in the guest"]
 fn root_status_other_volumes_blocked_readers_and_the_end_need_no_server() {
     for (path, options, how) in ways() {
+        let _emptied = Emptied(DIRECTORY);
         let names: Vec<_> = (0..READERS).map(|number| format!("file-{number}")).collect();
         names.iter().for_each(|name| fs::write(exported(name), vec![1; 1 << 16]).expect("written"));
         let fixture = fixture(path, &options);
@@ -79,14 +80,13 @@ fn root_status_other_volumes_blocked_readers_and_the_end_need_no_server() {
         }
         drop(away);
         eventually("no process is left", || fixture.processes().is_empty());
-        fs::remove_file(exported("unsaved")).expect("removed");
-        names.iter().for_each(|name| fs::remove_file(exported(name)).expect("removed"));
     }
 }
 
 #[test]
 #[ignore = "runs in the guest"]
 fn a_soft_mount_ends_its_calls_with_an_error() {
+    let _emptied = Emptied(DIRECTORY);
     fs::write(exported("there"), "1").expect("written");
     let fixture = fixture("/export", &format!("{},soft,timeo=10,retrans=2", version_3()));
     let running = fixture.run();
@@ -97,13 +97,13 @@ fn a_soft_mount_ends_its_calls_with_an_error() {
     drop(away);
     eventually("the server is back", || fs::read_to_string(&path).is_ok_and(|text| text == "1"));
     assert_stops_clean(running, &fixture);
-    fs::remove_file(exported("there")).expect("removed");
 }
 
 #[test]
 #[ignore = "runs in the guest"]
 fn what_waits_goes_on_when_the_server_is_back() {
     for (path, options, how) in ways() {
+        let _emptied = Emptied(DIRECTORY);
         let names: Vec<_> = (0..READERS).map(|number| format!("file-{number}")).collect();
         names.iter().for_each(|name| fs::write(exported(name), name).expect("written"));
         let fixture = fixture(path, &options);
@@ -136,6 +136,5 @@ fn what_waits_goes_on_when_the_server_is_back() {
         assert_eq!(fs::read_to_string(exported("new")).expect("there"), "written while it was away");
         assert_eq!(running.server(), server, "nobody took it for one that hangs");
         assert_stops_clean(running, &fixture);
-        names.iter().chain([&"new".to_owned()]).for_each(|name| fs::remove_file(exported(name)).expect("removed"));
     }
 }

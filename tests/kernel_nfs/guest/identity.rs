@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use super::{ExportedWith, assert_stops_clean, exported, fixture, shown, version_3};
+use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, exported, fixture, shown, version_3};
 use crate::common::caller::Caller;
 
 #[test]
@@ -11,6 +11,7 @@ use crate::common::caller::Caller;
 fn where_root_is_nobody_others_are_who_they_are() {
     let _squashed = ExportedWith::options("root_squash");
     for (path, options) in [("/", "nfsvers=4.1".to_owned()), ("/export", version_3())] {
+        let _emptied = Emptied(DIRECTORY);
         let private = exported("private");
         fs::write(&private, "secret").expect("written");
         chown(&private, Some(1000), Some(1000)).expect("given");
@@ -33,8 +34,5 @@ fn where_root_is_nobody_others_are_who_they_are() {
         let made = fs::metadata(exported("new")).expect("there");
         assert_eq!((made.uid(), made.gid()), (1000, 1000), "{options}");
         assert_stops_clean(running, &fixture);
-        for name in ["private", "of-group", "new"] {
-            fs::remove_file(exported(name)).expect("removed");
-        }
     }
 }

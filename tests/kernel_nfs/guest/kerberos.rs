@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::refused::{wait_long, wait_ready_long};
-use super::{ExportedWith, assert_stops_clean, backend, exported, fixture_at, shown};
+use super::{DIRECTORY, Emptied, ExportedWith, assert_stops_clean, backend, exported, fixture_at, shown};
 use crate::common::caller::{Caller, in_thread};
 use crate::common::eventually;
 use crate::common::outcome::finish;
@@ -66,15 +66,6 @@ impl Drop for Ticket {
     }
 }
 
-/// Files at the server, removed when this is dropped.
-struct Files(Vec<PathBuf>);
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|file| drop(fs::remove_file(file)));
-    }
-}
-
 /// No export is mounted by the kernel any more.
 fn assert_nothing_mounted() {
     eventually("the kernel has no NFS mount", || {
@@ -98,10 +89,9 @@ fn a_claim_is_served_with_each_flavour() {
     ] {
         // The second server takes krb5p alone.
         let _strict = (flavor != "krb5p").then(|| ExportedWith::options(&format!("sec={flavor}")));
-        let (path, directory) = if flavor == "krb5p" { (PRIVATE, PRIVATE) } else { ("/", "/export") };
-        let directory = Path::new(directory);
-        let files = Files(["of-alice", "of-server"].map(|name| directory.join(name)).into());
-        let [of_alice, of_server] = &files.0[..] else { unreachable!("two files") };
+        let (path, directory) = if flavor == "krb5p" { (PRIVATE, PRIVATE) } else { ("/", DIRECTORY) };
+        let _emptied = Emptied(directory);
+        let [of_alice, of_server] = ["of-alice", "of-server"].map(|name| Path::new(directory).join(name));
         fs::write(of_server, &options).expect("written");
 
         let fixture = fixture_at(SERVER, path, &options);
@@ -115,7 +105,7 @@ fn a_claim_is_served_with_each_flavour() {
             assert_eq!(fs::metadata("of-alice").expect("there").uid(), ALICE.uid, "{options}");
             assert!(fs::read("of-alice").expect("read") == bytes, "{options}");
         });
-        assert!(fs::read(of_alice).expect("there") == bytes, "{options}");
+        assert!(fs::read(&of_alice).expect("there") == bytes, "{options}");
         assert_eq!(fs::metadata(of_alice).expect("there").uid(), ALICE.uid, "{options}");
         assert_stops_clean(running, &fixture);
     }
@@ -129,11 +119,11 @@ fn who_has_no_ticket_gets_nothing_and_root_is_the_node() {
     let _ticket = Ticket::of_alice();
     // Without Kerberos, bob could read and root could do all.
     let _lenient = ExportedWith::options("sec=sys:krb5,no_root_squash");
-    let files = Files(["public", "private", "of-root", "of-bob"].map(exported).into());
-    let [public, private, of_root, of_bob] = &files.0[..] else { unreachable!("four files") };
-    for (file, mode) in [(public, 0o644), (private, 0o600)] {
-        fs::write(file, "of alice").expect("written");
-        fs::set_permissions(file, Permissions::from_mode(mode)).expect("a mode");
+    let _emptied = Emptied(DIRECTORY);
+    for (name, mode) in [("public", 0o644), ("private", 0o600)] {
+        let file = exported(name);
+        fs::write(&file, "of alice").expect("written");
+        fs::set_permissions(&file, Permissions::from_mode(mode)).expect("a mode");
         chown(file, Some(ALICE.uid), Some(ALICE.gid)).expect("given");
     }
 
@@ -150,11 +140,11 @@ fn who_has_no_ticket_gets_nothing_and_root_is_the_node() {
         assert_eq!((read("public"), read("private"), write("of-bob")), (Err(denied), Err(denied), Err(denied)));
         assert_eq!(fs::read_dir(".").map(drop).map_err(|error| error.raw_os_error()), Err(denied));
     });
-    assert!(!of_bob.exists());
+    assert!(!exported("of-bob").exists());
     in_thread(&volume, || {
         assert_eq!((read("public"), read("private"), write("of-root")), (there(), Err(denied), Ok(())));
     });
-    assert_eq!(fs::metadata(of_root).expect("there").uid(), NOBODY);
+    assert_eq!(fs::metadata(exported("of-root")).expect("there").uid(), NOBODY);
     assert_stops_clean(running, &fixture);
 }
 

@@ -105,6 +105,18 @@ impl Drop for Away {
     }
 }
 
+/// A directory that is exported, emptied when this is dropped: what a test leaves there is not for the next one.
+struct Emptied(&'static str);
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        for entry in fs::read_dir(self.0).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+    }
+}
+
 /// `/export` as it is exported with other options, until this is dropped.
 struct ExportedWith;
 
@@ -148,5 +160,8 @@ fn server_threads(count: &str) {
 
 /// Something of the export, as the server's machine sees it.
 fn exported(name: &str) -> PathBuf {
-    Path::new("/export").join(name)
+    Path::new(DIRECTORY).join(name)
 }
+
+/// What Linux' server exports.
+const DIRECTORY: &str = "/export";

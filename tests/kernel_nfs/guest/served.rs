@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 
-use super::{assert_stops_clean, backend, exported, fixture, shown, version_3};
+use super::{DIRECTORY, Emptied, assert_stops_clean, backend, exported, fixture, shown, version_3};
 use crate::common::*;
 
 /// Ways to mount, each with the path of the export in its version.
@@ -23,6 +23,7 @@ fn ways() -> [(&'static str, String); 6] {
 #[ignore = "runs in the guest"]
 fn a_claim_is_served_in_every_version() {
     for (path, options) in ways() {
+        let _emptied = Emptied(DIRECTORY);
         let fixture = fixture(path, &options);
         fs::write(exported("there"), &options).expect("written");
         let running = fixture.run();
@@ -58,7 +59,6 @@ fn a_claim_is_served_in_every_version() {
         // The other name that `d/c` was given goes once podfs hears of the end, which is later.
         fs::remove_dir(volume.join("d")).expect("removed");
         assert_stops_clean(running, &fixture);
-        fs::remove_file(exported("there")).expect("removed");
     }
 }
 
@@ -67,6 +67,7 @@ fn a_claim_is_served_in_every_version() {
 fn an_inline_volume_uses_the_client_that_its_pod_asks_for() {
     let volumes = "[{name: data, nfs: {server: localhost, path: /, readOnly: true}}]";
     let annotated = pod(volumes).replace("name: web,", "name: web, annotations: {podfs.io/nfs-backend.data: kernel},");
+    let _emptied = Emptied(DIRECTORY);
     let fixture = Fixture::new(&annotated);
     fs::write(exported("there"), "1").expect("written");
     let running = fixture.run();
@@ -77,7 +78,6 @@ fn an_inline_volume_uses_the_client_that_its_pod_asks_for() {
     let refused = fs::write(volume.join("new"), "2").expect_err("it is read-only");
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     assert_stops_clean(running, &fixture);
-    fs::remove_file(exported("there")).expect("removed");
 }
 
 #[test]
@@ -100,6 +100,7 @@ fn podfs_chooses_the_kernels_client_for_version_4_and_its_own_for_others() {
 #[test]
 #[ignore = "runs in the guest"]
 fn a_server_that_is_killed_is_followed_by_another_and_open_files_stay_open() {
+    let _emptied = Emptied(DIRECTORY);
     let fixture = fixture("/", "nfsvers=4.1");
     let running = fixture.run();
     let path = shown(&running).join("kept");
@@ -111,6 +112,5 @@ fn a_server_that_is_killed_is_followed_by_another_and_open_files_stay_open() {
     running.freed(|| file.write_all(b" and after").expect("written"));
     drop(file);
     assert_eq!(fs::read_to_string(exported("kept")).expect("there"), "before and after");
-    fs::remove_file(&path).expect("removed");
     assert_stops_clean(running, &fixture);
 }
