@@ -15,7 +15,7 @@ use common::PODFS;
 use machine::{Guest, Machine, kerberos, nfs};
 
 /// The tests that need a realm.
-const KERBEROS: &str = "guest::kerberos::";
+const KERBEROS: &str = "guest::kerberos";
 
 #[test]
 fn podfs_serves_exports_with_the_kernels_client() {
