@@ -1,8 +1,8 @@
 //! The client without a mount: calls in a loop, one at a time and sixteen.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use podfs_fuse::nfs::mount::{Options, mount};
@@ -46,6 +46,8 @@ pub struct Scene {
     file: FileHandle,
     data: Slice,
     directory: FileHandle,
+    /// Directories that were made.
+    made: Cell<u32>,
 }
 
 pub fn run() {
@@ -97,7 +99,7 @@ impl Scene {
             export.write(how, &file, offset, &data, Stability::Unstable).await.expect("written");
         }
         let directory = export.lookup(how, &export.root(), b"listed").await.expect("found").handle;
-        Self { server, export, file, data, directory }
+        Self { server, export, file, data, directory, made: Cell::new(0) }
     }
 
     /// A row of the table.
@@ -112,8 +114,7 @@ impl Scene {
 
     /// An empty directory, the only one. The server knows it, because it has made it.
     pub async fn new_directory(&self) -> FileHandle {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let count = self.made.replace(self.made.get() + 1);
         if let Some(last) = count.checked_sub(1) {
             std::fs::remove_dir_all(self.server.exported().join(format!("created-{last}"))).expect("removed");
         }
