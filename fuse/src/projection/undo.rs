@@ -5,26 +5,15 @@
 //! and only tells the server when the page is written back. The server refuses that WRITE, and lets the
 //! kernel drop the page, so that the next reader gets the real bytes again.
 //!
-//! Dropping pages waits for their locks, so it happens on a thread that answers no requests.
+//! Dropping pages waits for their locks, so nobody who answers requests does it.
 
 use std::sync::LazyLock;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
 
 use super::tree::NodeId;
-use crate::session::Notifier;
+use crate::session::{Dropper, Notifier};
 
-/// The files to undo, of all volumes. The thread is started with the first.
-static QUEUE: LazyLock<Sender<(Notifier, NodeId)>> = LazyLock::new(|| {
-    let (sender, files) = channel::<(Notifier, NodeId)>();
-    thread::spawn(move || {
-        for (notifier, node) in files {
-            // The mount may be gone by now, and with it the page.
-            let _ = notifier.drop_content(node.0);
-        }
-    });
-    sender
-});
+/// What undoes stores in all volumes; it starts with the first. Without it they are undone when the kernel drops the page.
+static DROPPER: LazyLock<Option<Dropper>> = LazyLock::new(|| Dropper::start("undo").ok());
 
 /// Undoes stores to the files of one volume.
 pub struct Undo(Notifier);
@@ -37,7 +26,8 @@ impl Undo {
 
     /// Lets the kernel drop what it holds of a file's content.
     pub(super) fn file(&self, node: NodeId) {
-        // Fails only when the thread has ended, and it never does.
-        let _ = QUEUE.send((self.0.clone(), node));
+        if let Some(dropper) = &*DROPPER {
+            dropper.drop_content(&self.0, node.0);
+        }
     }
 }

@@ -24,6 +24,7 @@
 pub mod abi;
 pub mod answer;
 pub mod door;
+mod dropping;
 mod input;
 mod patience;
 pub mod request;
@@ -42,6 +43,7 @@ use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use door::Door;
+pub use dropping::Dropper;
 pub use input::Input;
 use patience::Patience;
 pub use patience::Question;

@@ -3,10 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::mounted::options;
-use crate::nfs_rig::{Ganesha, eventually};
+use crate::nfs_rig::protocol::procedure;
+use crate::nfs_rig::scripted::trouble::{ALWAYS, silent};
+use crate::nfs_rig::{Ganesha, Scripted, eventually};
 use crate::pod::Pod;
 
 #[test]
@@ -42,6 +45,34 @@ fn a_file_that_was_removed_while_it_was_open_is_removed_by_the_successor() {
     assert_eq!(fs::read_dir(server.exported()).expect("listed").count(), 1);
     drop(file);
     eventually("the file is gone", || fs::read_dir(server.exported()).expect("listed").count() == 0);
+}
+
+/// The kernel waits for pages that are being read before it drops them, and no signal ends that.
+#[test]
+fn a_server_that_has_pages_dropped_which_are_being_read_can_be_killed() {
+    let server = Scripted::start();
+    server.files(|files| {
+        files.add("file", b"content");
+    });
+    let pod = Pod::new(&options(&server));
+    let file = File::open(pod.path().join("file")).expect("opened");
+    server.rule(silent(procedure::READ, ALWAYS));
+    let reading = thread::spawn(move || {
+        let mut content = [0; 7];
+        file.read_exact_at(&mut content, 0).map(|()| content)
+    });
+    eventually("somebody reads", || server.asked(procedure::READ) > 0);
+    let reads = server.asked(procedure::READ);
+    // The successor does not know of what content the pages of open files are, asks for attributes, and has them dropped.
+    let attributes = server.asked(procedure::GETATTR);
+    pod.kill_and_succeed();
+    eventually("the successor has asked", || {
+        server.asked(procedure::GETATTR) > attributes && server.asked(procedure::READ) > reads
+    });
+    thread::sleep(Duration::from_millis(300));
+    server.behave();
+    pod.kill_and_succeed();
+    assert_eq!(&reading.join().expect("no panic").expect("read"), b"content");
 }
 
 #[test]

@@ -47,8 +47,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -68,7 +66,7 @@ use super::writeback::{Manner, Writeback};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::init;
-use crate::session::{Answer, Notifier, Operation, Request, Wanted};
+use crate::session::{Answer, Dropper, Notifier, Operation, Request, Wanted};
 use attributes::Shown;
 use freshness::{News, Order};
 use store::ExportStore;
@@ -102,8 +100,7 @@ pub struct NfsFilesystem {
     order: Order,
     shown: Shown,
     notifier: Notifier,
-    /// Nodes whose pages a thread has the kernel drop.
-    outdated: Sender<u64>,
+    dropper: Dropper,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// What is known of the root, for a successor.
     root: RefCell<Record<RootCell>>,
@@ -173,7 +170,7 @@ impl NfsFilesystem {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             callers: Callers::new(options.callers),
             order: Order::default(),
-            outdated: drop_content(notifier.clone())?,
+            dropper: Dropper::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
             root: RefCell::new(root),
@@ -381,8 +378,7 @@ impl NfsFilesystem {
                 // Pages that are read from now on are at least as new as this.
                 freshness.opened(&found);
             }
-            // The thread ends with the volume.
-            let _ = self.outdated.send(node.id);
+            self.dropper.drop_content(&self.notifier, node.id);
         }
     }
 
@@ -395,7 +391,7 @@ impl NfsFilesystem {
             if let Ok(found) = self.ask(&node).await {
                 node.freshness.borrow_mut().opened(&found);
             }
-            let _ = self.outdated.send(node.id);
+            self.dropper.drop_content(&self.notifier, node.id);
         }
         self.write_all().await;
         let is_dirty = |node| self.writeback().is_dirty(node);
@@ -407,20 +403,6 @@ impl NfsFilesystem {
 /// What attributes tell of what a file is.
 fn found(handle: super::v3::FileHandle, attributes: &Attributes) -> Found {
     Found { handle, kind: attributes.kind, fileid: attributes.fileid }
-}
-
-/// Starts the thread that has the kernel drop pages. That waits for pages that are being read, which this file system's own
-/// thread has to answer.
-fn drop_content(notifier: Notifier) -> io::Result<Sender<u64>> {
-    let (sender, nodes) = channel();
-    let run = move || {
-        for node in nodes {
-            // The kernel may have forgotten it.
-            let _ = notifier.drop_content(node);
-        }
-    };
-    thread::Builder::new().name("nfs-drop".to_owned()).spawn(run)?;
-    Ok(sender)
 }
 
 /// A cell for what is known of the root.
