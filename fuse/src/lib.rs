@@ -2,6 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`child`] | children that share the process's descriptors |
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |
@@ -15,6 +16,7 @@
 //! generations with ordinary system calls on the private mount. The *server* holds the other end:
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
+mod child;
 pub mod confinement;
 pub mod mount;
 pub mod nfs;

@@ -1,7 +1,8 @@
 //! NFS volumes by the kernel's client: Debian's Linux 6.1 in a virtual machine, which has the client, and a server.
 //!
 //! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot runs them all; where no Kerberos realm can be made, all but those that need one. What needs no such kernel is tested in `tests/nfs`.
+//! One boot runs them all; where no Kerberos realm can be made, all but those that need one. What needs no such kernel is
+//! tested in `tests/nfs`.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -38,8 +38,8 @@ impl Server {
         self.join(held, request).map(|(volume, held, _)| (volume, held))
     }
 
-    /// NFS servers that were asked something and have said nothing for `patience`: of each, one of the volumes that share it, and how
-    /// that is served.
+    /// NFS servers that were asked something and have said nothing for `patience`: of each, one of the volumes that share
+    /// it, and how that is served.
     pub fn silent_exports(&self, patience: Duration) -> Vec<(VolumeId, Options)> {
         let mut found: Vec<(VolumeId, &Sockets, &Options)> = Vec::new();
         let volumes = self.volumes();

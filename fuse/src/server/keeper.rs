@@ -21,6 +21,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsoc
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::protocol::receive_descriptors;
+use crate::child;
 
 /// The keeper's end of its channel.
 pub(crate) const CHANNEL: RawFd = 10;
@@ -96,14 +97,9 @@ impl Keeper {
         // A keeper that ends is nobody's concern here: the kernel forgets it at once.
         // SAFETY: no handler is replaced that anybody relies on.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-        // SAFETY: the child has memory of its own and makes system calls only, so it does not matter what other
-        // threads held when they were left behind.
-        let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
-        match pid {
-            0 => keep(),
-            pid if pid > 0 => Ok(Keeper { pid: pid as libc::pid_t }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        // SAFETY: a keeper makes system calls only.
+        let pid = unsafe { child::start(|| keep()) }?;
+        Ok(Keeper { pid: pid.as_raw_nonzero().get() })
     }
 
     /// Its process.
@@ -234,13 +230,8 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
 /// The life of a keeper. Makes system calls only: no memory is asked for, nothing is locked.
 fn keep() -> ! {
     const LOOK_AGAIN: Duration = Duration::from_millis(100);
-    // SAFETY: these calls take numbers, and memory that outlives them.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-        libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr());
-    }
+    // SAFETY: the name outlives the call.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr()) };
     let mut server_lives = true;
     loop {
         let mut watched = [

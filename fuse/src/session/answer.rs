@@ -141,31 +141,24 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Bytes of what the kernel is told.
-    pub(super) const LENGTH: usize = size_of::<OutHeader>() + size_of::<NotifyInvalInodeOut>();
-
-    /// What tells the kernel to drop what it holds of a node's content: see [`Dropper`](super::Dropper).
-    pub(super) fn content(node: u64) -> [u8; Self::LENGTH] {
-        Self::message(node, 0)
+    /// Lets the kernel drop what it holds of a node's content. This waits for pages that are being read, and no
+    /// signal ends that: see [`Dropper`](super::Dropper).
+    ///
+    /// # Errors
+    /// When the kernel does not know the node, or the file system is unmounted.
+    pub(super) fn drop_content(&self, node: u64) -> io::Result<()> {
+        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: 0, len: 0 }.as_bytes(), &[])
     }
 
     /// Lets the kernel ask for a node's attributes when it needs them next. This waits for no page, so any thread may do
     /// it (a negative offset means no content).
     ///
     /// # Errors
-    /// When the kernel does not know the node, or the file system is unmounted.
+    /// As [`drop_content`](Self::drop_content).
     pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
-        Ok(rustix::io::write(&*self.device, &Self::message(node, -1)).map(drop)?)
-    }
-
-    fn message(node: u64, off: i64) -> [u8; Self::LENGTH] {
-        let header = OutHeader { len: Self::LENGTH as u32, error: NOTIFY_INVAL_INODE, unique: 0 };
-        let body = NotifyInvalInodeOut { ino: node, off, len: 0 };
-        let mut message = [0; Self::LENGTH];
-        let (head, rest) = message.split_at_mut(size_of::<OutHeader>());
-        head.copy_from_slice(header.as_bytes());
-        rest.copy_from_slice(body.as_bytes());
-        message
+        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
     }
 }
 

@@ -6,11 +6,14 @@
 //! server's descriptors, as the keeper does, and outlives it if it has to.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use rustix::io::retry_on_intr;
+use rustix::process::{WaitOptions, waitpid};
+
 use super::answer::Notifier;
+use crate::child;
 
 /// A file of a mount, as the kernel numbers it.
 type Node = (Notifier, u64);
@@ -39,44 +42,20 @@ impl Dropper {
 fn run(nodes: &Receiver<Node>) {
     while let Ok(first) = nodes.recv() {
         let lot: Vec<Node> = std::iter::once(first).chain(nodes.try_iter()).collect();
-        let messages: Vec<_> =
-            lot.iter().map(|(notifier, node)| (notifier.device.as_raw_fd(), Notifier::content(*node))).collect();
-        // SAFETY: the child has memory of its own and makes system calls only, so it does not matter what other threads
-        // held when they were left behind. Until it has ended, `lot` keeps the descriptors open here.
-        match unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } {
-            0 => child(&messages),
-            child if child > 0 => wait_for(child as libc::pid_t),
+        // SAFETY: it makes system calls only. Until it has ended, `lot` keeps the descriptors open here.
+        match unsafe { child::start(|| tell(&lot)) } {
+            // It is gone when there is no such child, too: a server's children are forgotten at once.
+            Ok(child) => drop(retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))),
             // There are no processes left. A server that is killed now may have to wait for its end.
-            _ => tell(&messages),
+            Err(_) => tell(&lot),
         }
     }
 }
 
-/// The life of the child.
-fn child(messages: &[(i32, [u8; Notifier::LENGTH])]) -> ! {
-    // SAFETY: these calls take numbers, and memory that outlives them; nothing is to be cleaned up.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-        tell(messages);
-        libc::_exit(0)
-    }
-}
-
 /// Makes system calls only.
-fn tell(messages: &[(i32, [u8; Notifier::LENGTH])]) {
-    for (device, message) in messages {
+fn tell(lot: &[Node]) {
+    for (notifier, node) in lot {
         // The kernel may not know the node any more, or the file system may be unmounted.
-        // SAFETY: the message has as many bytes as the call is told.
-        let _ = unsafe { libc::write(*device, message.as_ptr().cast(), message.len()) };
+        let _ = notifier.drop_content(*node);
     }
-}
-
-fn wait_for(child: libc::pid_t) {
-    // It is gone when there is no such child, too: a server's children are forgotten at once.
-    // SAFETY: nobody wants to know how it ended.
-    while unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } < 0
-        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-    {}
 }

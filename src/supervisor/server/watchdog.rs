@@ -76,7 +76,7 @@ impl Rounds {
 pub(super) struct Watchdog {
     stuck: HashMap<String, Stuck>,
     /// Volumes whose NFS servers are silent, and whether for too long.
-    owing: HashMap<String, bool>,
+    silences: HashMap<String, bool>,
     stopped: Option<Instant>,
     asked: Option<Instant>,
 }
@@ -145,25 +145,25 @@ impl Watchdog {
     /// Notices NFS servers that do not answer.
     fn listen(&mut self, doings: &[Doing]) {
         let silence = |doing: &Doing| Some((name(doing), doing.silent_since?.elapsed()));
-        let told = std::mem::take(&mut self.owing);
+        let told = std::mem::take(&mut self.silences);
         for (volume, silence) in doings.iter().filter_map(silence) {
             let is_silent = silence >= PATIENCE;
             if is_silent && !told.get(&volume).copied().unwrap_or_default() {
                 tell(&volume);
             }
-            self.owing.insert(volume, is_silent);
+            self.silences.insert(volume, is_silent);
         }
     }
 
     /// How long after the last look the next one is due.
     fn interval(&self) -> Duration {
-        let is_calm = self.stuck.is_empty() && self.owing.is_empty() && self.stopped.is_none();
+        let is_calm = self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none();
         if is_calm { CALM } else { ALERT }
     }
 
     fn silent_sources(&self) -> Vec<String> {
         let stuck = self.stuck.iter().filter(|(_, stuck)| stuck.in_source).map(|(volume, _)| volume);
-        let silent = self.owing.iter().filter(|(_, is_silent)| **is_silent).map(|(volume, _)| volume);
+        let silent = self.silences.iter().filter(|(_, is_silent)| **is_silent).map(|(volume, _)| volume);
         stuck.chain(silent).cloned().collect()
     }
 }

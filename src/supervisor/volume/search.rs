@@ -1,7 +1,8 @@
 //! Looking for NFS servers that are silent: a name may mean another machine by now.
 //!
-//! 1. A server that was asked something and has been silent for some seconds is looked for, and again after pauses that grow, until it answers. Who
-//!    watches the pod's server sees such a silence soon, and starts the look then: it has no timer of its own.
+//! 1. A server that was asked something and has been silent for some seconds is looked for, and again after pauses that
+//!    grow, until it answers. Who watches the pod's server sees such a silence soon, and starts the look then: it has no
+//!    timer of its own.
 //! 2. Names are resolved and machines asked on a blocking thread, one for each server at a time.
 //! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
 //!    takes as much at once as the volume was told. Then all volumes that share the server go on there.

@@ -1,0 +1,32 @@
+//! Children that share this process's descriptors, and may outlive it.
+//!
+//! A child has copies of all memory, and none of the other threads: what these held when it was made stays held. So it makes
+//! system calls only, asks for no memory and locks nothing.
+
+use std::io;
+
+use rustix::process::Pid;
+
+/// Makes a child, which blocks all signals, does what `life` says, and ends. It is to be waited for, unless SIGCHLD is ignored.
+///
+/// # Safety
+/// `life` makes system calls only.
+///
+/// # Errors
+/// When there are no more processes.
+pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: what the child does is the caller's word.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+    if pid == 0 {
+        // SAFETY: these calls take memory that outlives them.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        }
+        life();
+        // SAFETY: nothing is to be cleaned up.
+        unsafe { libc::_exit(0) }
+    }
+    Pid::from_raw(pid as i32).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
+}
