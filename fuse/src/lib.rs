@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`child`] | children that share the process's descriptors |
+//! | `child` | children that share the process's descriptors |
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |

@@ -155,7 +155,7 @@ impl Notifier {
     /// it (a negative offset means no content).
     ///
     /// # Errors
-    /// As [`drop_content`](Self::drop_content).
+    /// When the kernel does not know the node, or the file system is unmounted.
     pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
         let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
