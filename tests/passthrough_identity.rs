@@ -15,7 +15,7 @@ use nix::unistd::mkfifo;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Timespec, Timestamps, XattrFlags, fallocate, lsetxattr, utimensat};
 
 use common::caller::Caller;
-use common::idmap::id_mapped_clone;
+use common::idmap::{FIRST_ID, id_mapped_clone};
 use common::passthrough::Mounted;
 use common::twins::{Answers, names, snapshot, the_mount_does_as_the_disk};
 
@@ -236,12 +236,12 @@ fn a_pod_with_ids_of_its_own_creates_files_with_the_ids_of_the_source() {
     // Root of the pod, and its user 1000.
     for id in [0, 1000] {
         let name = format!("of-{id}");
-        Caller::new(100_000 + id).run(&inside, || {
+        Caller::new(FIRST_ID + id).run(&inside, || {
             fs::create_dir(&name).expect("made");
             fs::write(format!("{name}/file"), "text").expect("written");
             symlink("file", format!("{name}/link")).expect("a link");
             let seen = fs::metadata(format!("{name}/file")).expect("attributes");
-            assert_eq!((seen.uid(), seen.gid()), (100_000 + id, 100_000 + id));
+            assert_eq!((seen.uid(), seen.gid()), (FIRST_ID + id, FIRST_ID + id));
             assert_eq!(fs::read_to_string(format!("{name}/link")).expect("read"), "text");
         });
         for entry in [name.clone(), format!("{name}/file"), format!("{name}/link")] {

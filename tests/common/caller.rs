@@ -35,7 +35,8 @@ impl Caller {
         })
     }
 
-    fn become_this(self) {
+    /// The calling thread takes this identity on.
+    pub fn become_this(self) {
         let (groups, uid, gid) = (self.groups, self.uid, self.gid);
         // SAFETY: the first call reads `groups.len()` ids, the others read no memory. They change this
         // thread alone, which ends with its closure.

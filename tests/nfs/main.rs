@@ -14,3 +14,4 @@ mod moved;
 mod refused;
 mod served;
 mod shared;
+mod user_namespace;
