@@ -1,8 +1,8 @@
-//! NFS volumes by the kernel's client: Debian's Linux 6.1 in a virtual machine, which has the client, and a server.
+//! NFS volumes by the kernel's client: Debian's Linux in a virtual machine, which has the client, and a server.
 //!
 //! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot runs them all; where no Kerberos realm can be made, all but those that need one. What needs no such kernel is
-//! tested in `tests/nfs`.
+//! One boot of each kernel runs them all, but those that need what the kernel does not have, or what was not fetched. What
+//! needs no such kernel is tested in `tests/nfs`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,33 +13,56 @@ mod machine;
 use std::path::Path;
 
 use common::PODFS;
-use machine::{Guest, Machine, kerberos, nfs};
+use machine::{Guest, Linux, Machine, kerberos, nfs, tls};
 
-/// The tests that need a realm.
-const KERBEROS: &str = "guest::kerberos";
+/// The tests that need a Kerberos realm: a server of the realm is the one without TLS.
+const NEED_REALM: [&str; 3] =
+    ["guest::kerberos", "guest::tls", "guest::user_namespace::a_user_of_the_pod_has_the_ticket_of_its_id_in_the_pod"];
+/// The tests that need TLS.
+const NEED_TLS: &str = "guest::tls";
+/// The tests that need what came after Linux 6.1: TLS (6.5), a kernel that asks again what a dead server was asked (6.9), and
+/// ID-mapped mounts (6.12).
+const NEED_LINUX_6_12: [&str; 3] = [NEED_TLS, "guest::killed", "guest::user_namespace"];
+/// The test that needs a kernel without TLS.
+const NEED_LINUX_6_1: &str = "guest::refused::tls_is_refused_by_a_kernel_that_has_none";
 
 #[test]
-fn podfs_serves_exports_with_the_kernels_client() {
-    let Some(machine) = Machine::find_or_skip("podfs_serves_exports_with_the_kernels_client") else { return };
+fn podfs_serves_exports_with_the_client_of_linux_6_1() {
+    serve_exports(Linux::V6_1, "podfs_serves_exports_with_the_client_of_linux_6_1", &NEED_LINUX_6_12);
+}
+
+#[test]
+fn podfs_serves_exports_with_the_client_of_linux_6_12() {
+    serve_exports(Linux::V6_12, "podfs_serves_exports_with_the_client_of_linux_6_12", &[NEED_LINUX_6_1]);
+}
+
+/// Runs all tests of the guest but these.
+fn serve_exports(linux: Linux, test: &str, skipped: &[&str]) {
+    let Some(machine) = Machine::find_or_skip(linux, test) else { return };
     let mut guest = Guest::new(&machine);
     guest.directory(Path::new(env!("CARGO_TARGET_TMPDIR")));
     guest.module("fuse");
     nfs::add_client(&mut guest);
     if let Err(missing) = nfs::add_server(&mut guest) {
-        machine::skipped("podfs_serves_exports_with_the_kernels_client", &missing);
-        return;
+        return machine::skipped(test, &missing);
     }
-    let realm = kerberos::add(&mut guest);
+    let mut skipped = skipped.to_vec();
+    let mut start = nfs::START_SERVER.to_owned();
+    match kerberos::add(&mut guest) {
+        Ok(()) => start = format!("{} && {start}", kerberos::START),
+        Err(missing) => {
+            machine::skipped("tests that need a Kerberos realm", &missing);
+            skipped.extend(NEED_REALM);
+        }
+    }
+    if !skipped.contains(&NEED_TLS)
+        && let Err(missing) = tls::add(&mut guest)
+    {
+        machine::skipped("tests that need TLS", &missing);
+        skipped.push(NEED_TLS);
+    }
     guest.program(Path::new(PODFS), PODFS);
     guest.test_program();
-    let (realm, skipped) = match realm {
-        Ok(()) => (kerberos::START, None),
-        Err(missing) => {
-            machine::skipped(KERBEROS, &missing);
-            ("true", Some(KERBEROS))
-        }
-    };
-    let skip = skipped.map(|tests| format!("--skip {tests}")).unwrap_or_default();
-    let script = format!("{realm} && {} && /tests --ignored --test-threads=1 {skip}", nfs::START_SERVER);
-    guest.run(&script).assert_all_passed_but(skipped);
+    let skip: String = skipped.iter().map(|tests| format!(" --skip {tests}")).collect();
+    guest.run(&format!("{start} && /tests --ignored --test-threads=1{skip}")).assert_all_passed_but(&skipped);
 }

@@ -12,11 +12,11 @@ mod machine;
 use std::path::Path;
 
 use common::PODFS;
-use machine::{Guest, Machine};
+use machine::{Guest, Linux, Machine};
 
 #[test]
 fn podfs_works_on_debians_linux_6_1() {
-    let Some(machine) = Machine::find_or_skip("podfs_works_on_debians_linux_6_1") else { return };
+    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "podfs_works_on_debians_linux_6_1") else { return };
     let mut guest = Guest::new(&machine);
     guest.directory(Path::new(env!("CARGO_TARGET_TMPDIR")));
     guest.module("fuse");

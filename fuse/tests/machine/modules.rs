@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Puts a module behind those that it needs, unless it is there.
+/// Puts a module behind those that it needs, unless it is there, or a part of the kernel itself.
 pub fn add(modules: &Path, name: &str, all: &mut Vec<String>) {
-    if all.iter().any(|known| known == name) {
+    if all.iter().any(|known| known == name) || is_built_in(modules, name) {
         return;
     }
     let file = find(modules, name).unwrap_or_else(|| panic!("no module {name} in {}", modules.display()));
@@ -24,6 +24,12 @@ pub fn find(directory: &Path, name: &str) -> Option<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .find_map(|path| if path.is_dir() { find(&path, name) } else { is_it(&path).then_some(path) })
+}
+
+fn is_built_in(modules: &Path, name: &str) -> bool {
+    let all = fs::read_to_string(modules.join("modules.builtin")).expect("a list");
+    let stems = all.lines().filter_map(|path| Path::new(path).file_stem());
+    stems.map(|stem| stem.to_string_lossy().replace('-', "_")).any(|stem| stem == name)
 }
 
 /// The modules that a module needs, as it says itself (`depends=a,b`, between zeros).

@@ -10,12 +10,12 @@ mod nfs_rig;
 
 use std::fs;
 
-use machine::{Guest, Machine, nfs};
+use machine::{Guest, Linux, Machine, nfs};
 use nfs_rig::Ganesha;
 
 #[test]
 fn linux_serves_and_mounts_nfs() {
-    let Some(machine) = Machine::find_or_skip("linux_serves_and_mounts_nfs") else { return };
+    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "linux_serves_and_mounts_nfs") else { return };
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("from-outside"), "1").expect("written");
     let mut guest = Guest::new(&machine);
@@ -39,7 +39,10 @@ fn linux_serves_and_mounts_nfs() {
 
 #[test]
 fn a_guest_tells_what_its_script_prints_and_how_it_ends() {
-    let Some(machine) = Machine::find_or_skip("a_guest_tells_what_its_script_prints_and_how_it_ends") else { return };
+    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "a_guest_tells_what_its_script_prints_and_how_it_ends")
+    else {
+        return;
+    };
     let mut guest = Guest::new(&machine);
     guest.test_program();
     let ended = guest.run("uname -s; /tests --exact --list none; exit 7");

@@ -90,10 +90,20 @@ impl Export {
         }
     }
 
+    /// Whether this option stands among the words.
+    fn has(&self, option: &str) -> bool {
+        self.words.iter().any(|word| word.split_once('=').is_some_and(|(name, _)| name == option))
+    }
+
     /// Whether Kerberos may be used.
     fn is_with_kerberos(&self) -> bool {
         let flavors = self.words.iter().filter_map(|word| word.strip_prefix("sec="));
         flavors.flat_map(|flavors| flavors.split(':')).any(|flavor| flavor.starts_with("krb5"))
+    }
+
+    /// Whether all goes through TLS.
+    fn is_with_tls(&self) -> bool {
+        self.words.iter().any(|word| word == "xprtsec=tls" || word == "xprtsec=mtls")
     }
 }
 

@@ -20,10 +20,10 @@ const BOB: Caller = Caller::new(1001);
 const NOBODY: u32 = 65_534;
 
 /// rpc.gssd, which gets tickets for the kernel, until this is dropped.
-struct Gssd(Child);
+pub(super) struct Gssd(Child);
 
 impl Gssd {
-    fn start(keytab: &str) -> Self {
+    pub(super) fn start(keytab: &str) -> Self {
         let mut gssd = Command::new("/usr/sbin/rpc.gssd");
         let gssd = Self(gssd.args(["-f", "-k", keytab]).stderr(Stdio::null()).spawn().expect("rpc.gssd"));
         let descriptors = PathBuf::from(format!("/proc/{}/fd", gssd.0.id()));
@@ -43,15 +43,15 @@ impl Drop for Gssd {
 }
 
 /// The node's own key.
-const KEYTAB: &str = "/etc/krb5.keytab";
+pub(super) const KEYTAB: &str = "/etc/krb5.keytab";
 
 /// A ticket of alice where rpc.gssd looks for one, until this is dropped.
-struct Ticket;
+pub(super) struct Ticket;
 
 const TICKET: &str = "/tmp/krb5cc_1000";
 
 impl Ticket {
-    fn of_alice() -> Self {
+    pub(super) fn of_alice() -> Self {
         let ticket = Self;
         let outcome = finish(Command::new("kinit").args(["-k", "-t", USER_KEYTAB, "-c", TICKET, "alice"]));
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);

@@ -3,8 +3,11 @@
 mod away;
 mod identity;
 mod kerberos;
+mod killed;
 mod refused;
 mod served;
+mod tls;
+mod user_namespace;
 
 use std::fs;
 use std::path::{Path, PathBuf};
