@@ -2,8 +2,8 @@
 //!
 //! When a server is dead, another one goes on with the same connections to the kernel. What makes that safe:
 //!
-//! 1. The last server is dead: none of its threads will ever answer again, or change a region. The caller has waited for
-//!    that. Its keeper has everything open that it had.
+//! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has
+//!    waited for that. Its keeper has everything open that it had.
 //! 2. Nobody reads the devices. What containers ask meanwhile waits in the kernel.
 //! 3. The successor is greeted, and takes over what the regions refer to, each descriptor at the number it had. From here on
 //!    its own keeper has them too.

@@ -5,6 +5,7 @@
 //! the mounts are never given up.
 
 mod process;
+mod remains;
 mod spawn;
 mod watchdog;
 
@@ -253,7 +254,7 @@ impl PodServer {
         if let (Some(reason), Life::Serving { process, .. }) = (found, &self.life) {
             error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
-            let how = process.ended().await;
+            let how = process.spent().await;
             self.bury(format!("{reason}; {how}"));
         }
     }
@@ -267,7 +268,10 @@ impl PodServer {
         self.record.pid = None;
         self.record.last_end = Some(how);
         let keeper = self.client.bury();
-        self.life = Life::Dead { until: Instant::now() + self.pause(), keeper };
+        let dead = Life::Dead { until: Instant::now() + self.pause(), keeper };
+        if let Life::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
+            process.leave();
+        }
     }
 
     /// Starts the successor, and lets it get ready on a blocking thread.
@@ -348,7 +352,7 @@ impl PodServer {
             }
         };
         old.kill();
-        old.ended().await;
+        old.spent().await;
         self.record.last_end = Some("it gave way to an upgrade".to_owned());
         let mut keeper = self.client.bury();
         let client = Arc::clone(&self.client);
@@ -356,7 +360,10 @@ impl PodServer {
             let outcome = client.succeed(successor, &mut keeper);
             (outcome, keeper)
         });
-        self.life = Life::Following { process: Some(new), attempt };
+        let following = Life::Following { process: Some(new), attempt };
+        if let Life::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
+            old.leave();
+        }
         let mut failure = None;
         while !matches!(self.life, Life::Serving { .. } | Life::Over) {
             self.guard().await;
@@ -370,7 +377,7 @@ impl PodServer {
     fn watch_keeper(&mut self) {
         if let Keeper::Watched(last) = std::mem::replace(&mut self.keeper, Keeper::Unknown) {
             // It was dismissed; this is only so that nothing of it stays behind.
-            tokio::spawn(async move { last.ended().await });
+            last.leave();
         }
         if let Some((keeper, _)) = self.client.facts() {
             oom::protect_keeper(keeper);

@@ -2,23 +2,28 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use podfs_fuse::confinement::Profile;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::sleep;
 
+use super::remains;
 use super::spawn::Start;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::cgroup::Cgroup;
 use crate::supervisor::oom;
 use crate::supervisor::report::Audience;
+
+/// How often a process that was killed is looked at.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// What a server is started from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +117,27 @@ impl Process {
         self.reap()
     }
 
+    /// How it ended, once it does nothing any more: it has ended, or was killed and [what remains](remains) waits for a source.
+    pub(super) async fn spent(&self) -> String {
+        let remains_only = async {
+            loop {
+                sleep(GLANCE).await;
+                if remains::is_spent(self.pid()) {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            how = self.ended() => how,
+            () = remains_only => "it was killed, and ends when its source answers".to_owned(),
+        }
+    }
+
+    /// Nobody needs it any more: what remains of it is not to stay behind when it ends.
+    pub(super) fn leave(self) {
+        tokio::spawn(async move { self.ended().await });
+    }
+
     /// It is dead: whoever waits for its answer waits no longer. Its keeper has the other end of the socket, too, so nothing
     /// else tells.
     pub(super) fn hang_up(&self) {
@@ -128,7 +154,7 @@ impl Process {
     /// The kernel forgets a child when its end was asked for; of others nobody can tell how they ended.
     fn reap(&self) -> String {
         let status = loop {
-            match waitpid(unistd::Pid::from_raw(self.pid()), Some(WaitPidFlag::WNOHANG)) {
+            match waitid(Id::PIDFd(self.watch.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
                 Err(Errno::EINTR) => {}
                 status => break status,
             }

@@ -8,7 +8,9 @@
 //!    server that does not answer its supervisor: it hangs, and another one is to go on.
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
 //!    is done: each volume has threads of its own, and the others go on.
-//! 3. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
+//! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no signal, is
+//!    as good as ended (`remains`).
+//! 4. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
 //!    stands in the region. Again nothing is done.
 
 use std::collections::HashMap;
@@ -20,6 +22,8 @@ use podfs_fuse::server::{Doing, Server};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::sleep_until;
 use tracing::warn;
+
+use super::remains;
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
 const CALM: Duration = Duration::from_secs(5);
@@ -107,6 +111,9 @@ enum Verdict {
 impl Watchdog {
     /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
     fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
+        if remains::is_spent(pid) {
+            return Some("it was killed, and waits for a source".to_owned());
+        }
         let now = Instant::now();
         match is_stopped(pid) {
             true if now - *self.stopped.get_or_insert(now) >= PATIENCE => return Some("it is stopped".to_owned()),
