@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `child` | children that share the process's descriptors |
 //! | [`confinement`] | what the server gives up before it answers |
+//! | [`ending`] | whether threads are ending |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |
 //! | [`passthrough`] | directories of the host, shown as they are |
@@ -18,6 +19,7 @@
 
 mod child;
 pub mod confinement;
+pub mod ending;
 pub mod mount;
 pub mod nfs;
 pub mod passthrough;

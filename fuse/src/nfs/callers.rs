@@ -1,14 +1,9 @@
-//! Who asks: the supplementary groups of callers, and whether they are being killed.
+//! Who asks: the supplementary groups of callers.
 //!
 //! The kernel tells the user and the group of who asks, and its thread. The rest stands in `/proc/<thread>/status`,
 //! which is opened once for each thread and read again after [`HOLDS`]: what is open stays the same thread's, and
 //! cannot be read any more once that is gone. A thread that becomes somebody else is told apart at once by its user or
 //! group.
-//!
-//! A caller that gets a signal wants its call interrupted, says the kernel (INTERRUPT), whatever the signal. As with
-//! Linux' own client only one that ends the process does: the kernel turns such a signal into SIGKILL for each of the
-//! process's threads (`complete_signal`), where it is seen in `SigPnd`. It tells of the first signal only, so whoever
-//! was interrupted is looked at again until it has its answer.
 //!
 //! Nothing else in `/proc/<thread>` may be read here. A program that is executed closes files, and waits for the answer to
 //! FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
@@ -33,8 +28,6 @@ const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero")
 const HOLDS: Duration = Duration::from_secs(1);
 /// Room for all of a status: 65,536 groups are more than anybody has.
 const LONGEST: usize = 1 << 16;
-/// `SIGKILL` in a set of signals.
-const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
 /// What is remembered of callers.
 pub struct Callers {
@@ -167,26 +160,6 @@ fn told(id: u32) -> u32 {
     if id == UNTOLD { NOBODY } else { id }
 }
 
-/// Whether a thread is being killed. One that cannot be seen from here (`pid` 0: in another pid namespace) might never
-/// be ended, if every signal were taken for one that does not end it.
-pub fn is_dying(pid: u32) -> bool {
-    if pid == 0 {
-        return true;
-    }
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
-    let pending = |key| {
-        let set = status.lines().find_map(|line| line.strip_prefix(key));
-        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
-    };
-    (pending("SigPnd:") | pending("ShdPnd:")) & KILL != 0
-}
-
-/// Whether a thread has got so far in ending that no signal reaches it: its memory goes before its files (`do_exit`).
-pub fn is_exiting(pid: u32) -> bool {
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
-    !status.lines().any(|line| line.starts_with("VmSize:"))
-}
-
 fn read(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; 4096];
     let mut length = 0;
@@ -242,13 +215,6 @@ mod tests {
             let told = callers.credential(Caller { uid: 7, gid: 8, pid });
             assert_eq!(told, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
         }
-    }
-
-    #[test]
-    fn who_lives_is_neither_dying_nor_exiting() {
-        let Caller { pid, .. } = this_thread();
-        assert!(!is_dying(pid) && !is_exiting(pid));
-        assert!(is_dying(0) && is_exiting(u32::MAX >> 1));
     }
 
     #[test]

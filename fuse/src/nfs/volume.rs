@@ -25,9 +25,9 @@ use tokio::time::{sleep, timeout};
 use zerocopy::IntoBytes;
 
 use super::awake::Awake;
-use super::callers::is_dying;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
+use crate::ending::is_dying;
 use crate::server::trace::Trace;
 use crate::session::{Deferred, Door, Input, Operation, Request};
 

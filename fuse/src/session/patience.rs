@@ -28,7 +28,7 @@ use zerocopy::IntoBytes;
 use super::answer::Responder;
 use super::request::{Operation, Request};
 use super::{Answer, MAX_THREADS, Service};
-use crate::nfs::callers::{is_dying, is_exiting};
+use crate::ending::{is_dying, is_exiting};
 use crate::region::Region;
 
 /// Most requests that ask the source at one time.

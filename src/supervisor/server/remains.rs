@@ -5,7 +5,8 @@
 //! again. If what it does there changes nothing that its successor could do first, nobody has to wait for it.
 
 use std::fs;
-use std::path::Path;
+
+use podfs_fuse::ending::{is_dying, is_exiting};
 
 /// Calls that bring what was written, or only look: doing them once more, or later, makes no difference.
 const HARMLESS: [libc::c_long; 9] = [
@@ -20,31 +21,20 @@ const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_getdents64,
 ];
 
-/// `SIGKILL` in a set of signals.
-const KILL: u64 = 1 << (libc::SIGKILL - 1);
-
 /// Whether a process was killed and nothing of it changes anything any more, though it may not have ended.
 pub(super) fn is_spent(pid: i32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    threads.flatten().all(|thread| is_spent_thread(&thread.path()))
+    let mut numbers = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    numbers.all(|thread| is_exiting(thread) || (is_dying(thread) && call(thread).is_some_and(is_harmless)))
 }
 
-fn is_spent_thread(thread: &Path) -> bool {
-    // Without it the thread is gone.
-    let Ok(status) = fs::read_to_string(thread.join("status")) else { return true };
-    let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-    // Its memory goes before its files (`do_exit`): it runs nothing from then on.
-    if field("VmSize:").is_none() {
-        return true;
-    }
-    let pending = |key| field(key).and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
-    let was_killed = (pending("SigPnd:") | pending("ShdPnd:")) & KILL != 0;
-    was_killed && call(thread).is_some_and(|call| HARMLESS.contains(&call))
+fn is_harmless(call: libc::c_long) -> bool {
+    HARMLESS.contains(&call)
 }
 
 /// The number of the system call a thread is in, if it is in one.
-fn call(thread: &Path) -> Option<libc::c_long> {
-    let text = fs::read_to_string(thread.join("syscall")).ok()?;
+fn call(thread: u32) -> Option<libc::c_long> {
+    let text = fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 

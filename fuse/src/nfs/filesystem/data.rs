@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
-use crate::nfs::callers::is_exiting;
+use crate::ending::is_exiting;
 use crate::nfs::export::How;
 use crate::nfs::known::node::Node;
 use crate::nfs::rpc::Credential;
