@@ -16,6 +16,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use podfs_fuse::server::{Doing, Server};
@@ -31,6 +32,8 @@ const CALM: Duration = Duration::from_secs(5);
 const ALERT: Duration = Duration::from_secs(1);
 /// For how long a volume may be stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a server may take to end once it was killed.
+const ENDING: Duration = Duration::from_millis(500);
 /// How long the server may take to say that it is there.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -111,7 +114,7 @@ enum Verdict {
 impl Watchdog {
     /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
     fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
-        if remains::is_spent(pid) {
+        if stays_spent(pid) {
             return Some("it was killed, and waits for a source".to_owned());
         }
         let now = Instant::now();
@@ -237,6 +240,14 @@ fn is_wait(call: &String) -> bool {
 fn call(pid: i32, thread: i32) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
     text.split_whitespace().next().map(str::to_owned)
+}
+
+/// Whether a server was killed and does not end. One that does is looked at in vain: that it has ended is told by itself.
+fn stays_spent(pid: i32) -> bool {
+    remains::is_spent(pid) && {
+        thread::sleep(ENDING);
+        remains::is_spent(pid)
+    }
 }
 
 fn is_stopped(pid: i32) -> bool {
