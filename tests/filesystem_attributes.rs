@@ -195,7 +195,7 @@ fn the_visible_mount_can_be_id_mapped() {
         let shown = statx(&clone, path, flags, StatxFlags::BASIC_STATS).expect("attributes");
         (shown.stx_uid, shown.stx_gid)
     };
-    assert_eq!(look("..data/a"), (101_000, 101_001));
+    assert_eq!(look("..data/a"), (FIRST_ID + 1000, FIRST_ID + 1001));
     assert_eq!(look("a"), (FIRST_ID + 1000, FIRST_ID), "the link too");
     assert_eq!(look(".").0, FIRST_ID);
     let path = format!("/proc/self/fd/{}/a", clone.as_raw_fd());
