@@ -4,6 +4,8 @@
 //! says why nothing is lost). What dies again without having answered anything is started again after a pause, which grows;
 //! the mounts are never given up.
 
+mod call;
+mod keeper;
 mod process;
 mod remains;
 mod spawn;
@@ -26,6 +28,7 @@ use super::cgroup::Cgroup;
 use super::oom;
 use super::report::Audience;
 use crate::manifest::pod::PodIdentity;
+use keeper::{Change, Keeper};
 use process::Process;
 pub(super) use process::Program;
 pub(crate) use process::kill_server;
@@ -453,41 +456,6 @@ async fn ended(process: &Option<Process>) {
     match process {
         Some(process) => drop(process.ended().await),
         None => std::future::pending().await,
-    }
-}
-
-/// The keeper of the server that serves.
-enum Keeper {
-    /// There is none, or nobody knows it.
-    Unknown,
-    /// It lives, or ended while it was watched.
-    Watched(Process),
-    /// It had ended before anybody could watch it.
-    Gone(i32),
-    /// The server starts another one.
-    Coming(JoinHandle<io::Result<()>>),
-}
-
-/// What happens to a keeper.
-enum Change {
-    /// This process ended.
-    Ended(i32),
-    /// There is another one.
-    Came(io::Result<()>),
-}
-
-impl Keeper {
-    /// Waits for its end, or for the next one to come.
-    async fn changed(&mut self) -> Change {
-        match self {
-            Self::Unknown => std::future::pending().await,
-            Self::Watched(process) => {
-                process.ended().await;
-                Change::Ended(process.pid())
-            }
-            Self::Gone(pid) => Change::Ended(*pid),
-            Self::Coming(coming) => Change::Came(coming.await.expect("whoever panics ends the process")),
-        }
     }
 }
 

@@ -8,6 +8,8 @@ use std::fs;
 
 use podfs_fuse::ending::{is_dying, is_exiting};
 
+use super::call::{Call, call};
+
 /// Calls that bring what was written, or only look: doing them once more, or later, makes no difference.
 const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_close,
@@ -24,36 +26,41 @@ const HARMLESS: [libc::c_long; 9] = [
 /// Whether a process was killed and nothing of it changes anything any more, though it may not have ended.
 pub(super) fn is_spent(pid: i32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut numbers = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
-    numbers.all(|thread| is_exiting(thread) || (is_dying(thread) && call(thread).is_some_and(is_harmless)))
+    let mut threads = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    threads.all(|thread| is_spent_thread(pid, thread))
 }
 
-fn is_harmless(call: libc::c_long) -> bool {
-    HARMLESS.contains(&call)
+fn is_spent_thread(pid: i32, thread: i32) -> bool {
+    let number = thread.cast_unsigned();
+    is_exiting(number) || (is_dying(number) && is_harmless(call(pid, thread)))
 }
 
-/// The number of the system call a thread is in, if it is in one.
-fn call(thread: u32) -> Option<libc::c_long> {
-    let text = fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
-    text.split_whitespace().next()?.parse().ok()
+fn is_harmless(call: Option<Call>) -> bool {
+    matches!(call, Some(Call::In(number)) if HARMLESS.contains(&number))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
-    fn who_lives_is_not_spent() {
-        assert!(!is_spent(std::process::id().cast_signed()));
-        // A thread that reads, and was not killed.
-        let (mut reader, _writer) = std::io::pipe().expect("a pipe");
-        std::thread::spawn(move || std::io::Read::read(&mut reader, &mut [0]));
-        assert!(!is_spent(std::process::id().cast_signed()));
+    fn who_lives_is_not_spent_whatever_it_does() {
+        // It reads, which is harmless, and was not killed.
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat");
+        let pid = child.id().cast_signed();
+        while !is_harmless(call(pid, pid)) {}
+        assert!(!is_spent(pid));
+        drop(child.stdin.take());
+        child.stdout.take().expect("a pipe").read_to_end(&mut Vec::new()).expect("its end");
+        child.wait().expect("it ends");
     }
 
     #[test]
     fn who_has_ended_and_was_not_asked_how_is_spent() {
-        let mut child = std::process::Command::new("true").spawn().expect("it starts");
+        let mut child = Command::new("true").spawn().expect("it starts");
         let pid = child.id().cast_signed();
         while fs::read_to_string(format!("/proc/{pid}/status")).expect("it is not forgotten").contains("VmSize:") {}
         assert!(is_spent(pid));

@@ -24,6 +24,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::sleep_until;
 use tracing::warn;
 
+use super::call::{Call, call};
 use super::remains;
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
@@ -224,22 +225,16 @@ fn place(pid: i32, doing: &Doing) -> Place {
     let calls: Vec<_> = doing.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
     match calls.as_slice() {
         [] => Place::Nowhere,
-        calls if calls.iter().any(|call| matches!(call.as_deref(), Some("running"))) => Place::Server,
+        calls if calls.contains(&Some(Call::Running)) => Place::Server,
         // Who waits for a thread that is in the source waits for the source, too.
         calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => Place::Server,
         _ => Place::Source,
     }
 }
 
-/// Whether a thread in this system call waits for another one.
-fn is_wait(call: &String) -> bool {
-    *call == libc::SYS_futex.to_string()
-}
-
-/// The number of the system call a thread is in, `running`, or none where the kernel does not tell.
-fn call(pid: i32, thread: i32) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
-    text.split_whitespace().next().map(str::to_owned)
+/// Whether a thread that is at this waits for another one.
+fn is_wait(call: &Call) -> bool {
+    *call == Call::In(libc::SYS_futex)
 }
 
 /// Whether a server was killed and does not end. One that does is looked at in vain: that it has ended is told by itself.

@@ -1,0 +1,42 @@
+//! The process that keeps the server's open files, as the supervisor watches it.
+
+use std::io;
+
+use tokio::task::JoinHandle;
+
+use super::process::Process;
+
+/// The keeper of the server that serves.
+pub(super) enum Keeper {
+    /// There is none, or nobody knows it.
+    Unknown,
+    /// It lives, or ended while it was watched.
+    Watched(Process),
+    /// It had ended before anybody could watch it.
+    Gone(i32),
+    /// The server starts another one.
+    Coming(JoinHandle<io::Result<()>>),
+}
+
+/// What happens to a keeper.
+pub(super) enum Change {
+    /// This process ended.
+    Ended(i32),
+    /// There is another one.
+    Came(io::Result<()>),
+}
+
+impl Keeper {
+    /// Waits for its end, or for the next one to come.
+    pub(super) async fn changed(&mut self) -> Change {
+        match self {
+            Self::Unknown => std::future::pending().await,
+            Self::Watched(process) => {
+                process.ended().await;
+                Change::Ended(process.pid())
+            }
+            Self::Gone(pid) => Change::Ended(*pid),
+            Self::Coming(coming) => Change::Came(coming.await.expect("whoever panics ends the process")),
+        }
+    }
+}
