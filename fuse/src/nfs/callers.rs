@@ -5,8 +5,8 @@
 //! cannot be read any more once that is gone. A thread that becomes somebody else is told apart at once by its user or
 //! group.
 //!
-//! Nothing else in `/proc/<thread>` may be read here. A program that is executed closes files, and waits for the answer to
-//! FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
+//! Of `/proc/<thread>` only `status` and `uid_map` may be read here. A program that is executed closes files, and waits for the
+//! answer to FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};

@@ -19,7 +19,7 @@ pub enum Linux {
 }
 
 /// How long the guest may run; with the most tests it takes four minutes beside another one.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(480);
 
 /// Lines of the console that are worth showing.
 const TAIL: usize = 60;
