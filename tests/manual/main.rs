@@ -1,4 +1,5 @@
-//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the README.
+//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the README. And what its
+//! test scripts say of a run.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -7,4 +8,5 @@ mod completions;
 mod help;
 mod pages;
 mod readme;
+mod retry;
 mod source;
