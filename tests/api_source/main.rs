@@ -10,6 +10,7 @@ mod credentials;
 mod node;
 mod objects;
 mod outages;
+mod permissions;
 mod pods;
 mod refusals;
 mod rig;
