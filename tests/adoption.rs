@@ -74,6 +74,7 @@ fn kill_both(fixture: &Fixture, running: &mut Running) {
 
 #[test]
 fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
+    // RC-01
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
     let (config, host) = (running.volume("config"), running.volume("host"));
@@ -108,6 +109,35 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
     }
     drop((owner, asker));
     assert_eq!(fs::read_to_string(pod.source.path().join("f")).expect("a file"), "kept!!!?");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn aw_16_the_next_supervisor_makes_the_links_that_a_killed_one_did_not_make() {
+    const KEYS: usize = 4000;
+    let keys: Vec<_> = (0..KEYS).map(|key| format!("key-{key:04}")).collect();
+    let many: Vec<_> = keys.iter().map(|key| (key.as_str(), "value")).collect();
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    let mut partial = 0;
+    // A supervisor that is killed when its first new link is there has not made all of them.
+    for _ in 0..20 {
+        pod.fixture.write("objects/app.json", &config_map("app", &many));
+        while !config.join(&keys[0]).exists() {}
+        kill_supervisor(&mut running);
+        let links = keys.iter().filter(|key| config.join(key).symlink_metadata().is_ok()).count();
+        partial += usize::from(links < KEYS);
+        running = pod.fixture.run();
+        eventually("every link is there", || keys.iter().all(|key| config.join(key).exists()));
+        if partial > 0 {
+            break;
+        }
+        pod.write("1");
+        eventually("the links are gone", || !config.join(&keys[KEYS - 1]).exists());
+    }
+    assert!(partial > 0, "no supervisor was killed in the middle of a commit");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }

@@ -300,12 +300,20 @@ fn the_pods_group_gets_nothing_of_the_host() {
 fn bind_mounts_of_a_killed_podfs_stay_and_are_the_next_ones() {
     // RC-01
     let (fixture, source) = fixture(BIND, "");
+    fs::write(source.join("kept"), "content").expect("written");
     let mut killed = fixture.run();
     let inside = fs::File::open(killed.volume("host")).expect("a directory");
+    let file = |running: &Running| {
+        let path = running.volume("host").join("kept");
+        let found = fs::metadata(&path).expect("attributes");
+        (found.dev(), found.ino(), fs::read_to_string(&path).expect("content"))
+    };
+    let before = file(&killed);
     fixture.kill_all();
     killed.wait();
     assert_eq!(fixture.mounts().len(), 1, "the bind mount is still there");
     let running = fixture.run();
+    assert_eq!(file(&running), before, "the same device, inode and content");
     fs::write(source.join("file"), "1").expect("written");
     assert_eq!(fs::read_to_string(running.volume("host").join("file")).expect("shown"), "1");
     assert_eq!(fixture.mounts().len(), 1);

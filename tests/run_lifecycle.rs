@@ -4,7 +4,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -36,8 +36,28 @@ fn small_fixture() -> Fixture {
 }
 
 #[test]
+fn fu_09_a_mount_shows_its_files_from_the_start_and_is_there_at_readiness() {
+    let fixture = small_fixture();
+    let mut first = fixture.run();
+    let volume = first.volume("config");
+    first.stop();
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    let host = device(&fixture.path("")).expect("a device");
+    for _ in 0..10 {
+        let mut running = fixture.start();
+        while !running.is_ready() {
+            if device(&volume).is_ok_and(|device| device != host) {
+                assert_eq!(fs::read_to_string(volume.join("a")).expect("the volume's file"), "1");
+            }
+        }
+        assert_ne!(device(&volume).expect("a device"), host, "podfs is ready, and the volume is not mounted");
+        running.stop();
+    }
+}
+
+#[test]
 fn readiness_names_every_volume_at_the_kubelets_path_with_its_generation() {
-    // FU-09, FU-11
+    // FU-11
     let fixture = fixture_of_all_kinds();
     let running = fixture.run();
     let uid = running.json()["pod"]["uid"].as_str().expect("a uid");

@@ -42,7 +42,7 @@ fn owned(path: PathBuf) -> (u32, u32, u32) {
 
 #[test]
 fn name_namespace_and_uid_are_raw_and_maps_are_sorted_and_quoted() {
-    // DA-01, DA-02, DA-04
+    // DA-01, DA-02, DA-04, DA-07: the annotations are the manifest's, and no others.
     let metadata = r#"namespace: shop, uid: 0f-1, labels: {b: "2", a: "one\n"}, annotations: {json: '{"x": "y"}'}"#;
     let volumes = about(&[
         ("name", "metadata.name"),
@@ -192,26 +192,34 @@ fn memory_of_this_machine() -> u64 {
 
 #[test]
 fn all_sources_of_a_projected_volume_switch_together() {
-    // PR-01
+    // PR-01: the kinds that manifest files can give. Tokens need an API server (tests/api_source), and a
+    // podCertificate makes its volume wait.
     let volumes = "[{name: all, projected: {sources: [{configMap: {name: app}}, {secret: {name: tls}},
+        {clusterTrustBundle: {path: ca, name: roots}},
         {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}]";
-    let manifest = |label, config, key| {
+    let pem = |body: &str| format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n");
+    let manifest = |label, config, key, certificate| {
         let pod = pod_with(&format!("labels: {{a: {label}}}"), NO_CONTAINERS, volumes);
-        [pod, config_map("app", &[("config", config)]), secret("tls", &[("key", key)])].join("\n---\n")
+        let bundle = serde_json::json!({
+            "apiVersion": "certificates.k8s.io/v1beta1", "kind": "ClusterTrustBundle", "metadata": {"name": "roots"},
+            "spec": {"trustBundle": pem(certificate)},
+        });
+        let (config, key) = (config_map("app", &[("config", config)]), secret("tls", &[("key", key)]));
+        [pod, config, key, bundle.to_string()].join("\n---\n")
     };
-    let fixture = Fixture::new(&manifest("one", "1", "k1"));
+    let fixture = Fixture::new(&manifest("one", "1", "k1", "AAAA"));
     let running = fixture.run();
     let volume = running.volume("all");
-    assert_files(&volume, &[("config", "1"), ("key", "k1"), ("labels", r#"a="one""#)]);
+    assert_files(&volume, &[("config", "1"), ("key", "k1"), ("ca", &pem("AAAA")), ("labels", r#"a="one""#)]);
     let watcher = Watcher::on("root", &volume);
-    fixture.write("pod.yaml", &manifest("two", "2", "k2"));
+    fixture.write("pod.yaml", &manifest("two", "2", "k2", "BBBB"));
     let mut switches = 0;
     eventually("the volume switches", || {
         switches += watcher.switches();
         switches > 0
     });
     assert_eq!(switches, 1);
-    assert_files(&volume, &[("config", "2"), ("key", "k2"), ("labels", r#"a="two""#)]);
+    assert_files(&volume, &[("config", "2"), ("key", "k2"), ("ca", &pem("BBBB")), ("labels", r#"a="two""#)]);
 }
 
 #[test]

@@ -208,3 +208,33 @@ fn tk_07_another_service_account_gets_tokens_of_its_own() {
     rig.fixture.write("pod.yaml", &manifest("app"));
     eventually("there is a token of the other account", || account_of(&token(&running)) == "app");
 }
+
+#[test]
+fn pr_01_a_token_and_the_other_kinds_of_sources_are_in_one_volume_and_switch_together() {
+    let volumes = "[{name: access, projected: {sources: [{serviceAccountToken: {path: token}}, \
+        {configMap: {name: app}}, {secret: {name: tls}}, {clusterTrustBundle: {path: ca, name: roots}}, \
+        {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}}]";
+    let rig = rig(volumes, None);
+    let certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let bundle = json!({
+        "apiVersion": "certificates.k8s.io/v1beta1", "kind": "ClusterTrustBundle",
+        "metadata": {"name": "roots"}, "spec": {"trustBundle": certificate},
+    });
+    rig.server.put(&bundle.to_string());
+    rig.server.put(&secret("tls", &[("key", "pem")]));
+    rig.server.put(&config_map("app", &[("config", "1")]));
+    let running = rig.run();
+    let volume = running.volume("access");
+    let token = fs::read_to_string(token(&running)).expect("a token");
+    for (file, content) in [("config", "1"), ("key", "pem"), ("ca", certificate), ("name", "web")] {
+        assert_eq!(fs::read_to_string(volume.join(file)).expect("a file"), content, "{file}");
+    }
+    let first = generation(&volume);
+    rig.wait_watched("ConfigMap", "app");
+    rig.server.put(&config_map("app", &[("config", "2")]));
+    wait_content(&volume.join("config"), "2");
+    assert_ne!(generation(&volume), first);
+    for (file, content) in [("key", "pem"), ("ca", certificate), ("name", "web"), ("token", &token)] {
+        assert_eq!(fs::read_to_string(volume.join(file)).expect("a file"), content, "{file}");
+    }
+}

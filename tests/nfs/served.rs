@@ -115,15 +115,34 @@ fn what_was_written_and_synchronised_is_there_after_every_process_was_killed() {
 }
 
 #[test]
-fn nf_03_a_claim_that_is_read_only_can_only_be_looked_at() {
+fn nf_03_the_pods_claim_and_the_mount_options_make_a_volume_read_only_and_the_field_of_the_volume_does_not() {
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
-    let fixture = fixture("nfs-read-only", &ganesha, ",ro");
-    let running = fixture.run();
-    let volume = shown(&running);
-    assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "content");
-    let error = fs::write(volume.join("new"), "").expect_err("read-only");
-    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    for (name, mount_options, claim_read_only, nfs_read_only, read_only) in [
+        ("option", ",ro", false, false, true),
+        ("claim", "", true, false, true),
+        ("field", "", false, true, false),
+        ("claim-and-field", "", true, true, true),
+    ] {
+        let fixture = fixture(&format!("nfs-read-only-{name}"), &ganesha, mount_options);
+        let edit = |file: &str, from: &str, to: &str| {
+            let manifest = fs::read_to_string(fixture.path(file)).expect("a manifest");
+            assert!(manifest.contains(from), "{manifest}");
+            fixture.write(file, &manifest.replace(from, to));
+        };
+        if claim_read_only {
+            edit("pod.yaml", "claimName: data}", "claimName: data, readOnly: true}");
+        }
+        if nfs_read_only {
+            edit("objects/volume.yaml", "path: /export}", "path: /export, readOnly: true}");
+        }
+        let running = fixture.run();
+        let volume = shown(&running);
+        assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "content", "{name}");
+        let written = fs::write(volume.join(name), "").map_err(|error| error.kind());
+        let expected = if read_only { Err(std::io::ErrorKind::ReadOnlyFilesystem) } else { Ok(()) };
+        assert_eq!(written, expected, "{name}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 
-/// Fills a generation as the kubelet's AtomicWriter does, and switches to it (AW-08 order: write, link, rename).
+/// Fills a generation as the kubelet's AtomicWriter does, and switches to it: write, link, rename.
 fn switch_to(home: &Home, generation: &str, value: &str) {
     let directory = format!("objects/..{generation}");
     fs::create_dir(home.path(&directory)).expect("a directory");
