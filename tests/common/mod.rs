@@ -38,7 +38,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 use podfs_fuse::mount::table::mounts;
 use serde_json::Value;
@@ -156,8 +156,18 @@ impl Fixture {
         Running { child, ready: None, json: Value::Null, log, directory: self.directory.path().to_owned() }
     }
 
-    /// Lets [`Self::processes`] find the command and all it starts.
+    /// Lets [`Self::processes`] find the command and all it starts. The command begins with the default disposition of
+    /// the signals that end programs: a shell that runs the tests in the background makes them ignore SIGINT.
     pub fn mark<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        // SAFETY: signal(2) is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM] {
+                    nix::sys::signal::signal(signal, SigHandler::SigDfl)?;
+                }
+                Ok(())
+            });
+        }
         command.env(MARK, self.directory.path())
     }
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`contents`] | the files of each package, and what it needs |
 //! | [`licences`] | every crate is in the copyright file |
+//! | [`deny`] | licences, bans and sources of the crates |
 //! | [`symbols`] | the symbols fit the program; no path of this machine is in either |
 //! | [`checkers`] | lintian and rpmlint |
 //! | [`rpm_root`] | the rpm is installed into a root, and removed |
@@ -19,6 +20,7 @@ mod common;
 
 mod checkers;
 mod contents;
+mod deny;
 mod equal_builds;
 mod licences;
 mod refusals;

@@ -1,0 +1,91 @@
+//! The rules of `deny.toml`, for the crates of every machine that podfs is built for.
+//!
+//! `cargo deny` applies the same file. Building it takes minutes, so these tests read `cargo metadata` instead.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::packages::{told_by, top};
+
+fn rules() -> toml::Table {
+    let text = fs::read_to_string(top().join("deny.toml")).expect("deny.toml");
+    text.parse().expect("TOML")
+}
+
+/// The texts of a list in `deny.toml`.
+fn texts(rules: &toml::Table, section: &str, list: &str) -> Vec<String> {
+    let list = rules[section][list].as_array().expect("a list");
+    list.iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
+}
+
+/// Every crate of the workspace's graph for the targets of `deny.toml`, tests and build scripts included.
+fn crates() -> Vec<Value> {
+    let targets = texts(&rules(), "graph", "targets");
+    let platforms = targets.iter().map(|target| format!("--filter-platform={target}"));
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["metadata", "--locked", "--format-version=1"]).args(platforms).current_dir(top());
+    let mut metadata: Value = serde_json::from_str(&told_by(&mut command)).expect("JSON");
+    let Value::Array(crates) = metadata["packages"].take() else { panic!("no packages") };
+    assert!(crates.len() > 200, "these are not all: {}", crates.len());
+    crates
+}
+
+/// `serde 1.0.0`.
+fn named(package: &Value) -> String {
+    format!("{} {}", package["name"].as_str().expect("a name"), package["version"].as_str().expect("a version"))
+}
+
+#[test]
+fn every_crate_has_a_licence_that_is_allowed() {
+    let rules = rules();
+    let allowed = texts(&rules, "licenses", "allow");
+    let exceptions = rules["licenses"]["exceptions"].as_array().expect("a list");
+    let excepted = |package: &Value, licence: &str| {
+        let is_one = |rule: &&toml::Value| rule["crate"].as_str() == package["name"].as_str();
+        let allowed = exceptions.iter().find(is_one).and_then(|rule| rule["allow"].as_array());
+        allowed.is_some_and(|licences| licences.iter().any(|one| one.as_str() == Some(licence)))
+    };
+    let refused = |package: &Value| {
+        let licence = package["license"].as_str().unwrap_or_default();
+        let expression = spdx::Expression::parse_mode(licence, spdx::ParseMode::LAX);
+        let is_allowed = |requirement: &spdx::LicenseReq| {
+            let licence = requirement.to_string();
+            allowed.contains(&licence) || excepted(package, &licence)
+        };
+        !expression.is_ok_and(|expression| expression.evaluate(is_allowed))
+    };
+    let refused: Vec<_> = crates().iter().filter(|package| refused(package)).map(named).collect();
+    assert_eq!(refused, [] as [&str; 0], "deny.toml does not allow the licences of these");
+}
+
+#[test]
+fn no_crate_is_banned_and_none_is_required_in_any_version() {
+    let rules = rules();
+    let banned = rules["bans"]["deny"].as_array().expect("a list");
+    let banned: Vec<_> = banned.iter().map(|rule| rule["name"].as_str().expect("a name")).collect();
+    let crates = crates();
+    let found: Vec<_> = crates.iter().filter(|package| banned.iter().any(|name| package["name"] == *name)).collect();
+    assert!(found.is_empty(), "banned: {found:?}");
+    for package in crates.iter().filter(|package| package["source"].is_null()) {
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        let any_version = |dependency: &&Value| dependency["req"] == "*" && dependency["path"].is_null();
+        let wildcards: Vec<_> = dependencies.iter().filter(any_version).map(|one| &one["name"]).collect();
+        assert!(wildcards.is_empty(), "{} requires any version of {wildcards:?}", named(package));
+    }
+}
+
+#[test]
+fn every_crate_comes_from_the_registry_or_from_this_tree() {
+    let rules = rules();
+    for source in ["unknown-registry", "unknown-git"] {
+        assert_eq!(rules["sources"][source].as_str(), Some("deny"), "{source}");
+    }
+    let foreign = |package: &Value| match package["source"].as_str() {
+        Some(source) => !(source.starts_with("registry+") && source.ends_with("/crates.io-index")),
+        None => !package["manifest_path"].as_str().is_some_and(|path| path.starts_with(&*top().to_string_lossy())),
+    };
+    let foreign: Vec<_> = crates().iter().filter(|package| foreign(package)).map(named).collect();
+    assert_eq!(foreign, [] as [&str; 0]);
+}
