@@ -143,6 +143,44 @@ fn aw_16_the_next_supervisor_makes_the_links_that_a_killed_one_did_not_make() {
 }
 
 #[test]
+fn old_generations_that_a_killed_supervisor_has_kept_are_removed_by_the_next_one() {
+    let pod = Orphaned::new();
+    let start = |seconds: &str| {
+        let mut command = pod.fixture.command();
+        command.args(["--keep-old-generations", seconds]);
+        let mut running = pod.fixture.start_command(command);
+        running.wait_ready();
+        running
+    };
+    let mut running = start("60");
+    let config = running.volume("config");
+    let old = config.join(generation(&config));
+    for number in ["2", "3"] {
+        pod.write(number);
+        wait_content(&config.join("a"), number);
+    }
+    let volume = &pod.fixture.pods()[0]["volumes"][0];
+    assert_eq!(volume["oldGenerations"], 2, "{volume}");
+    assert!(volume["oldGenerationBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{volume}");
+    let mut watcher = Watcher::on("root", &config);
+    watcher.add("old", &old.join("a"));
+    kill_supervisor(&mut running);
+    assert_eq!(fs::read_to_string(old.join("a")).expect("it is kept"), "1");
+    let mut running = start("0.1");
+    eventually("the old ones are gone", || generations(&config) == 1);
+    assert!(watcher.heard().contains(&"old DELETE_SELF".to_owned()));
+    assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "3");
+    eventually("nothing is kept", || pod.fixture.pods()[0]["volumes"][0].get("oldGenerations").is_none());
+
+    // The pod ends while one is kept.
+    drop(watcher);
+    pod.write("4");
+    wait_content(&config.join("a"), "4");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volumes() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();

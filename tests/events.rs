@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::time::Duration;
 
 use podfs_fuse::projection::Commit;
 use podfs_fuse::projection::image::DirectoryAttributes;
@@ -64,6 +65,38 @@ fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
     let new = switched(served.commit(&[("a", "2"), ("c", "2")]));
     let expected = between(&["root CREATE c", "root DELETE b", "data DELETE b"], &OLD_A_REMOVED);
     assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
+}
+
+#[test]
+fn an_old_generation_that_is_kept_is_heard_of_when_it_is_removed() {
+    // EV-04, EV-05: the same events as without the pause, only later; two old generations go one after the other.
+    let mut served = Served::new(&plain_root());
+    served.projection.keep_old_for(Duration::from_secs(3600));
+    let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
+    let kept = served.path().join(&old);
+    let mut watcher = Watcher::on("root", served.path());
+    watcher.add("file", &served.path().join("a"));
+    watcher.add("data", &served.path().join("..data"));
+    let second = switched(served.commit(&[("a", "2")]));
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&second, "new")]), between(&["root DELETE b"], &[]));
+    assert_eq!(fs::read_to_string(kept.join("b")).expect("it is kept"), "1", "nobody has looked it up before");
+    assert_eq!(watcher.heard(), ["data OPEN b", "data ACCESS b", "data CLOSE_NOWRITE b"]);
+    let third = switched(served.commit(&[("a", "3")]));
+    assert_eq!(watcher.heard_of(&[(&second, "old"), (&third, "new")]), between(&[], &[]));
+    assert_eq!(served.projection.old_usage().generations, 2);
+
+    served.projection.remove_old();
+    assert_eq!(watcher.heard(), [""; 0], "their time is not over");
+    served.projection.keep_old_for(Duration::ZERO);
+    served.projection.remove_old();
+    let end = ["data DELETE b", "file ATTRIB", "file DELETE_SELF", "file IGNORED", "data DELETE a", "data DELETE_SELF"];
+    let second_removed = format!("root DELETE|ISDIR {second}");
+    assert_eq!(
+        watcher.heard_of(&[(&old, "old")]),
+        [&end[..], &["data IGNORED", OLD_REMOVED, &second_removed]].concat()
+    );
+    assert_eq!(served.projection.next_removal(), None);
+    assert!(!kept.exists());
 }
 
 #[test]

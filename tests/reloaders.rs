@@ -1,5 +1,6 @@
 //! EV-09: what people run to notice a changed configuration notices an update of a volume. Each of
-//! these is started on a volume first, and then the volume is updated once.
+//! these is started on a volume first, and then the volume is updated once. A program that opens files by way of `..data`
+//! again and again always finds them.
 
 mod common;
 
@@ -8,6 +9,7 @@ use std::io::{self, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use notify::event::{ModifyKind, RenameMode};
 use notify::{EventKind, RecursiveMode, Watcher};
 use tempfile::TempDir;
 
-use common::{PATIENCE, Served, eventually};
+use common::{Fixture, PATIENCE, Served, config_map, config_pod, eventually};
 
 const OLD: &[(&str, &str)] = &[("app.yaml", "old"), ("other", "same")];
 const NEW: &[(&str, &str)] = &[("app.yaml", "new"), ("other", "same")];
@@ -215,4 +217,67 @@ fn viper_itself_notices() {
     program.wait_output("watching 8080");
     served.commit(&[("app.yaml", "port: 9090")]);
     program.wait_output("changed to 9090");
+}
+
+/// Opens a file by way of `..data` again and again, until it is told to stop.
+#[derive(Default)]
+struct Loop {
+    opened: AtomicUsize,
+    missing: AtomicUsize,
+}
+
+impl Loop {
+    fn go_on(&self, path: &Path, done: &AtomicBool) {
+        while !done.load(Ordering::Relaxed) {
+            match File::open(path) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.missing.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => panic!("cannot open {}: {error}", path.display()),
+            }
+            self.opened.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_program_that_opens_files_through_data_finds_them_at_every_switch() {
+    const SWITCHES: usize = 400;
+    let fixture = Fixture::new(&config_pod());
+    let write = |number: usize| {
+        fixture.write("objects/app.json", &config_map("app", &[("a", &number.to_string())]));
+    };
+    write(0);
+    let mut command = fixture.command();
+    // A reader may be kept waiting for longer than a second by a busy machine.
+    command.args(["--keep-old-generations", "60"]);
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let data = running.volume("config").join("..data");
+    let (loops, done) = ([(); 4].map(|()| Loop::default()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for one in &loops {
+            scope.spawn(|| one.go_on(&data.join("a"), &done));
+        }
+        for number in 1..=SWITCHES {
+            write(number);
+            let shown =
+                || fs::read_to_string(running.volume("config").join("a")).is_ok_and(|is| is == number.to_string());
+            let switched = std::time::Instant::now() + PATIENCE;
+            while !shown() && std::time::Instant::now() < switched {
+                std::thread::yield_now();
+            }
+            // Nobody is more than two switches behind, so the bound on the number of old generations hurts nobody.
+            let before = loops.each_ref().map(|one| one.opened.load(Ordering::Relaxed));
+            let has_gone_on = |(one, before): (&Loop, &usize)| one.opened.load(Ordering::Relaxed) > before + 1;
+            while !loops.iter().zip(&before).all(has_gone_on) && std::time::Instant::now() < switched {
+                std::thread::yield_now();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let missing: usize = loops.iter().map(|one| one.missing.load(Ordering::Relaxed)).sum();
+    assert_eq!(missing, 0, "ENOENT in {SWITCHES} switches");
+    assert_eq!(fs::read_to_string(data.join("a")).expect("a file"), SWITCHES.to_string());
 }

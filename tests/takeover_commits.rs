@@ -10,6 +10,7 @@ use std::path::Path;
 use common::tracer::killed_at;
 use common::watch::{Watcher, renamed};
 use common::*;
+use nix::sys::signal::{Signal, kill};
 use rustix::fs::{Advice, AtFlags, CWD, StatxFlags, fadvise, statvfs, statx};
 
 /// More system calls than anything here takes.
@@ -77,7 +78,11 @@ fn a_kill_while_a_projection_is_read_is_not_noticed() {
 #[test]
 fn a_kill_while_a_projection_is_changed_is_not_noticed() {
     let fixture = fixture(1, 3);
-    let running = fixture.run();
+    let mut command = fixture.command();
+    // The old generation is removed at once, so that a commit ends soon.
+    command.args(["--keep-old-generations", "0"]);
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
     let volume = running.volume("config");
     let numbers = |path: &Path| {
         let file = |n: usize| fs::read_to_string(path.join(format!("file-{n:04}")));
@@ -101,4 +106,28 @@ fn a_kill_while_a_projection_is_changed_is_not_noticed() {
     assert!(expected.iter().any(|event| event == "root MOVED_TO ..data"), "{expected:?}");
     withstands(&running, "a commit", |stop| assert_eq!(change(stop + 3), expected, "killed at stop {stop}"));
     assert!(!running.log().contains("cannot commit"), "{}", running.log());
+}
+
+#[test]
+fn a_server_that_is_killed_while_an_old_generation_is_kept_is_followed_by_one_that_has_it() {
+    let fixture = fixture(1, 3);
+    let mut command = fixture.command();
+    command.args(["--keep-old-generations", "5"]);
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let volume = running.volume("config");
+    let old = volume.join(generation(&volume));
+    let mut watcher = Watcher::on("root", &volume);
+    watcher.add("file", &old.join("file-0001"));
+    write(&fixture, 2, 3);
+    wait_content(&volume.join("file-0001"), "2");
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    running.wait_log("another one (pid ");
+    for number in 0..3 {
+        let file = old.join(format!("file-{number:04}"));
+        assert_eq!(fs::read_to_string(file).expect("it is kept"), "1");
+    }
+    let heard = watcher.heard_until_removal("root");
+    assert!(heard.contains(&"file DELETE_SELF".to_owned()), "{heard:?}");
+    assert!(!old.exists());
 }

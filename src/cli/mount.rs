@@ -11,7 +11,7 @@ use podfs_fuse::passthrough;
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
-use super::run::check_machine;
+use super::run::{GenerationOptions, check_machine};
 use super::source::SourceOptions;
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -59,6 +59,8 @@ pub(super) struct Mount {
     /// Print one line per FUSE request on standard output.
     #[arg(long)]
     trace: bool,
+    #[command(flatten)]
+    generations: GenerationOptions,
     #[command(flatten)]
     log: LogOptions,
     /// An empty directory; it is made if it does not exist, and removed at the end.
@@ -115,6 +117,7 @@ impl Mount {
             claim: None,
             inheritance: Inheritance::default(),
             trace: self.trace,
+            keep_old_generations: self.generations.keep_old_generations,
             server_memory: None,
             metrics: None,
         };

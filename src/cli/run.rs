@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueHint};
@@ -90,11 +91,26 @@ pub(super) struct Run {
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
+    generations: GenerationOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
+
+/// How volumes of files change.
+#[derive(Args)]
+pub(super) struct GenerationOptions {
+    /// How many seconds a volume of files keeps the files before a change, so that a program which resolved ..data just
+    /// before the change still finds them: 0 to 60, fractions too. A volume keeps at most 64 old generations, and at most
+    /// 16 MiB of them besides the last one.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(super) keep_old_generations: Duration,
+}
+
+/// The longest time for which old generations may be kept.
+const LONGEST_KEPT: Duration = Duration::from_secs(60);
 
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
@@ -121,6 +137,7 @@ impl Run {
             claim: Some(claim),
             inheritance,
             trace: false,
+            keep_old_generations: self.generations.keep_old_generations,
             server_memory: self.server_memory_max,
             metrics,
         };
@@ -154,6 +171,13 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// A time for which something is kept.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| *time <= LONGEST_KEPT)
+        .ok_or_else(|| format!("{text:?} is no number of seconds between 0 and {}", LONGEST_KEPT.as_secs()))
 }
 
 /// A number of bytes that a process can live in.

@@ -91,6 +91,10 @@ families! {
         "How many generations of files the volume has shown since it was mounted";
     GENERATION_TIME: Gauge "podfs_generation_timestamp_seconds" ["volume"]
         "When the generation that the volume shows was made, in seconds since 1970";
+    OLD_GENERATIONS: Gauge "podfs_old_generations" ["volume"]
+        "How many generations before that the volume still keeps, for programs that just resolved ..data";
+    OLD_GENERATION_BYTES: Gauge "podfs_old_generation_bytes" ["volume"]
+        "Memory that they take, in bytes";
     COMMIT_DURATION: Histogram "podfs_commit_duration_seconds" ["volume"]
         "How long it took to switch to a new generation, from when its files were put together";
     PROPAGATION: Histogram "podfs_propagation_seconds" ["volume"]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use podfs_fuse::projection::GenerationName;
+use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::server::Watch;
 
 use super::health::Health;
@@ -55,6 +56,8 @@ pub(super) struct VolumeReport {
     pub(super) state: State,
     /// Since when it shows its generation.
     since: Instant,
+    /// What the generations before take that it still keeps.
+    pub(super) old: OldUsage,
     last_error: Option<String>,
     restarts: u32,
     /// Its source does not answer.
@@ -144,6 +147,7 @@ impl Known {
                 Some(_) => same.map_or_else(Instant::now, |before| before.since),
                 None => since(state.generation()),
             },
+            old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
             last_error: mounted.last_error().map(str::to_owned),
             restarts: before.as_ref().map_or(0, |before| before.restarts),
@@ -225,6 +229,8 @@ impl VolumeReport {
             backend: shown.and_then(Shown::backend).map(str::to_owned),
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
+            old_generations: Some(self.old.generations).filter(|count| *count > 0),
+            old_generation_bytes: Some(self.old.bytes).filter(|bytes| *bytes > 0),
             requests: self.watch.as_ref().map(Watch::requests),
             audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
             restarts: self.restarts,

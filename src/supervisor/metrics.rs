@@ -126,6 +126,8 @@ fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>)
         if let Some(made_at) = GenerationName::made_at(generation) {
             reading.tell(&GENERATION_TIME, &[name], since_1970(made_at));
         }
+        reading.tell(&OLD_GENERATIONS, &[name], report.old.generations as f64);
+        reading.tell(&OLD_GENERATION_BYTES, &[name], report.old.bytes as f64);
         reading.tell_durations(&COMMIT_DURATION, &[name], &commits);
         reading.tell_durations(&PROPAGATION, &[name], &watch.propagations());
     }

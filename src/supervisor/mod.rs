@@ -117,6 +117,8 @@ pub struct Assignment {
     pub inheritance: Inheritance,
     /// Report every FUSE request on standard output.
     pub trace: bool,
+    /// How long a projection keeps a generation after the switch to the next one.
+    pub keep_old_generations: Duration,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
     /// Where metrics are served over HTTP, too.
@@ -164,8 +166,8 @@ pub async fn run(
     mut report: Report,
 ) -> Result<(), SupervisorError> {
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
-    let Assignment { identity, facts, volumes, site, mut claim, inheritance, trace, server_memory, metrics } =
-        assignment;
+    let Assignment { identity, facts, volumes, site, mut claim, inheritance, server_memory, metrics, .. } = assignment;
+    let Assignment { trace, keep_old_generations, .. } = assignment;
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
         cgroup::warn_of_kubelet();
@@ -210,7 +212,8 @@ pub async fn run(
         listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
     }
     let scaffold = Arc::new(Mutex::new(scaffold));
-    let setting = Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace };
+    let setting =
+        Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace, keep_old_generations };
     let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
         let setting = setting.clone();
         let volume = match (kept.remove(&place), point) {
@@ -335,7 +338,7 @@ impl Supervisor {
         loop {
             self.start_work();
             self.report.progress();
-            let retry = self.retry_at.iter().flatten().min().copied();
+            let next = self.next_work();
             tokio::select! {
                 (signal, order) = orders.received() => {
                     info!("{signal} received");
@@ -352,7 +355,7 @@ impl Supervisor {
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
-                () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
     }

@@ -102,6 +102,12 @@ pub struct VolumeStatus {
     /// For how many seconds it has shown it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation_age_seconds: Option<u64>,
+    /// How many generations before that it still keeps, for programs that just resolved `..data`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_generations: Option<usize>,
+    /// Bytes of memory that they take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_generation_bytes: Option<u64>,
     /// FUSE requests served so far, as far as they are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
@@ -251,6 +257,8 @@ mod tests {
             backend: None,
             generation: None,
             generation_age_seconds: None,
+            old_generations: None,
+            old_generation_bytes: None,
             requests: None,
             audit: None,
             restarts: 0,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
@@ -13,9 +14,18 @@ use super::{Supervisor, SupervisorError};
 pub(super) struct Done {
     place: usize,
     volume: PodVolume,
-    attempt: Attempt,
-    /// How long it took, if the volume was to be mounted.
-    mounting: Option<Duration>,
+    outcome: Outcome,
+}
+
+enum Outcome {
+    /// The volume was refreshed.
+    Refreshed {
+        attempt: Attempt,
+        /// How long it took, if the volume was to be mounted.
+        mounting: Option<Duration>,
+    },
+    /// Old generations were removed.
+    Cleared,
 }
 
 impl Supervisor {
@@ -36,15 +46,60 @@ impl Supervisor {
             self.working.spawn_blocking(move || {
                 let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
                 let attempt = volume.refresh(&refresh, heard);
-                Done { place, volume, attempt, mounting: waits.then(|| began.elapsed()) }
+                let outcome = Outcome::Refreshed { attempt, mounting: waits.then(|| began.elapsed()) };
+                Done { place, volume, outcome }
             });
         }
+        self.start_clearing(now);
+    }
+
+    /// Sends every other volume with an old generation whose time is over to a blocking thread.
+    fn start_clearing(&mut self, now: Instant) {
+        let is_due = |volume: &PodVolume| volume.next_removal().is_some_and(|at| at <= now.into_std());
+        let due: Vec<_> = self.idle.iter().filter(|(_, volume)| is_due(volume)).map(|(place, _)| *place).collect();
+        for place in due {
+            let Some(mut volume) = self.idle.remove(&place) else { continue };
+            self.working.spawn_blocking(move || {
+                volume.remove_old_generations();
+                Done { place, volume, outcome: Outcome::Cleared }
+            });
+        }
+    }
+
+    /// When there is something to do again without any news.
+    pub(super) fn next_work(&self) -> Option<Instant> {
+        let retries = self.retry_at.iter().flatten().copied();
+        let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
+        retries.chain(removals).min()
     }
 
     /// Takes a volume back from its thread.
     pub(super) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
         let done = done.expect("a blocking thread that panics ends the process");
-        let Done { place, volume, attempt, mounting } = done;
+        let Done { place, volume, outcome } = done;
+        if let Outcome::Refreshed { attempt, mounting } = outcome
+            && let Err(cause) = self.take_attempt(place, &volume, attempt, mounting)
+        {
+            let name = volume.spec().name.to_string();
+            self.idle.insert(place, volume);
+            return Err(SupervisorError::Mount { volume: name, cause });
+        }
+        self.report_volume(place, &volume);
+        self.idle.insert(place, volume);
+        Ok(())
+    }
+
+    /// What a refresh came to.
+    ///
+    /// # Errors
+    /// When the volume can never be mounted.
+    fn take_attempt(
+        &mut self,
+        place: usize,
+        volume: &PodVolume,
+        attempt: Attempt,
+        mounting: Option<Duration>,
+    ) -> Result<(), MountError> {
         let succeeded = volume.state().reason().is_none();
         if let Some(took) = mounting {
             self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
@@ -55,14 +110,8 @@ impl Supervisor {
         match attempt {
             Attempt::Settled => {}
             Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
-            Attempt::Hopeless(cause) => {
-                let name = volume.spec().name.to_string();
-                self.idle.insert(place, volume);
-                return Err(SupervisorError::Mount { volume: name, cause });
-            }
+            Attempt::Hopeless(cause) => return Err(cause),
         }
-        self.report_volume(place, &volume);
-        self.idle.insert(place, volume);
         Ok(())
     }
 

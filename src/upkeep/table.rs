@@ -197,6 +197,8 @@ mod tests {
             backend: None,
             generation: Some("..2026_11_20_19_54_31.7".to_owned()),
             generation_age_seconds: Some(180),
+            old_generations: Some(1),
+            old_generation_bytes: Some(8192),
             requests: Some(17),
             audit: None,
             restarts: 2,
@@ -207,6 +209,8 @@ mod tests {
             mode: None,
             generation: None,
             generation_age_seconds: None,
+            old_generations: None,
+            old_generation_bytes: None,
             requests: None,
             ..volume("late", "/r/volumes/kubernetes.io~configmap/late", VolumeState::Waiting)
         };

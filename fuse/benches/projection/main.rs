@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`read`] | a warm volume: open + read + close, stat, list |
 //! | [`commit`] | from a changed payload to the switch of `..data` |
+//! | [`switches`] | how often four readers that open files through `..data` meet `ENOENT` |
 //! | [`scale`] | 500 volumes in one `podfs run`: time to ready, memory |
 
 mod atomic_writer;
@@ -14,6 +15,7 @@ mod commit;
 mod read;
 mod rig;
 mod scale;
+mod switches;
 
 fn main() {
     if std::env::args().any(|argument| argument == rig::SERVE) {
@@ -22,5 +24,6 @@ fn main() {
     }
     read::run();
     commit::run();
+    switches::run();
     scale::run();
 }

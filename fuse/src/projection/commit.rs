@@ -7,6 +7,9 @@
 //! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
 //! after it leaves the new one. What lies about in the root then is put right by the next commit.
 //!
+//! After the switch the old generation stays for a while ([`old`](super::old)). Commits remove the generations whose time
+//! is over; between commits [`Projection::remove_old`] does, when [`Projection::next_removal`] has come.
+//!
 //! Each step that is done is confirmed in the supervisor's replica of the tree, which is what the server's successor
 //! begins with if the server dies. A step that is under way then is asked again of the successor, by the kernel.
 
@@ -25,6 +28,7 @@ use rustix::fs::{
 
 use super::generation::GenerationName;
 use super::image::{DirectoryAttributes, Image, Layout};
+use super::old::{OldGenerations, OldUsage};
 use super::steps::{self, DATA, DATA_TMP, Shown, Step};
 use super::tree::{Root, Staged};
 use crate::mount::MountError;
@@ -77,6 +81,9 @@ pub struct Projection {
     held: Arc<Held>,
     hidden: BTreeSet<String>,
     current: Option<(GenerationName, Arc<Image>)>,
+    old: OldGenerations,
+    /// Why an old generation could not be removed, until the caller has taken the sentence.
+    left: Option<String>,
     /// A commit stopped half-way; the root may hold what does not belong there.
     untidy: bool,
     answering: Answering,
@@ -107,7 +114,61 @@ impl Projection {
     pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
         let mut projection = Self::of(server, volume, held);
         projection.untidy = true;
+        let old = projection.held.tree().old();
+        old.into_iter().for_each(|(name, image)| projection.old.push(name, image));
         projection
+    }
+
+    /// Keeps each generation for so long after its switch, in place of removing it at once. For old generations that are
+    /// there already, the time begins now.
+    pub fn keep_old_for(&mut self, time: Duration) {
+        self.old.keep_for(time);
+    }
+
+    /// When the next old generation is to be removed.
+    pub fn next_removal(&self) -> Option<Instant> {
+        self.old.next_removal().filter(|_| !self.is_given_up())
+    }
+
+    /// What old generations take.
+    pub fn old_usage(&self) -> OldUsage {
+        self.old.usage()
+    }
+
+    /// Removes the old generations whose time is over. One that cannot be removed yet, because a file system is mounted on
+    /// it for instance, is tried again later.
+    pub fn remove_old(&mut self) {
+        if self.remove_due() {
+            // A failure means that the server is gone; its successor is asked by the next commit.
+            let _ = self.refresh_root();
+        }
+    }
+
+    /// Whether it removed any.
+    fn remove_due(&mut self) -> bool {
+        let mut removed = false;
+        for old in self.old.due(Instant::now()) {
+            match self.remove_generation(Shown { name: &old.name, image: &old.image }) {
+                Ok(()) => {
+                    self.old.removed(&old.name);
+                    removed = true;
+                }
+                Err(error) if self.old.failed(&old.name) => {
+                    self.left =
+                        Some(format!("cannot remove the old generation {}: {error}; podfs tries again", old.name));
+                }
+                Err(_) => {}
+            }
+        }
+        if removed {
+            self.held.tree().prune_generations();
+        }
+        removed
+    }
+
+    /// Why an old generation could not be removed; told once for each.
+    pub fn take_left(&mut self) -> Option<String> {
+        self.left.take()
     }
 
     fn of(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
@@ -116,7 +177,8 @@ impl Projection {
             let above = |path: &String| path.split('/').next().map(str::to_owned);
             (tree.root().directories.iter().filter_map(above).collect(), tree.current())
         };
-        Self { server, volume, held, hidden, current, untidy: false, answering: Answering::default() }
+        let (old, answering) = (OldGenerations::default(), Answering::default());
+        Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering }
     }
 
     /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
@@ -138,12 +200,14 @@ impl Projection {
     ///
     /// # Errors
     /// The generation before stays current, unless only what comes after the switch failed: then the new
-    /// one is current, and the next commit puts the rest right.
+    /// one is current, and the next commit puts the rest right. That an old generation cannot be removed is no error.
     pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
         let began = Instant::now();
         let left_over = self.tidy()?;
         self.untidy = left_over;
+        self.old.retry_now();
         if self.current.as_ref().is_some_and(|(_, image)| payload.equals(image)) {
+            self.remove_old();
             return Ok(Commit::Unchanged);
         }
         self.untidy = true;
@@ -161,11 +225,11 @@ impl Projection {
         self.perform(&steps[..switch])?;
         let switched_in = began.elapsed() - staged_in;
         self.held.region.counts().commits.add(staged_in + switched_in);
-        let old = self.current.replace((generation.clone(), image));
-        self.perform(&steps[switch..])?;
-        if let Some((old, image)) = &old {
-            self.remove_generation(Shown { name: old, image }, time)?;
+        if let Some((name, image)) = self.current.replace((generation.clone(), image)) {
+            self.old.push(name, image);
         }
+        self.perform(&steps[switch..])?;
+        self.remove_due();
         self.refresh_root()?;
         self.untidy = left_over;
         Ok(Commit::Switched { generation, staged_in, switched_in })
@@ -210,12 +274,12 @@ impl Projection {
         self.current.as_ref().map(|(name, image)| Shown { name, image })
     }
 
-    fn remove_generation(&self, old: Shown<'_>, time: SystemTime) -> Result<(), CommitError> {
+    fn remove_generation(&self, old: Shown<'_>) -> Result<(), CommitError> {
         let known = self.server.close(self.volume, old.name).map_err(CommitError::Server)?;
         let closed = self.held.tree().close_generation_but(old.name.as_str(), &known);
         closed.map_err(|errno| CommitError::Server(errno.into()))?;
         let steps = steps::removal(old, &known);
-        self.announce(&steps, None, time)?;
+        self.announce(&steps, None, SystemTime::now())?;
         self.perform(&steps)
     }
 
@@ -252,7 +316,7 @@ impl Projection {
         let entries =
             self.entries().map_err(|cause| CommitError::Step { call: "reading the root".to_owned(), cause })?;
         let mut left_over = false;
-        for step in steps::repair(&entries, self.shown(), &self.hidden) {
+        for step in steps::repair(&entries, self.shown(), &self.hidden, |name| self.old.contains(name)) {
             // One by one: a step that fails would stay the next one that the server accepts.
             let step = [step];
             self.announce(&step, None, SystemTime::now())?;

@@ -430,6 +430,11 @@ impl Image {
         self.content.len() as u64
     }
 
+    /// Bytes of memory that it takes.
+    pub(crate) fn memory(&self) -> u64 {
+        (self.block.bytes().len() + size_of_val(self.block.counters())) as u64
+    }
+
     /// Does the zeroing from now on.
     pub(crate) fn own(&self) {
         self.block.own();

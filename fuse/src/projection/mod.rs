@@ -15,11 +15,13 @@
 //! | [`tree`] | the server's view: generations, links, node ids; changes only by announced steps |
 //! | [`filesystem`] | the FUSE shim over [`tree`] |
 //! | [`undo`] | dropping what was stored through a writable mapping |
+//! | [`old`] | generations that stay for a while after their switch |
 //! | [`commit`] | the supervisor's view: one mounted projection and its commits |
 
 pub mod commit;
 pub mod filesystem;
 pub mod image;
+pub mod old;
 pub mod steps;
 pub mod tree;
 pub mod undo;

@@ -5,8 +5,8 @@
 //! reaches the tree for writing (a privileged container can remount its bind mount) changes nothing.
 //!
 //! The order is the `AtomicWriter`'s, and with it the inotify events that containers see: the new
-//! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last the
-//! old generation (rows EV-01 to EV-05 of the kubelet's behaviour).
+//! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last, when its time is over,
+//! the old generation (rows EV-01 to EV-05 of the kubelet's behaviour).
 
 use std::collections::BTreeSet;
 
@@ -125,8 +125,13 @@ pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
 
 /// What brings a root with these entries back to what `current` should look like, after a commit
 /// that stopped half-way: no `..data_tmp` (AW-18), no leaked generation (AW-19), every link in its
-/// place (AW-16).
-pub fn repair(entries: &[String], current: Option<Shown<'_>>, hidden: &BTreeSet<String>) -> Vec<Step> {
+/// place (AW-16). Generations for which `is_kept` holds stay.
+pub fn repair(
+    entries: &[String],
+    current: Option<Shown<'_>>,
+    hidden: &BTreeSet<String>,
+    is_kept: impl Fn(&str) -> bool,
+) -> Vec<Step> {
     let wanted = || links(current.map(|shown| shown.image), hidden);
     let names: BTreeSet<_> = wanted().map(|(name, _)| name).collect();
     let present: BTreeSet<_> = entries.iter().map(String::as_str).collect();
@@ -137,10 +142,10 @@ pub fn repair(entries: &[String], current: Option<Shown<'_>>, hidden: &BTreeSet<
     steps.extend(wanted().filter(|(name, _)| !present.contains(name)).map(|(name, uid)| make_link(name, uid)));
     for &entry in &present {
         let kept = entry == DATA || entry == DATA_TMP || names.contains(entry) || hidden.contains(entry);
-        let is_current = current.is_some_and(|shown| shown.name.as_str() == entry);
-        if is_generation(entry) && !is_current {
+        let is_wanted = current.is_some_and(|shown| shown.name.as_str() == entry) || is_kept(entry);
+        if is_generation(entry) && !is_wanted {
             steps.push(Step::RemoveDirectory { directory: String::new(), name: entry.to_owned() });
-        } else if !kept && !is_current {
+        } else if !kept && !is_wanted {
             steps.push(unlink_root(entry));
         }
     }

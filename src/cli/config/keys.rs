@@ -19,6 +19,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "in-cluster", variable: "PODFS_IN_CLUSTER" },
     Key { name: "node-name", variable: "PODFS_NODE_NAME" },
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
+    Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
     Key { name: "log", variable: "RUST_LOG" },
     Key { name: "log-format", variable: "PODFS_LOG_FORMAT" },
 ];

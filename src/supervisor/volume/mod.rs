@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::GenerationName;
+use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::server::{Adopted, Server, Watch};
 use serde_json::Value;
 use tracing::{info, warn};
@@ -53,6 +54,8 @@ pub struct Setting {
     pub scaffold: Arc<Mutex<Scaffold>>,
     /// Report every FUSE request on standard output.
     pub trace: bool,
+    /// How long a projection keeps a generation after the switch to the next one.
+    pub keep_old_generations: Duration,
 }
 
 impl Setting {
@@ -338,6 +341,29 @@ impl PodVolume {
                 self.fail(reason);
                 self.retry()
             }
+        }
+    }
+
+    /// When old generations of the volume are to be removed.
+    pub fn next_removal(&self) -> Option<Instant> {
+        match &self.body {
+            Body::Projected(projected) => projected.next_removal(),
+            Body::Passthrough(_) => None,
+        }
+    }
+
+    /// Removes the old generations whose time is over.
+    pub fn remove_old_generations(&mut self) {
+        if let Body::Projected(projected) = &mut self.body {
+            projected.remove_old(self.spec.name.as_str());
+        }
+    }
+
+    /// What old generations take.
+    pub fn old_generations(&self) -> OldUsage {
+        match &self.body {
+            Body::Projected(projected) => projected.old_usage(),
+            Body::Passthrough(_) => OldUsage::default(),
         }
     }
 

@@ -8,6 +8,7 @@ use podfs_fuse::mount::private::{MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::commit::{Commit, CommitError};
 use podfs_fuse::projection::image::DirectoryAttributes;
+use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{Entry, ImageError, Layout, Projection};
 use podfs_fuse::server::{Reporting, Subject, Watch};
@@ -60,7 +61,13 @@ impl ProjectedVolume {
         Self { setting, point, mounted: None, warned: Vec::new() }
     }
 
-    pub(super) fn adopted(setting: Setting, point: MountPoint, visible: VisibleMount, projection: Projection) -> Self {
+    pub(super) fn adopted(
+        setting: Setting,
+        point: MountPoint,
+        visible: VisibleMount,
+        mut projection: Projection,
+    ) -> Self {
+        projection.keep_old_for(setting.keep_old_generations);
         Self { mounted: Some(Mounted { visible, projection }), ..Self::new(setting, point) }
     }
 
@@ -77,6 +84,24 @@ impl ProjectedVolume {
     /// A way to look at it, once it is mounted.
     pub(super) fn watch(&self) -> Option<Watch> {
         self.mounted.as_ref().map(|mounted| mounted.projection.watch())
+    }
+
+    /// When the next old generation is to be removed.
+    pub(super) fn next_removal(&self) -> Option<Instant> {
+        self.mounted.as_ref()?.projection.next_removal()
+    }
+
+    /// Removes the old generations whose time is over.
+    pub(super) fn remove_old(&mut self, name: &str) {
+        if let Some(mounted) = &mut self.mounted {
+            mounted.projection.remove_old();
+            warn_of_left(name, &mut mounted.projection);
+        }
+    }
+
+    /// What old generations take.
+    pub(super) fn old_usage(&self) -> OldUsage {
+        self.mounted.as_ref().map(|mounted| mounted.projection.old_usage()).unwrap_or_default()
     }
 
     /// Shows the files that `refresh` comes to, because of a change that was `heard` of then.
@@ -121,6 +146,7 @@ impl ProjectedVolume {
                     let before = began.saturating_duration_since(heard);
                     mounted.projection.note_propagation(before + staged_in + switched_in);
                 }
+                warn_of_left(spec.name.as_str(), &mut mounted.projection);
                 mounted
             }
             _ => {
@@ -155,6 +181,7 @@ impl ProjectedVolume {
         let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = Projection::start(Arc::clone(server), &root, &options, about, &reporting)?;
+        projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
         let visible = projection.show(&self.point)?;
         Ok(Mounted { visible, projection })
@@ -174,6 +201,12 @@ fn subject(pod: &PodIdentity, volume: &Volume) -> Subject {
     let PodIdentity { namespace, name, uid } = pod;
     let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
     Subject([("pod".to_owned(), pod), ("volume".to_owned(), volume.name.as_str().into())].into_iter().collect())
+}
+
+fn warn_of_left(volume: &str, projection: &mut Projection) {
+    if let Some(reason) = projection.take_left() {
+        warn!("volume {volume:?}: {reason}");
+    }
 }
 
 /// Logs what is odd about a payload, unless the one before was odd in the same way.

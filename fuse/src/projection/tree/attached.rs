@@ -101,10 +101,11 @@ impl Attached {
         }
     }
 
-    /// The nodes the kernel knows.
+    /// The nodes the kernel knows, but for those that are unlinked.
     pub(super) fn known(&self) -> Vec<Index> {
         let counts = (0..).zip(self.image.lookups());
-        counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index).collect()
+        let known = counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index);
+        known.filter(|index| !self.unlinked.contains(index)).collect()
     }
 
     /// From now on no other nodes can be looked up.

@@ -28,8 +28,8 @@ impl Tree {
         self.asked_before = None;
     }
 
-    /// The nodes of generation `name` that the kernel knows. From now on no other can be looked up,
-    /// so that the answer stays true while they are unlinked.
+    /// The nodes of generation `name` that the kernel knows and that are not unlinked. From now on no other can be looked
+    /// up, so that the answer stays true while they are unlinked. A removal that stopped half-way begins again here.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.

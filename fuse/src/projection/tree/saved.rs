@@ -138,6 +138,15 @@ impl Tree {
         Some((generation.name().clone(), generation.image()))
     }
 
+    /// The generations that have a name in the root besides the current one, in the order in which they were made.
+    pub fn old(&self) -> Vec<(GenerationName, Arc<Image>)> {
+        let current = self.current().map(|(name, _)| name);
+        let named =
+            self.generations.values().filter(|generation| self.entries.find(generation.name().as_str()).is_some());
+        let old = named.filter(|generation| Some(generation.name()) != current.as_ref());
+        old.map(|generation| (generation.name().clone(), generation.image())).collect()
+    }
+
     /// What the root looks like.
     pub fn root(&self) -> &Root {
         &self.root

@@ -321,7 +321,7 @@ fn whatever_a_commit_that_stopped_leaves_is_put_right() {
         let entries =
             rig.names(NodeId::ROOT).into_iter().filter(|name| name != "." && name != "..").collect::<Vec<_>>();
         let current = rig.current.as_ref().map(|(name, image)| Shown { name, image });
-        let steps = repair(&entries, current, &Rig::hidden());
+        let steps = repair(&entries, current, &Rig::hidden(), |_| false);
         rig.tree.announce(steps.clone(), None, SystemTime::UNIX_EPOCH);
         rig.perform(&steps).expect("repairs are accepted");
         let generation = rig.current.as_ref().expect("a generation").0.to_string();

@@ -1,0 +1,168 @@
+//! Old generations: `..data` pointed to them before, and a reader that resolved the link just before a switch still looks
+//! for the directory. So each stays for a while, with everything in it, and is removed then.
+//!
+//! A volume that changes very often keeps the newest: at most [`MOST`] generations that take at most [`MOST_BYTES`]
+//! together, and in any case the one that was current last.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::generation::GenerationName;
+use super::image::Image;
+
+/// The most generations that are kept after their switch.
+pub const MOST: usize = 64;
+/// The most bytes of memory that they take together.
+pub const MOST_BYTES: u64 = 16 << 20;
+
+/// How long after a removal that failed the next attempt is made; each further one waits twice as long.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+/// A generation that is not current any more.
+#[derive(Clone)]
+pub(super) struct Old {
+    pub(super) name: GenerationName,
+    pub(super) image: Arc<Image>,
+    /// When it is to be removed.
+    until: Instant,
+    /// How often its removal failed.
+    failures: u32,
+}
+
+/// What the old generations of a volume take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OldUsage {
+    /// How many there are.
+    pub generations: usize,
+    /// Bytes of memory.
+    pub bytes: u64,
+}
+
+/// The old generations of a volume, the oldest first.
+#[derive(Default)]
+pub(super) struct OldGenerations {
+    keep_for: Duration,
+    all: Vec<Old>,
+}
+
+impl OldGenerations {
+    /// Keeps each generation for so long, counted from now for those that are there already.
+    pub(super) fn keep_for(&mut self, time: Duration) {
+        self.keep_for = time;
+        let until = Instant::now() + time;
+        self.all.iter_mut().for_each(|old| old.until = until);
+    }
+
+    pub(super) fn push(&mut self, name: GenerationName, image: Arc<Image>) {
+        self.all.push(Old { name, image, until: Instant::now() + self.keep_for, failures: 0 });
+    }
+
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.all.iter().any(|old| old.name.as_str() == name)
+    }
+
+    pub(super) fn usage(&self) -> OldUsage {
+        let bytes = self.all.iter().map(|old| old.image.memory()).sum();
+        OldUsage { generations: self.all.len(), bytes }
+    }
+
+    /// When the next one is to be removed.
+    pub(super) fn next_removal(&self) -> Option<Instant> {
+        self.all.iter().map(|old| old.until).min()
+    }
+
+    /// Those to be removed now: their time is over, or newer ones take the room.
+    pub(super) fn due(&self, now: Instant) -> Vec<Old> {
+        let (mut room, mut bytes) = (MOST, MOST_BYTES);
+        let newest_first = self.all.iter().rev().enumerate();
+        let due = newest_first.filter(|(age, old)| {
+            let fits = room > 0 && old.image.memory() <= bytes;
+            (room, bytes) = if fits { (room - 1, bytes - old.image.memory()) } else { (0, 0) };
+            old.until <= now || (!fits && *age > 0 && old.failures == 0)
+        });
+        let mut due: Vec<_> = due.map(|(_, old)| old.clone()).collect();
+        due.reverse();
+        due
+    }
+
+    /// Tries those again at once that could not be removed.
+    pub(super) fn retry_now(&mut self) {
+        let now = Instant::now();
+        self.all.iter_mut().filter(|old| old.failures > 0).for_each(|old| old.until = now);
+    }
+
+    pub(super) fn removed(&mut self, name: &GenerationName) {
+        self.all.retain(|old| old.name != *name);
+    }
+
+    /// The removal failed: it is tried again later. Whether that is the first time.
+    pub(super) fn failed(&mut self, name: &GenerationName) -> bool {
+        let Some(old) = self.all.iter_mut().find(|old| old.name == *name) else { return false };
+        let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(old.failures)).min(LONGEST_RETRY);
+        old.until = Instant::now() + delay;
+        old.failures = old.failures.saturating_add(1);
+        old.failures == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::image::{DirectoryAttributes, Entry, Layout};
+    use super::*;
+
+    fn image(size: usize) -> Arc<Image> {
+        let content = vec![b'x'; size];
+        let entry = Entry { path: "a", content: &content, mode: 0o644, uid: 0, gid: 0 };
+        let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
+        Arc::new(Layout::new([entry], directories).expect("a tree").image().expect("an image"))
+    }
+
+    fn kept_for_an_hour(sizes: &[usize]) -> (OldGenerations, Vec<GenerationName>) {
+        let mut old = OldGenerations::default();
+        old.keep_for(Duration::from_secs(3600));
+        let names: Vec<_> = sizes.iter().map(|_| GenerationName::new(SystemTime::now())).collect();
+        sizes.iter().zip(&names).for_each(|(size, name)| old.push(name.clone(), image(*size)));
+        (old, names)
+    }
+
+    fn due(old: &OldGenerations, at: Instant) -> Vec<GenerationName> {
+        old.due(at).into_iter().map(|old| old.name).collect()
+    }
+
+    #[test]
+    fn a_generation_is_due_when_its_time_is_over() {
+        let (old, names) = kept_for_an_hour(&[1, 1]);
+        assert_eq!(due(&old, Instant::now()), []);
+        assert_eq!(due(&old, Instant::now() + Duration::from_secs(3601)), names);
+        assert_eq!(old.usage().generations, 2);
+    }
+
+    #[test]
+    fn the_newest_are_kept_within_the_limits_and_the_last_one_in_any_case() {
+        let (old, names) = kept_for_an_hour(&[1; MOST + 2]);
+        assert_eq!(due(&old, Instant::now()), names[..2]);
+        let half = usize::try_from(MOST_BYTES / 2).expect("a size");
+        let (old, names) = kept_for_an_hour(&[1, half, half, 1]);
+        assert_eq!(due(&old, Instant::now()), names[..2], "the oldest goes, too, though it would fit");
+        let (old, names) = kept_for_an_hour(&[1, 3 * half]);
+        assert_eq!(due(&old, Instant::now()), names[..1]);
+    }
+
+    #[test]
+    fn a_removal_that_failed_is_tried_again_later_and_with_the_next_commit() {
+        let (mut old, names) = kept_for_an_hour(&[1]);
+        old.keep_for(Duration::ZERO);
+        assert_eq!(due(&old, Instant::now()), names);
+        assert!(old.failed(&names[0]), "it is the first time");
+        assert_eq!(due(&old, Instant::now()), []);
+        assert!(old.next_removal().is_some());
+        old.retry_now();
+        assert_eq!(due(&old, Instant::now()), names);
+        assert!(!old.failed(&names[0]));
+        old.removed(&names[0]);
+        assert_eq!((old.next_removal(), old.usage()), (None, OldUsage::default()));
+    }
+}
