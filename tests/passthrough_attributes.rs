@@ -123,6 +123,28 @@ const CHANGES: [(&str, Change); 9] = [
     }),
 ];
 
+/// Files with this mode that belong to the caller and a group of the caller's, changed in every way.
+#[track_caller]
+fn changed_by_the_owner(bits: u32) {
+    const OWNER: Caller = Caller::with_groups(4711, &[100]);
+    the_mount_does_as_the_disk(|root, answers| {
+        for (what, change) in CHANGES {
+            fs::write(root.join(what), "a program").expect("written");
+            chown(root.join(what), Some(OWNER.uid), Some(100)).expect("root may");
+            fs::set_permissions(root.join(what), Permissions::from_mode(bits)).expect("the mode is set");
+            OWNER.run(root, || answers.note(what, change(Path::new(what))));
+            answers.see("mode", mode(&root.join(what)));
+        }
+    });
+}
+
+#[test]
+fn setgid_without_group_execute_stays_when_a_member_of_the_group_changes_the_file() {
+    changed_by_the_owner(0o2644);
+    changed_by_the_owner(0o6644);
+    changed_by_the_owner(0o6654);
+}
+
 /// Files with this mode, changed in every way by somebody who does not own them.
 #[track_caller]
 fn changed_by_somebody(bits: u32) {

@@ -6,10 +6,14 @@ mod common;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::ptr;
 
 use podfs_fuse::passthrough::Cache;
+use rustix::fs::{AtFlags, CWD, StatxFlags, Timespec, Timestamps, statx, utimensat};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use common::caller::in_thread;
+use common::kernel_is_at_least;
 use common::passthrough::{Mounted, disk_directory, within_patience};
 use common::twins::names;
 use common::undisturbed::undisturbed;
@@ -222,6 +226,83 @@ fn a_source_that_is_removed_is_an_error_and_no_hang() {
     fs::create_dir(&source).expect("a directory");
     fs::write(source.join("file"), "other").expect("written");
     assert!(!mounted.path().join("file").exists());
+}
+
+/// The times of a file, asked for alone: the kernel believes each attribute on its own.
+fn times(path: &Path) -> [(i64, u32); 2] {
+    let mask = StatxFlags::MTIME | StatxFlags::CTIME;
+    let found = statx(CWD, path, AtFlags::empty(), mask).expect("a file");
+    [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec))
+}
+
+#[test]
+fn a_store_through_a_mapping_moves_the_times_that_stat_tells() {
+    // xfstests generic/080 and 215
+    const LENGTH: usize = 8192;
+    let limited = Mounted::with_limit(1 << 30);
+    let kernel_caches = [Mounted::with_cache(Cache::Always), Mounted::exclusive(), Mounted::new()];
+    for mounted in kernel_caches.iter().chain([&limited]) {
+        let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
+        fs::write(&shown, vec![1; LENGTH]).expect("written");
+        let same = |when: &str| assert_eq!(times(&shown), times(&source), "{when}");
+        let long_ago = || {
+            let then = Timespec { tv_sec: 1000, tv_nsec: 0 };
+            let then = Timestamps { last_access: then, last_modification: then };
+            utimensat(CWD, &shown, &then, AtFlags::empty()).expect("set");
+            assert_eq!(times(&shown)[0], (1000, 0));
+        };
+        long_ago();
+        let file = File::options().read(true).write(true).open(&shown).expect("a file");
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mmap(ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, &file, 0) }.expect("a mapping");
+        let store = |byte: u8| {
+            // SAFETY: within the mapping, which is there until the end of this round.
+            unsafe {
+                at.cast::<u8>().write_volatile(byte);
+                msync(at, LENGTH, MsyncFlags::SYNC).expect("synchronised");
+            }
+        };
+        long_ago();
+        store(2);
+        assert_ne!(times(&shown)[0], (1000, 0), "the store moves the time");
+        same("after msync");
+        long_ago();
+        store(3);
+        drop(file);
+        same("after close");
+        // The mapping needs no descriptor.
+        long_ago();
+        store(4);
+        assert_ne!(times(&shown)[0], (1000, 0), "the store moves the time");
+        same("after a store without a descriptor");
+        long_ago();
+        // SAFETY: within the mapping, and exactly the mapping.
+        unsafe {
+            at.cast::<u8>().write_volatile(5);
+            munmap(at, LENGTH).expect("unmapped");
+        }
+        same("after munmap");
+    }
+}
+
+#[test]
+fn a_file_that_was_open_for_reading_and_writing_and_is_not_mapped_is_remembered_again() {
+    if !kernel_is_at_least(6, 18) {
+        return;
+    }
+    let mounted = Mounted::with_cache(Cache::Always);
+    let shown = mounted.path().join("file");
+    let file = File::options().read(true).write(true).create_new(true).open(&shown).expect("created");
+    file.write_all_at(b"content", 0).expect("written");
+    drop(file);
+    // The kernel forgets the file a moment after it was closed, and looks it up again.
+    eventually("looking asks nothing", || {
+        fs::metadata(&shown).expect("a file");
+        let before = mounted.requests();
+        (0..100).for_each(|_| assert_eq!(fs::metadata(&shown).expect("a file").len(), 7));
+        mounted.requests() == before
+    });
 }
 
 /// What a container does all day.

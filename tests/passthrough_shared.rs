@@ -171,9 +171,6 @@ fn names_made_in_one_mount_are_there_in_the_other() {
 #[test]
 fn the_kernel_moves_the_bytes_where_it_can() {
     // FUSE_PASSTHROUGH came with Linux 6.9.
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
-    let version = (numbers.next().expect("a major version"), numbers.next().unwrap_or_default());
-    let expected = if version >= (6, 9) { DataPath::Kernel } else { DataPath::Server };
+    let expected = if common::kernel_is_at_least(6, 9) { DataPath::Kernel } else { DataPath::Server };
     assert_eq!(Mounted::new().data_path(), expected);
 }

@@ -448,6 +448,14 @@ pub fn wait_content(path: &Path, content: &str) {
     });
 }
 
+/// Whether the kernel is this one or a newer one.
+pub fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next().expect("a major version"), numbers.next().unwrap_or_default());
+    version >= (major, minor)
+}
+
 /// A ConfigMap manifest.
 pub fn config_map(name: &str, data: &[(&str, &str)]) -> String {
     object("ConfigMap", name, "data", data)

@@ -52,6 +52,11 @@ impl Mounted {
         Self::with(Options { limit: Some(limit), exclusive: true, ..Options::default() })
     }
 
+    /// As [`Self::new`], with nobody else on the source, as an emptyDir.
+    pub fn exclusive() -> Self {
+        Self::with(Options { exclusive: true, ..Options::default() })
+    }
+
     fn with(options: Options) -> Self {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }

@@ -8,20 +8,31 @@ use rustix::io::Errno;
 
 use super::mounted::Cache;
 use super::mounts::Mount;
+use super::node::Node;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
 /// How long the kernel may believe a name, and attributes.
 #[derive(Clone, Copy, Debug)]
-pub struct Validity(Duration);
+pub struct Validity {
+    names: Duration,
+    attributes: Duration,
+}
 
 impl Validity {
     /// What `cache` comes to.
     pub fn of(cache: Cache) -> Self {
-        Self(match cache {
+        let both = match cache {
             Cache::None => Duration::ZERO,
             Cache::Auto => Duration::from_secs(1),
             Cache::Always => Duration::from_secs(365 * 24 * 60 * 60),
-        })
+        };
+        Self { names: both, attributes: both }
+    }
+
+    /// That of `node`. The server does not hear of stores through a mapping, so the kernel has to ask for the attributes
+    /// of a file that may have one.
+    pub fn for_node(self, node: &Node) -> Self {
+        if node.is_mappable() { Self { attributes: Duration::ZERO, ..self } } else { self }
     }
 
     /// A name of `node`.
@@ -29,22 +40,24 @@ impl Validity {
         EntryOut {
             nodeid: node,
             generation: 0,
-            entry_valid: self.0.as_secs(),
-            attr_valid: self.0.as_secs(),
-            entry_valid_nsec: self.0.subsec_nanos(),
-            attr_valid_nsec: self.0.subsec_nanos(),
+            entry_valid: self.names.as_secs(),
+            attr_valid: self.attributes.as_secs(),
+            entry_valid_nsec: self.names.subsec_nanos(),
+            attr_valid_nsec: self.attributes.subsec_nanos(),
             attr,
         }
     }
 
     /// Attributes.
     pub fn attributes(self, attr: Attr) -> AttrOut {
-        AttrOut { attr_valid: self.0.as_secs(), attr_valid_nsec: self.0.subsec_nanos(), dummy: 0, attr }
+        let Self { attributes, .. } = self;
+        AttrOut { attr_valid: attributes.as_secs(), attr_valid_nsec: attributes.subsec_nanos(), dummy: 0, attr }
     }
 
     /// Attributes in full.
     pub fn statx(self, stat: abi::Statx) -> StatxOut {
-        StatxOut { attr_valid: self.0.as_secs(), attr_valid_nsec: self.0.subsec_nanos(), flags: 0, spare: [0; 2], stat }
+        let (attr_valid, attr_valid_nsec) = (self.attributes.as_secs(), self.attributes.subsec_nanos());
+        StatxOut { attr_valid, attr_valid_nsec, flags: 0, spare: [0; 2], stat }
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use rustix::fs::Mode;
@@ -75,11 +75,29 @@ impl Identities {
 /// whose mount may be ID-mapped who it is, so this looks at the process.
 pub fn administers_system(caller: Caller) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
-    let process = Path::new("/proc").join(caller.pid.to_string());
-    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
-    effective & SYS_ADMIN != 0 && maps_of(&process).is_some_and(|maps| Some(maps) == maps_of(Path::new("/proc/self")))
+    let effective = field(&status_of(caller), "CapEff:").and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let maps = || maps_of(&process(caller));
+    effective.unwrap_or(0) & SYS_ADMIN != 0 && maps().is_some_and(|maps| Some(maps) == maps_of(Path::new("/proc/self")))
+}
+
+/// Whether the caller is in the group `gid`. A caller that cannot be looked at is in none.
+pub fn is_in_group(caller: Caller, gid: u32) -> bool {
+    let status = status_of(caller);
+    let numbers = |key| field(&status, key).into_iter().flat_map(str::split_whitespace);
+    // The fourth is the one for files (`fsgid`).
+    numbers("Gid:").skip(3).chain(numbers("Groups:")).any(|group| group.parse() == Ok(gid))
+}
+
+fn process(caller: Caller) -> PathBuf {
+    Path::new("/proc").join(caller.pid.to_string())
+}
+
+fn status_of(caller: Caller) -> String {
+    fs::read_to_string(process(caller).join("status")).unwrap_or_default()
+}
+
+fn field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(key))
 }
 
 /// Which ids of the system there are in the user namespace of a process. Another namespace than this process's own shows

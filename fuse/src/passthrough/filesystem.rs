@@ -44,6 +44,7 @@ use super::mounted::{Cache, DataPath, Options};
 use super::mounts::{Mount, Mounts, proc_path, reopen};
 use super::node::{Found, Node, Nodes};
 use super::open_files::OpenFiles;
+use super::pruner::Pruner;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
@@ -51,7 +52,9 @@ use crate::nfs::options::Callers;
 use crate::region::Region;
 use crate::server::trace::Trace;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
-use crate::session::{Answer, Exchange, Granted, Operation, Question, REQUEST_SIZE, Request, Service, Wanted};
+use crate::session::{
+    Answer, Exchange, Granted, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
+};
 
 /// Directories that stay open, because what is looked up next is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
@@ -61,6 +64,8 @@ pub struct PassthroughFilesystem {
     options: Options,
     data_path: DataPath,
     device: Arc<OwnedFd>,
+    notifier: Notifier,
+    pruner: Pruner,
     region: Arc<Region>,
     validity: Validity,
     mounts: Mounts,
@@ -117,12 +122,14 @@ fn stack_depth(source: &OwnedFd) -> u32 {
 
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
-    pub fn new(device: Arc<OwnedFd>, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
+    pub fn new(session: &Session, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
         let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
         Self {
             validity: Validity::of(options.cache),
             data_path,
-            device,
+            device: session.device(),
+            notifier: session.notifier(),
+            pruner: Pruner::new(session.notifier()),
             region,
             nodes,
             mounts,
@@ -162,7 +169,7 @@ impl PassthroughFilesystem {
             Operation::GetXattr { name, size } => self.xattr(node, name, size, exchange.buffer),
             Operation::ListXattr { size } => self.xattr_names(node, size, caller, exchange.buffer),
 
-            Operation::SetAttr(arguments) => self.set_attributes(node, arguments),
+            Operation::SetAttr(arguments) => self.set_attributes(node, arguments, caller),
             Operation::Symlink { name, target } => self.make_link(node, name, target, caller, exchange),
             Operation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller, exchange),
             Operation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller, exchange),
@@ -179,7 +186,7 @@ impl PassthroughFilesystem {
             Operation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
             Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller, exchange),
             Operation::Read(arguments) => self.read(arguments, exchange.buffer),
-            Operation::Write { arguments, data } => self.write(arguments, data, exchange),
+            Operation::Write { arguments, data } => self.write(arguments, data, caller, exchange),
             Operation::Release(arguments) => self.release(arguments.fh),
             Operation::FSync(arguments) => self.sync(arguments),
             Operation::FAllocate(arguments) => self.allocate(arguments),
@@ -266,7 +273,7 @@ impl PassthroughFilesystem {
         } else {
             self.keep_open(&node, || Ok(file))?;
         }
-        let entry = self.validity.entry(node.id, attr(&found, &node.mount));
+        let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
         Ok((node, entry))
     }
 

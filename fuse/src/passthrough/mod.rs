@@ -17,6 +17,7 @@
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
+//! | `pruner` | having the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, and waits for them |
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
@@ -44,6 +45,7 @@ mod mounts;
 mod node;
 mod open_files;
 mod open_node;
+mod pruner;
 mod room;
 mod share;
 mod state;
@@ -99,7 +101,7 @@ fn run(
 ) -> io::Result<DataPath> {
     let threads = options.threads.map_or(mounted::SESSION_THREADS, usize::from).max(1);
     let data_path = tables.data_path;
-    let filesystem = PassthroughFilesystem::new(session.device(), region, tables, options, trace);
+    let filesystem = PassthroughFilesystem::new(&session, region, tables, options, trace);
     session.run(Arc::new(filesystem), threads)?;
     Ok(data_path)
 }

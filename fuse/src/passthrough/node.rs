@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::FileType;
@@ -20,7 +20,7 @@ use super::handle::FileHandle;
 use super::mounts::Mount;
 use super::open_node::OpenNode;
 use super::share::{Share, Taken};
-use super::state::{HANDLE_LENGTH, NO_HANDLE, NodeCell, no_memory, recordable};
+use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, no_memory, recordable};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -112,6 +112,19 @@ impl Node {
     /// Whether its bytes go with its last open file.
     pub fn is_nameless(&self) -> bool {
         self.record.nameless.load(Relaxed) != 0
+    }
+
+    /// Callers may have a writable mapping of the file from here on. Tells whether that is new.
+    ///
+    /// Stores through such a mapping go from the kernel to the source and change its times. The mapping keeps the
+    /// kernel from forgetting the node, also when the file is closed.
+    pub fn set_mappable(&self) -> bool {
+        self.record.form.fetch_or(MAPPABLE, AcqRel) & MAPPABLE == 0
+    }
+
+    /// Whether callers may have a writable mapping of the file.
+    pub fn is_mappable(&self) -> bool {
+        self.record.form.load(Acquire) & MAPPABLE != 0
     }
 
     /// What its open files share.

@@ -22,6 +22,8 @@ pub const FIRST_DESCRIPTOR: RawFd = 64;
 pub const HANDLE_WORDS: usize = 9;
 /// Bits of a node's `form` that tell the length of its handle in bytes.
 pub const HANDLE_LENGTH: u32 = 0xfff;
+/// Bit of a node's `form`: callers may store through a mapping of the file, of which nobody hears.
+pub const MAPPABLE: u32 = 1 << 16;
 /// That length for a node without a handle: the words are the device and the file's number.
 pub const NO_HANDLE: u32 = HANDLE_LENGTH;
 
@@ -29,7 +31,7 @@ shared! {
     /// A node.
     pub(crate) struct NodeCell {
         tag: AtomicU32,
-        /// `S_IFMT` of its mode, and [`HANDLE_LENGTH`].
+        /// `S_IFMT` of its mode, [`HANDLE_LENGTH`] and [`MAPPABLE`].
         form: AtomicU32,
         /// Its number.
         id: AtomicU64,

@@ -22,7 +22,7 @@ use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::room::whole;
 use super::share::Share;
-use super::state::{DIRECTORY, HANDLE_LENGTH, LockCell, MountCell, NodeCell, OpenCell, number};
+use super::state::{DIRECTORY, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
 use super::usage::Usage;
 use crate::region::Region;
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
             let mount = mounts.get(&record.mount.load(Relaxed)).cloned();
             let node = mount.and_then(|mount| {
                 let identity = Identity::read(&record, mount.id())?;
-                let kind = FileType::from_raw_mode(record.form.load(Relaxed) & !HANDLE_LENGTH);
+                let kind = FileType::from_raw_mode(record.form.load(Relaxed) & libc::S_IFMT);
                 ids.insert(id).then_some((identity, kind, mount))
             });
             let Some((identity, kind, mount)) = node else {

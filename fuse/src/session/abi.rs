@@ -103,6 +103,8 @@ wire! {
     pub struct Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
     /// Tells the kernel to drop what it holds of a node's content.
     pub struct NotifyInvalInodeOut { ino: u64, off: i64, len: i64 }
+    /// Tells the kernel which nodes to forget if nobody uses them; their ids follow.
+    pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
     /// What `FUSE_DEV_IOC_BACKING_OPEN` is given.
     pub struct BackingMap { fd: i32, flags: u32, padding: u64 }
 }
@@ -164,6 +166,8 @@ pub mod fattr {
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// Another: all that was read and not answered is to be asked for again (Linux 6.9).
 pub const NOTIFY_RESEND: i32 = 7;
+/// Another: nodes to forget if nobody uses them (Linux 6.18).
+pub const NOTIFY_PRUNE: i32 = 9;
 /// The mark of a request that is asked for again, in its number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// GETATTR and STATX come with a file handle.

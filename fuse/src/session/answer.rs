@@ -10,7 +10,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{
     AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
-    NotifyInvalInodeOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
+    NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
 use crate::region::seats::Seat;
 use crate::region::{Begun, Region};
@@ -159,6 +159,18 @@ impl Notifier {
     pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
         let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
+    }
+
+    /// Lets the kernel forget nodes of regular files unless a caller, an open file or a mapping uses them. The kernel waits
+    /// for nothing here, so any thread may do it.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.18, and any error when the file system is unmounted.
+    pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        let count = u32::try_from(nodes.len()).map_err(io::Error::other)?;
+        let header = NotifyPruneOut { count, ..Default::default() };
+        kernel.write(NOTIFY_PRUNE, header.as_bytes(), nodes.as_bytes())
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
-use super::super::caller::acting_for;
+use super::super::caller::{acting_for, is_in_group};
 use super::super::mounts::{proc_path, reopen};
 use super::super::node::Node;
 use super::super::usage::{Account, Usage};
@@ -24,6 +24,7 @@ use crate::session::{Answer, Caller, Exchange};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
 /// The bits of SETATTR that stand for a change.
 const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME | fattr::MTIME;
 
@@ -163,13 +164,13 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    pub(super) fn set_attributes(&self, node: &Node, arguments: &SetattrIn) -> Result<Answer, Errno> {
+    pub(super) fn set_attributes(&self, node: &Node, arguments: &SetattrIn, caller: Caller) -> Result<Answer, Errno> {
         let valid = arguments.valid;
         let file = self.descriptor(node)?;
         // A SETATTR that changes nothing comes before a write that the kernel does by itself.
         // For a change of owner the source does it by itself.
         if valid & CHANGES == 0 || valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE {
-            take_privileges(file.as_fd())?;
+            take_privileges(file.as_fd(), caller)?;
         }
         if valid & fattr::MODE != 0 {
             // The kernel has checked that the caller may set it.
@@ -188,7 +189,7 @@ impl PassthroughFilesystem {
         }
         self.settle(node, file.as_fd());
         let found = attributes_of(file.as_fd())?;
-        Ok(Answer::Attributes(self.validity.attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
     }
 
     fn truncate(&self, node: &Node, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
@@ -309,11 +310,15 @@ impl PassthroughFilesystem {
     }
 }
 
-/// Takes setuid and setgid off a file, because somebody changes what is in it who may not keep them (without
-/// `CAP_FSETID`). That is decided by the kernel, which knows who it is.
-pub(super) fn take_privileges(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mode = u32::from(attributes_of(file)?.stx_mode) & 0o7777;
-    let left = mode & !(SETUID | SETGID);
+/// Takes setuid and setgid off a file, because a caller without `CAP_FSETID` changes its content; the kernel decides that.
+/// Without group execute, setgid gives a program nothing: a caller of the file's group leaves it
+/// (`setattr_should_drop_sgid` of the kernel).
+pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<(), Errno> {
+    let found = attributes_of(file)?;
+    let mode = u32::from(found.stx_mode) & 0o7777;
+    let setgid_stays = || mode & GROUP_EXECUTE == 0 && is_in_group(caller, found.stx_gid);
+    let taken = if mode & SETGID != 0 && setgid_stays() { SETUID } else { SETUID | SETGID };
+    let left = mode & !taken;
     if left == mode { Ok(()) } else { chmod(proc_path(file), Mode::from_raw_mode(left)) }
 }
 

@@ -120,17 +120,19 @@ impl PassthroughFilesystem {
             return Err(Errno::STALE);
         }
         self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
-        let entry = self.validity.entry(node.id, attr(&found, &node.mount));
         let open = self.files.add(exchange.number(), Arc::clone(&node), file, appends(flags), taken);
         let open = open.inspect_err(|_| self.forget(node.id, 1))?;
-        Ok((node, Answer::Created(entry, self.share(&open, flags, false))))
+        let shared = self.share(&open, flags, false);
+        let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
+        Ok((node, Answer::Created(entry, shared)))
     }
 
     /// A dead server has created a file and told nobody. It had counted that the kernel knows its node.
     fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
         let found = attributes_of(open.file.as_fd())?;
-        let entry = self.validity.entry(open.node.id, attr(&found, &open.node.mount));
-        Ok(Answer::Created(entry, self.share(open, flags, true)))
+        let shared = self.share(open, flags, true);
+        let entry = self.validity.for_node(&open.node).entry(open.node.id, attr(&found, &open.node.mount));
+        Ok(Answer::Created(entry, shared))
     }
 
     /// The number of what a dead server has opened for this very request, and told nobody.
@@ -164,8 +166,14 @@ impl PassthroughFilesystem {
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
             shared.backing = BackingId::open_for(&self.device, open.file.as_fd(), &open.node, &self.region);
         }
+        let access = flags & OFlags::RWMODE.bits();
+        // The kernel believes attributes that it has; under the lock, so that no other open is answered before.
+        if shared.backing.is_some() && access == OFlags::RDWR.bits() && open.node.set_mappable() {
+            // It may not know the node yet.
+            let _ = self.notifier.drop_attributes(open.node.id);
+        }
         // A message less for each close; `locks` says what it means for locks.
-        let only_reads = flags & OFlags::RWMODE.bits() == OFlags::RDONLY.bits();
+        let only_reads = access == OFlags::RDONLY.bits();
         let flush = if only_reads && shared.locks.is_empty() { fopen::NOFLUSH } else { 0 };
         match &shared.backing {
             Some(backing) => OpenOut { fh, open_flags: fopen::PASSTHROUGH | flush, backing_id: backing.number() },
@@ -196,7 +204,13 @@ impl PassthroughFilesystem {
         Ok(Answer::Buffer)
     }
 
-    pub(super) fn write(&self, arguments: &WriteIn, data: &[u8], exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    pub(super) fn write(
+        &self,
+        arguments: &WriteIn,
+        data: &[u8],
+        caller: Caller,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         // What comes from the page cache belongs where it was written, not at the end.
@@ -214,7 +228,7 @@ impl PassthroughFilesystem {
             data = &data[..data.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
         }
         if arguments.write_flags & WRITE_KILL_SUIDGID != 0 {
-            take_privileges(file)?;
+            take_privileges(file, caller)?;
         }
         let written =
             if open.append && !cached { append(file, data, exchange)? } else { pwrite(file, data, arguments.offset)? };
@@ -238,9 +252,19 @@ impl PassthroughFilesystem {
                     backing.close_for(&self.device, &open.node);
                 }
                 *shared = None;
+                drop(shared);
+                self.prune(&open.node);
             }
         }
         Ok(Answer::Done)
+    }
+
+    /// Once a node that is not open any more has no mapping either, the kernel may believe its attributes again: those that
+    /// come with its next lookup.
+    pub(super) fn prune(&self, node: &Node) {
+        if node.is_mappable() && node.open().is_none() {
+            self.pruner.prune_soon(node.id);
+        }
     }
 
     pub(super) fn sync(&self, arguments: &FsyncIn) -> Result<Answer, Errno> {

@@ -35,12 +35,12 @@ impl PassthroughFilesystem {
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Attributes(self.validity.attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
     }
 
     pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Statx(Box::new(self.validity.statx(statx_attr(&found, &node.mount)))))
+        Ok(Answer::Statx(Box::new(self.validity.for_node(node).statx(statx_attr(&found, &node.mount)))))
     }
 
     fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
@@ -49,6 +49,7 @@ impl PassthroughFilesystem {
             None => self.descriptor(node)?,
         };
         let found = attributes_of(file.as_fd())?;
+        self.prune(node);
         // What has no name any more is charged until it is closed.
         if found.stx_nlink > 0 {
             self.settle(node, file.as_fd());

@@ -1,0 +1,79 @@
+//! Has the kernel forget files that callers may have had a mapping of.
+//!
+//! The server does not hear of stores through a mapping, nor of its end. So it never lets the kernel believe the
+//! attributes of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten it:
+//! a mapping keeps the kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18
+//! it cannot be asked to.
+//!
+//! A request about the file comes from a caller that uses it, so asking the kernel is left to a thread of its own, a moment
+//! later. The thread ends when it has nothing left to ask.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use crate::session::Notifier;
+
+/// How long the kernel is given to finish the call that the last request came from.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Asks the kernel to forget nodes.
+pub struct Pruner {
+    notifier: Notifier,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: HashSet<u64>,
+    /// Whether there is a thread.
+    running: bool,
+    /// Whether the kernel does not know the message.
+    refused: bool,
+}
+
+impl Pruner {
+    /// One that has nothing to ask yet.
+    pub fn new(notifier: Notifier) -> Self {
+        Self { notifier, state: Arc::default() }
+    }
+
+    /// Has the kernel forget a node, unless something still uses it.
+    pub fn prune_soon(&self, node: u64) {
+        let mut state = lock(&self.state);
+        if state.refused {
+            return;
+        }
+        state.nodes.insert(node);
+        if !state.running {
+            let (notifier, shared) = (self.notifier.clone(), Arc::clone(&self.state));
+            let started = thread::Builder::new().name("pruner".to_owned()).spawn(move || run(&notifier, &shared));
+            // Without a thread the kernel goes on asking for attributes, and the next request tries again.
+            state.running = started.is_ok();
+        }
+    }
+}
+
+fn run(notifier: &Notifier, state: &Mutex<State>) {
+    loop {
+        thread::sleep(MOMENT);
+        let nodes = {
+            let mut state = lock(state);
+            if state.nodes.is_empty() {
+                state.running = false;
+                return;
+            }
+            std::mem::take(&mut state.nodes)
+        };
+        let nodes: Vec<u64> = nodes.into_iter().collect();
+        if notifier.prune(&nodes).is_err() {
+            // The file system may be unmounted, too.
+            lock(state).refused = true;
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("a thread that panics ends the process")
+}
