@@ -225,12 +225,10 @@ fn volumes_that_podfs_cannot_serve_are_named() {
     // DA-13, PR-05
     for (volume, parts) in [
         (
-            "{name: data, iscsi: {targetPortal: a, iqn: i, lun: 0}}",
-            [
-                "spec.volumes[0].iscsi: volume \"data\": iscsi volumes are not supported",
-                "supported are configMap, secret",
-            ],
+            "{name: data, configmap: {name: app}}",
+            ["spec.volumes[0].configmap: volume \"data\": ", "did you mean \"configMap\"?"],
         ),
+        ("{name: data, ofALaterApi: [a]}", ["spec.volumes[0].ofALaterApi: volume \"data\": ", "must be a mapping"]),
         ("{name: data}", ["spec.volumes[0]: volume \"data\": it has no source", "supported are configMap, secret"]),
         (
             "{name: data, configMap: {name: a}, secret: {secretName: a}}",

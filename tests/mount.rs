@@ -138,6 +138,8 @@ fn a_bad_volume_is_refused_with_its_place() {
             "name: v\niscsi: {targetPortal: a, iqn: i, lun: 0}\n",
             ["volume.yaml: ", "volume \"v\": iscsi volumes are not supported"],
         ),
+        ("name: v\nofALaterApi: {}\n", ["volume.yaml: ", "volume \"v\": ofALaterApi volumes are not supported"]),
+        ("name: v\nsecrets: {}\n", ["volume.yaml: ", "did you mean \"secret\"?"]),
         ("name: v\nconfigMap: {items: 7}\n", ["volume.yaml: ", "configMap.items"]),
         ("configMap: {name: app}\n", ["volume.yaml: ", "name"]),
     ] {

@@ -80,6 +80,29 @@ fn a_source_that_manifest_files_do_not_give_says_so_and_the_other_volumes_run() 
     }
 }
 
+#[test]
+fn a_volume_of_a_kind_that_podfs_does_not_serve_waits_and_the_others_run() {
+    for (kind, source) in [
+        ("csi", "csi: {driver: secrets-store.csi.k8s.io, readOnly: true}"),
+        ("image", "image: {reference: example.com/model, pullPolicy: Always}"),
+        ("ofALaterApi", "ofALaterApi: {some: [thing]}"),
+    ] {
+        let reason = format!("{kind} volumes are not supported by this version; supported are configMap, secret");
+        let (fixture, mut running) = start_with_one_waiting(&format!("{{name: v, {source}}}"), &[], &reason);
+        let status = fixture.pods().remove(0);
+        assert_eq!(status["state"], "degraded", "{status}");
+        let volume = &status["volumes"][1];
+        assert_eq!((&volume["kind"], &volume["state"]), (&kind.into(), &"waiting".into()), "{status}");
+        assert!(volume["reason"].as_str().is_some_and(|it| it.starts_with(&reason)), "{status}");
+        fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+        wait_content(&path_of(&fixture, "kubernetes.io~configmap", "config").join("a"), "2");
+        assert!(!running.is_ready());
+        assert_eq!(running.log().matches(&reason).count(), 1, "it is said once:\n{}", running.log());
+        assert_eq!(running.stop().code(), Some(0));
+        fixture.assert_nothing_left();
+    }
+}
+
 /// A running pod with the volumes `config` (ConfigMap app) and `keys` (Secret tls), each from a file of its own.
 fn two_volumes() -> (Fixture, Running) {
     let fixture = Fixture::new(&pod_beside("{name: keys, secret: {secretName: tls}}"));

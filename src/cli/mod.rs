@@ -90,7 +90,9 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
 /// show something of the host may block one for as long as its source does not answer.
 fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     const BLOCKING_THREADS: usize = 8;
-    let of_host = volumes.iter().filter(|volume| !matches!(volume.source, VolumeSource::Projection(_))).count();
+    let of_host =
+        |volume: &&Volume| !matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
+    let of_host = volumes.iter().filter(of_host).count();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()

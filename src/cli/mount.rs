@@ -20,7 +20,7 @@ use crate::supervisor::claim::Inheritance;
 use crate::supervisor::report::{Audience, Report, Subject};
 use crate::supervisor::site::Site;
 use crate::supervisor::{self, Assignment};
-use crate::volume::{Claim, ClaimReference, Containers, Projection, Volume, VolumeSource};
+use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, Volume, VolumeSource};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
@@ -139,6 +139,7 @@ impl Mount {
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
             VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
+            VolumeSource::Unsupported(_) => unreachable!("such a volume is refused when it is read"),
         }
     }
 
@@ -197,7 +198,13 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
         std::fs::read(path)
     };
     let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
+    let fields = Fields::of(&parse_bare(path, &bytes)?);
     let volume: core::Volume = parse_bare(path, &bytes)?;
-    Volume::parse(&volume, &Containers::default())
-        .map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))
+    let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
+    let volume = Volume::parse(&volume, &fields, &Containers::default()).map_err(|error| invalid(error.to_string()))?;
+    match volume.unsupported_reason() {
+        // There is no other volume that could be served.
+        Some(reason) => Err(invalid(format!("volume {:?}: {reason}", volume.name.as_str()))),
+        None => Ok(volume),
+    }
 }

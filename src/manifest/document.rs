@@ -73,6 +73,11 @@ impl Document {
         typed(&self.origin, Value::Object(self.body))
     }
 
+    /// Its fields, before they are typed.
+    pub(super) fn body(&self) -> &Map<String, Value> {
+        &self.body
+    }
+
     /// The document as it was written.
     pub fn into_value(self) -> Value {
         Value::Object(self.body)

@@ -50,7 +50,7 @@ pub(super) struct Known {
 /// What is known of a volume.
 pub(super) struct VolumeReport {
     pub(super) name: String,
-    pub(super) kind: &'static str,
+    pub(super) kind: String,
     pub(super) path: Option<PathBuf>,
     pub(super) group: Option<u32>,
     pub(super) state: State,
@@ -140,7 +140,7 @@ impl Known {
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
         let report = VolumeReport {
             name: volume.name.to_string(),
-            kind: volume.kind.word,
+            kind: volume.word().to_owned(),
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
             since: match &before {
@@ -218,7 +218,7 @@ impl VolumeReport {
         };
         VolumeStatus {
             name: self.name.clone(),
-            kind: self.kind.to_owned(),
+            kind: self.kind.clone(),
             path: self.path.clone(),
             state,
             reason: match state {

@@ -263,7 +263,9 @@ pub async fn run(
 
 /// What the server of these volumes is for.
 fn profile(volumes: &[Volume]) -> Profile {
-    let projected = volumes.iter().all(|volume| matches!(volume.source, VolumeSource::Projection(_)));
+    let is_projected =
+        |volume: &Volume| matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
+    let projected = volumes.iter().all(is_projected);
     match projected {
         true if volumes.iter().any(|volume| volume.preferences.audit) => Profile::Audit,
         true => Profile::Projection,

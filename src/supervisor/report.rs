@@ -306,7 +306,7 @@ impl Report {
         let volumes = known.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
             (State::Live(shown) | State::Behind(shown, _), Some(path)) => Some(ReadyVolume {
                 name: &volume.name,
-                kind: volume.kind,
+                kind: &volume.kind,
                 path,
                 mode: shown.mode(),
                 generation: shown.generation().map(GenerationName::as_str),

@@ -20,6 +20,7 @@ mod projection;
 mod references;
 mod secret;
 mod selector;
+mod unsupported;
 
 use std::fmt;
 
@@ -39,6 +40,7 @@ pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
 pub use references::{References, references};
 pub use selector::Selector;
+pub use unsupported::Fields;
 
 use crate::payload::PayloadPath;
 
@@ -82,24 +84,46 @@ pub struct Containers<'a> {
 impl Volume {
     /// Parses one entry of a pod's `spec.volumes`.
     ///
-    /// There are no `containers` when the volume stands alone.
+    /// There are no `containers` when the volume stands alone. `fields` are those that it has in the manifest. A kind that
+    /// podfs does not serve becomes [`VolumeSource::Unsupported`].
     ///
     /// # Errors
-    /// The first field that breaks a rule of the API, or a kind podfs does not know; the sentence names the volume, the
-    /// path is relative to it.
-    pub fn parse(volume: &core::Volume, containers: &Containers<'_>) -> Result<Volume, InvalidField> {
+    /// The first field that breaks a rule of the API; the sentence names the volume, the path is relative to it.
+    pub fn parse(volume: &core::Volume, fields: &Fields, containers: &Containers<'_>) -> Result<Volume, InvalidField> {
         let name = VolumeName::parse(&volume.name)?;
         let named = |error: InvalidField| InvalidField {
             sentence: format!("volume {:?}: {}", name.as_str(), error.sentence),
             ..error
         };
-        let (kind, source) = parse_source(volume, containers).map_err(named)?;
+        let (kind, source) = match fields.newer_kind(volume).map_err(named)? {
+            Some(kind) => (&unsupported::UNSUPPORTED, VolumeSource::Unsupported(kind)),
+            None => parse_source(volume, containers).map_err(named)?,
+        };
         let nested = match source {
             VolumeSource::Projection(_) => nested::directories(name.as_str(), &containers.mounts),
             _ => Ok(Vec::new()),
         };
         let nested = nested.map_err(|error| named(InvalidField::new("", error)))?;
         Ok(Volume { name, kind, nested, source, preferences: Preferences::default() })
+    }
+
+    /// Its kind, as the manifest says it: `configMap`.
+    pub fn word(&self) -> &str {
+        match &self.source {
+            VolumeSource::Unsupported(word) => word,
+            _ => self.kind.word,
+        }
+    }
+
+    /// Why podfs does not serve it, if it does not.
+    pub fn unsupported_reason(&self) -> Option<String> {
+        match &self.source {
+            VolumeSource::Unsupported(word) => {
+                let supported = supported();
+                Some(format!("{word} volumes are not supported by this version; supported are {supported}"))
+            }
+            _ => None,
+        }
     }
 
     /// The name of the claim that it shows, if it shows one, in the pod of this name.
@@ -124,6 +148,8 @@ pub enum VolumeSource {
     Nfs(Nfs),
     /// What a PersistentVolumeClaim is bound to.
     Claim(Claim),
+    /// Something that this version cannot show: the kind, as the manifest says it.
+    Unsupported(String),
 }
 
 /// A kind of volume: the names it goes by and its parser.
@@ -200,11 +226,7 @@ fn parse_source(
     let parsed = KINDS.iter().find_map(|kind| (kind.parse)(volume, containers).map(|source| (*kind, source)));
     match parsed {
         Some((kind, source)) => Ok((kind, source.map_err(|error| error.under(kind.word))?)),
-        None => {
-            let supported = supported();
-            let sentence = format!("{word} volumes are not supported by this version; supported are {supported}");
-            Err(InvalidField::new(word.clone(), sentence))
-        }
+        None => Ok((&unsupported::UNSUPPORTED, VolumeSource::Unsupported(word.clone()))),
     }
 }
 

@@ -40,8 +40,8 @@ impl Preferences {
     /// Takes what a pod's annotations say into its volumes.
     ///
     /// # Errors
-    /// A value that is none, a volume the pod does not have, or one of a kind that has no such choice. The field is
-    /// relative to the pod.
+    /// A value that is none, a volume the pod does not have, or one of a kind that has no such choice. What is said of a
+    /// volume that podfs does not serve is ignored. The field is relative to the pod.
     pub(crate) fn apply(
         annotations: Option<&BTreeMap<String, String>>,
         volumes: &mut [Volume],
@@ -50,6 +50,9 @@ impl Preferences {
             let invalid = |sentence: &dyn Display| InvalidField::new(format!("metadata.annotations[{key}]"), sentence);
             if let Some(name) = key.strip_prefix(SERVED_BY) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
                 if !matches!(volume.source, VolumeSource::HostPath(_) | VolumeSource::Claim(_)) {
                     let kind = volume.kind.word;
                     return Err(invalid(&format!(
@@ -59,6 +62,9 @@ impl Preferences {
                 volume.preferences.served_by = Some(served_by(value).map_err(|error| invalid(&error))?);
             } else if let Some(name) = key.strip_prefix(CACHE) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
                 let kind = volume.kind.word;
                 match volume.source {
                     VolumeSource::Projection(_) => {
@@ -74,10 +80,16 @@ impl Preferences {
                 volume.preferences.cache = cache(value).map_err(|error| invalid(&error))?;
             } else if let Some(name) = key.strip_prefix(AUDIT) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
                 volume.may_be_audited().map_err(|error| invalid(&error))?;
                 volume.preferences.audit = audit(value).map_err(|error| invalid(&error))?;
             } else if let Some(name) = key.strip_prefix(NFS_BACKEND) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
                 if !matches!(volume.source, VolumeSource::Nfs(_) | VolumeSource::Claim(_)) {
                     let kind = volume.kind.word;
                     return Err(invalid(&format!("is for nfs volumes and claims, and {name:?} is of kind {kind}")));

@@ -33,7 +33,10 @@ pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) 
                 references.claims.insert(claim.reference.name(&identity.name, volume.name.as_str()));
                 references.node = true;
             }
-            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => {}
+            VolumeSource::HostPath(_)
+            | VolumeSource::EmptyDir(_)
+            | VolumeSource::Nfs(_)
+            | VolumeSource::Unsupported(_) => {}
         }
     }
     references

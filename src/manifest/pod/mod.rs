@@ -7,13 +7,14 @@ mod resources;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1 as core;
+use serde_json::{Map, Value};
 
 pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{PodIdentity, PodUid};
 pub use resources::PodResources;
 
 use super::{Document, ManifestError, Origin};
-use crate::volume::{Containers, InvalidField, Preferences, Volume};
+use crate::volume::{Containers, Fields, InvalidField, Preferences, Volume};
 
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +39,17 @@ impl Pod {
             let sentence = format!("expected a Pod of v1, found a {} of {}", document.kind, document.api_version);
             return Err(ManifestError::invalid(&origin, "", sentence));
         }
-        parse(document.into_typed()?).map_err(|error| ManifestError::invalid(&origin, &error.field, error.sentence))
+        let invalid = |error: InvalidField| ManifestError::invalid(&origin, &error.field, error.sentence);
+        let fields = fields_of_volumes(document.body());
+        parse(document.into_typed()?, &fields).map_err(invalid)
     }
+}
+
+/// The fields of each volume as they stand in the manifest.
+fn fields_of_volumes(pod: &Map<String, Value>) -> Vec<Fields> {
+    let volumes = pod.get("spec").and_then(|spec| spec.get("volumes")).and_then(Value::as_array);
+    let fields = |volume: &Value| volume.as_object().map(Fields::of).unwrap_or_default();
+    volumes.into_iter().flatten().map(fields).collect()
 }
 
 /// Takes the one Pod out of a file's documents and leaves the others, which may be objects.
@@ -63,20 +73,21 @@ pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<
     }
 }
 
-fn parse(pod: core::Pod) -> Result<Pod, InvalidField> {
+fn parse(pod: core::Pod, fields: &[Fields]) -> Result<Pod, InvalidField> {
     let spec = pod.spec.ok_or_else(|| InvalidField::new("spec", "is required"))?;
     let identity = PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?;
-    let mut volumes = volumes(&spec).map_err(|error| error.under("spec"))?;
+    let mut volumes = volumes(&spec, fields).map_err(|error| error.under("spec"))?;
     Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
     Ok(Pod { identity, volumes, facts: PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))? })
 }
 
-fn volumes(spec: &core::PodSpec) -> Result<Vec<Volume>, InvalidField> {
+fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, InvalidField> {
     let containers = containers(spec);
     let mut volumes: Vec<Volume> = Vec::new();
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         let at = |error: InvalidField| error.under(format!("volumes[{index}]"));
-        let volume = Volume::parse(volume, &containers).map_err(at)?;
+        let none = Fields::default();
+        let volume = Volume::parse(volume, fields.get(index).unwrap_or(&none), &containers).map_err(at)?;
         if volumes.iter().any(|other| other.name == volume.name) {
             let sentence = format!("volume {:?}: another volume of the pod has this name", volume.name.as_str());
             return Err(at(InvalidField::new("name", sentence)));

@@ -84,10 +84,9 @@ fn volumes_keep_their_order_and_errors_name_field_and_volume() {
     assert_eq!(
         error(
             "name: web",
-            "volumes: [{name: a, configMap: {name: c}}, {name: data, iscsi: {targetPortal: a, iqn: i, lun: 0}}], containers: []"
+            "volumes: [{name: a, configMap: {name: c}}, {name: data, configmap: {name: c}}], containers: []"
         ),
-        "pod.yaml: spec.volumes[1].iscsi: volume \"data\": iscsi volumes are not supported by this version; supported are \
-         configMap, secret, downwardAPI, projected, hostPath, emptyDir, nfs, persistentVolumeClaim, ephemeral"
+        "pod.yaml: spec.volumes[1].configmap: volume \"data\": \"configmap\" is no kind of volume; did you mean \"configMap\"?"
     );
     assert_eq!(
         error("name: web", "volumes: [{name: a, configMap: {name: c, items: [{key: k, path: ..}]}}], containers: []"),

@@ -12,7 +12,8 @@ use crate::manifest::parse_bare;
 
 fn parse(yaml: &str) -> Result<Volume, InvalidField> {
     let volume: core::Volume = parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml);
-    Volume::parse(&volume, &Containers::default())
+    let fields = Fields::of(&parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml));
+    Volume::parse(&volume, &fields, &Containers::default())
 }
 
 fn projection(yaml: &str) -> Projection {
@@ -45,11 +46,26 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 }
 
 #[test]
-fn an_unknown_kind_is_named_with_its_volume() {
+fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_refused() {
+    for (yaml, word) in [
+        ("{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}", "iscsi"),
+        ("{name: data, image: {reference: r}}", "image"),
+        ("{name: data, ofALaterApi: {some: [thing]}}", "ofALaterApi"),
+    ] {
+        let volume = parse(yaml).expect(yaml);
+        assert_eq!(volume.word(), word);
+        let expected = format!(
+            "{word} volumes are not supported by this version; supported are configMap, secret, downwardAPI, projected, \
+             hostPath, emptyDir, nfs, persistentVolumeClaim, ephemeral"
+        );
+        assert_eq!(volume.unsupported_reason(), Some(expected));
+    }
     assert_eq!(
-        error("{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}"),
-        "iscsi: volume \"data\": iscsi volumes are not supported by this version; supported are configMap, secret, \
-         downwardAPI, projected, hostPath, emptyDir, nfs, persistentVolumeClaim, ephemeral"
+        error("{name: data, configmap: {name: app}}"),
+        r#"configmap: volume "data": "configmap" is no kind of volume; did you mean "configMap"?"#
+    );
+    assert!(
+        error("{name: data, csi: {driver: d}, image: {}}").contains("more than 1 volume type; it has csi and image")
     );
 }
 
@@ -172,7 +188,7 @@ fn fields_of_future_versions_are_ignored() {
 fn nm_01_a_bad_mount_path_names_the_volume() {
     let volume: core::Volume = parse_bare(Path::new("v.yaml"), b"{name: v, configMap: {name: a}}").expect("a volume");
     let mount = core::VolumeMount { name: "v".into(), mount_path: "foo/../../dir".into(), ..Default::default() };
-    let error =
-        Volume::parse(&volume, &Containers { mounts: vec![&[mount]], devices: vec![] }).expect_err("leaves the root");
+    let error = Volume::parse(&volume, &Fields::default(), &Containers { mounts: vec![&[mount]], devices: vec![] })
+        .expect_err("leaves the root");
     assert_eq!(error.to_string(), "volume \"v\": invalid container mount point ../dir");
 }

@@ -200,6 +200,7 @@ fn nm_02_directories_that_others_are_mounted_on_are_the_users() {
         ..core::VolumeMount::default()
     };
     let mounts = [mount("v", "/d"), mount("w", "/d/..data")];
-    let volume = Volume::parse(&volume, &Containers { mounts: vec![&mounts], devices: vec![] }).expect("a volume");
+    let volume = Volume::parse(&volume, &Fields::default(), &Containers { mounts: vec![&mounts], devices: vec![] })
+        .expect("a volume");
     assert_eq!(volume.nested, []);
 }

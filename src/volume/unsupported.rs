@@ -1,0 +1,96 @@
+//! Volumes of kinds that this version of podfs does not serve. Such a volume waits, and holds up no other.
+//!
+//! There are two sorts of them: kinds of the API that podfs does not mount, such as `csi` and `image`, and kinds of an API
+//! that is newer than podfs. Those are fields that the typed volume does not have, so they are looked for in the fields as
+//! they stand in the manifest. A field that is spelled almost like a kind of the first sort or one that podfs serves would
+//! be a new kind, too; it is taken for a mistake.
+
+use k8s_openapi::api::core::v1 as core;
+use serde_json::{Map, Value};
+
+use super::field::InvalidField;
+use super::{KINDS, Kind, sources_given};
+
+/// The kind of every volume that is not served. Which one it is in the manifest, its source says.
+pub(super) const UNSUPPORTED: Kind = Kind { word: "", directory: None, parse: |_, _| None };
+
+/// How alike a word and the name of a kind are if it is that kind that is meant.
+const ALIKE: f64 = 0.8;
+
+/// The fields of a volume as they stand in a manifest.
+#[derive(Clone, Debug, Default)]
+pub struct Fields(Vec<Field>);
+
+#[derive(Clone, Debug)]
+struct Field {
+    name: String,
+    is_mapping: bool,
+}
+
+impl Fields {
+    /// Of an untyped volume.
+    pub fn of(volume: &Map<String, Value>) -> Fields {
+        let given = volume.iter().filter(|(name, value)| *name != "name" && !value.is_null());
+        Fields(given.map(|(name, value)| Field { name: name.clone(), is_mapping: value.is_object() }).collect())
+    }
+
+    /// The kind of this volume, if it is one that the API did not have when podfs was made.
+    ///
+    /// # Errors
+    /// A word that is close to the name of a kind that podfs serves, and a source that is no mapping.
+    pub(super) fn newer_kind(&self, typed: &core::Volume) -> Result<Option<String>, InvalidField> {
+        let Some(field) = self.0.first().filter(|_| sources_given(typed).is_empty()) else { return Ok(None) };
+        let likeness =
+            |kind: &&&Kind| strsim::normalized_levenshtein(&kind.word.to_lowercase(), &field.name.to_lowercase());
+        let nearest = KINDS.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+        if let Some(kind) = nearest.filter(|kind| likeness(kind) >= ALIKE) {
+            let sentence = format!("{:?} is no kind of volume; did you mean {:?}?", field.name, kind.word);
+            return Err(InvalidField::new(field.name.as_str(), sentence));
+        }
+        if !field.is_mapping {
+            return Err(InvalidField::new(field.name.as_str(), "must be a mapping of fields"));
+        }
+        Ok(Some(field.name.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn newer_kind(source: Value) -> Result<Option<String>, String> {
+        let fields = Fields::of(source.as_object().expect("fields"));
+        let typed = serde_json::from_value(source).expect("a volume");
+        fields.newer_kind(&typed).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_kind_of_a_newer_api_is_told_from_a_misspelled_one() {
+        let kind = |word: &str| newer_kind(serde_json::json!({"name": "v", word: {}}));
+        for newer in ["quantumStore", "artifact", "objectBucket", "csiEphemeral", "cifs"] {
+            assert_eq!(kind(newer), Ok(Some(newer.to_owned())));
+        }
+        for known in ["configMap", "csi", "image"] {
+            assert_eq!(kind(known), Ok(None), "the typed volume has it");
+        }
+        for (typo, meant) in [
+            ("configmap", "configMap"),
+            ("configMaps", "configMap"),
+            ("secrets", "secret"),
+            ("emptyDirs", "emptyDir"),
+            ("hostpath", "hostPath"),
+            ("persistentVolumeClaims", "persistentVolumeClaim"),
+            ("downwardApi", "downwardAPI"),
+        ] {
+            let error = kind(typo).expect_err(typo);
+            assert!(error.ends_with(&format!("did you mean \"{meant}\"?")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_a_mapping_and_nothing_is_no_source() {
+        assert_eq!(newer_kind(serde_json::json!({"name": "v", "quantumStore": null})), Ok(None));
+        let error = newer_kind(serde_json::json!({"name": "v", "quantumStore": 3})).expect_err("no mapping");
+        assert_eq!(error, "quantumStore: must be a mapping of fields");
+    }
+}
