@@ -1,10 +1,13 @@
 //! From a request to its answer: who asks, what for, may they, and then the answer; or the fault that is planned.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -12,7 +15,7 @@ use tokio::time::sleep;
 
 use super::authorizer::Rules;
 use super::faults::{Answer, Faults};
-use super::identity::{User, Users};
+use super::identity::{MASTERS, User, Users};
 use super::listener::Connection;
 use super::request::Asked;
 use super::resources::Resource;
@@ -35,9 +38,51 @@ pub struct Cluster {
 pub struct State {
     pub store: Store,
     pub rules: Rules,
+    pub initial_events: InitialEvents,
+    pub overload: Overload,
+    /// Whether `/readyz` says that it is not ready.
+    pub starting: bool,
     /// Every request, in the order in which they came.
     pub seen: Vec<Asked>,
     tokens: u64,
+}
+
+/// What becomes of a watch that is to begin with what there is (`sendInitialEvents`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InitialEvents {
+    /// It does.
+    #[default]
+    Sent,
+    /// It is refused, as by servers that know of it and have it switched off.
+    Refused,
+    /// It begins with what there is, and no bookmark ends that.
+    Ignored,
+}
+
+/// The overload protection: who asks too often is told to come back.
+#[derive(Default)]
+pub struct Overload {
+    /// Most requests within this time.
+    pub limit: Option<(usize, Duration)>,
+    recent: VecDeque<Instant>,
+    /// How many requests were too many.
+    pub refused: usize,
+}
+
+impl Overload {
+    fn admits(&mut self) -> bool {
+        let Some((most, within)) = self.limit else { return true };
+        let now = Instant::now();
+        while self.recent.front().is_some_and(|at| now.duration_since(*at) > within) {
+            self.recent.pop_front();
+        }
+        if self.recent.len() >= most {
+            self.refused += 1;
+            return false;
+        }
+        self.recent.push_back(now);
+        true
+    }
 }
 
 impl Cluster {
@@ -54,6 +99,9 @@ impl Cluster {
     pub async fn answer(self: Arc<Self>, connection: Arc<Connection>, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let mut asked = Asked::parse(&parts, connection.number);
+        if asked.path == "/readyz" {
+            return self.state().readiness();
+        }
         let Ok(body) = to_bytes(body, LIMIT).await else { return StatusCode::BAD_REQUEST.into_response() };
         asked.body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let user = self.users.identify(&connection.certificates, &parts.headers);
@@ -61,6 +109,10 @@ impl Cluster {
             asked.user.clone_from(&user.name);
         }
         self.state().seen.push(asked.clone());
+        let is_limited = user.as_ref().is_ok_and(|user| !user.is_in(MASTERS));
+        if is_limited && !self.state().overload.admits() {
+            return too_many();
+        }
         let (due, delay) = (self.faults.due(&asked), self.faults.mood().delay);
         if !delay.is_zero() {
             sleep(delay).await;
@@ -99,7 +151,11 @@ impl Cluster {
         match (asked.verb.as_str(), asked.subresource.as_deref()) {
             ("get", None) => get(&state.store, resource, asked),
             ("list", None) => list(&state.store, &selection(resource, asked)?, asked),
-            ("watch", None) => watch::answer(&mut state.store, asked, selection(resource, asked)?, self.faults.moods()),
+            ("watch", None) => {
+                let initial = state.initial_events;
+                let selection = selection(resource, asked)?;
+                watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
+            }
             ("create", None) if resource.kind == "Event" => create(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
@@ -113,10 +169,28 @@ impl Cluster {
     }
 }
 
+impl State {
+    fn readiness(&self) -> Response {
+        let (code, text) = match self.starting {
+            true => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "[-]informer-sync failed: reason withheld\nreadyz check failed\n")
+            }
+            false => (StatusCode::OK, "ok"),
+        };
+        (code, text).into_response()
+    }
+}
+
+/// As the overload protection of a real server says it, which speaks before anything that knows of `Status` objects.
+fn too_many() -> Response {
+    let text = "Too many requests, please try again later.\n";
+    (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], text).into_response()
+}
+
 fn get(store: &Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
     let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
     let object = store.get(&Key::new(resource.plural, namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
-    Ok(json_response(StatusCode::OK, &resource.render(object)))
+    Ok(json_response(StatusCode::OK, &resource.render(object, false)))
 }
 
 fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response, Failure> {
@@ -146,16 +220,21 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
     let items: Vec<Value> = objects
         .iter()
         .map(|(_, object)| {
-            let mut item = Value::clone(object);
+            let mut item = match asked.wants_metadata() {
+                true => return resource.render(object, true),
+                false => Value::clone(object),
+            };
             let fields = item.as_object_mut().expect("an object");
             fields.remove("apiVersion");
             fields.remove("kind");
             item
         })
         .collect();
-    let list = json!({
-        "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(), "metadata": metadata, "items": items,
-    });
+    let (kind, api_version) = match asked.wants_metadata() {
+        true => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+        false => (format!("{}List", resource.kind), resource.api_version()),
+    };
+    let list = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items});
     Ok(json_response(StatusCode::OK, &list))
 }
 
@@ -214,7 +293,7 @@ fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     }
     store.put(object);
     let created = store.get(&key).expect("it was just put");
-    Ok(json_response(StatusCode::CREATED, &resource.render(created)))
+    Ok(json_response(StatusCode::CREATED, &resource.render(created, false)))
 }
 
 /// Where a list goes on.

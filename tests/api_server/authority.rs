@@ -75,6 +75,16 @@ impl Authority {
         self.sign(params, until)
     }
 
+    /// A certificate for a server at 127.0.0.1 that is signed by nobody else and may sign others.
+    pub fn itself() -> Pair {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
+        params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.self_signed(&key).expect("a certificate");
+        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
     fn sign(&self, mut params: CertificateParams, until: SystemTime) -> Pair {
         params.not_before = (SystemTime::now() - 2 * DAY).into();
         params.not_after = until.into();

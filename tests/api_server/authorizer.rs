@@ -12,9 +12,13 @@ use super::request::Asked;
 use super::status::Failure;
 use super::store::{Key, Store};
 
-/// What users other than nodes may do.
+/// What users other than nodes may do, and whether it is known yet what nodes may.
 #[derive(Default)]
-pub struct Rules(Vec<Rule>);
+pub struct Rules {
+    rules: Vec<Rule>,
+    /// A server that has just started does not know which pods a node has, and what they refer to.
+    pub graph_is_empty: bool,
+}
 
 struct Rule {
     user: String,
@@ -26,91 +30,97 @@ impl Rules {
     /// Lets a user do this to a resource (`serviceaccounts/token`) in every namespace.
     pub fn permit(&mut self, user: &str, verbs: &[&str], resource: &str) {
         let verbs = verbs.iter().map(|verb| (*verb).to_owned()).collect();
-        self.0.push(Rule { user: user.to_owned(), verbs, resource: resource.to_owned() });
+        self.rules.push(Rule { user: user.to_owned(), verbs, resource: resource.to_owned() });
     }
 
     /// Takes all that it may from a user.
     pub fn forbid(&mut self, user: &str) {
-        self.0.retain(|rule| rule.user != user);
+        self.rules.retain(|rule| rule.user != user);
     }
 
     pub fn check(&self, store: &Store, user: &User, asked: &Asked) -> Result<(), Failure> {
         let resource = asked.resource_and_subresource();
         let permits =
             |rule: &Rule| rule.user == user.name && rule.resource == resource && rule.verbs.contains(&asked.verb);
-        if user.is_in(MASTERS) || self.0.iter().any(permits) {
+        if user.is_in(MASTERS) || self.rules.iter().any(permits) {
             return Ok(());
         }
         let reason = match user.as_node() {
-            Some(node) => node_may(store, node, asked),
+            Some(node) => self.node_may(store, node, asked),
             None => Err(String::new()),
         };
         reason.map_err(|reason| Failure::forbidden(asked, &user.name, &reason))
     }
-}
 
-fn node_may(store: &Store, node: &str, asked: &Asked) -> Result<(), String> {
-    let (verb, subresource) = (asked.verb.as_str(), asked.subresource.as_deref());
-    let is_read = matches!(verb, "get" | "list" | "watch");
-    match (asked.plural.as_str(), subresource) {
-        ("configmaps" | "secrets", None) => {
-            if !is_read {
-                return Err("can only read resources of this type".to_owned());
+    fn node_may(&self, store: &Store, node: &str, asked: &Asked) -> Result<(), String> {
+        let (verb, subresource) = (asked.verb.as_str(), asked.subresource.as_deref());
+        let is_read = matches!(verb, "get" | "list" | "watch");
+        match (asked.plural.as_str(), subresource) {
+            ("configmaps" | "secrets", None) => {
+                if !is_read {
+                    return Err("can only read resources of this type".to_owned());
+                }
+                if asked.namespace.is_none() {
+                    return Err("can only read namespaced object of this type".to_owned());
+                }
+                self.is_related(store, node, asked)
             }
-            if asked.namespace.is_none() {
-                return Err("can only read namespaced object of this type".to_owned());
+            ("persistentvolumeclaims" | "persistentvolumes", None) => {
+                if verb != "get" {
+                    return Err("can only get individual resources of this type".to_owned());
+                }
+                self.is_related(store, node, asked)
             }
-            is_related(store, node, asked)
+            ("serviceaccounts", _) => {
+                if verb != "create" || asked.name.is_none() {
+                    return Err("can only create tokens for individual service accounts".to_owned());
+                }
+                if subresource != Some("token") {
+                    return Err("can only create token subresource of serviceaccount".to_owned());
+                }
+                self.is_related(store, node, asked)
+            }
+            ("pods", None) if verb == "get" => self.is_related(store, node, asked),
+            ("pods", None) if is_read => {
+                let selector = asked.parameter("fieldSelector").unwrap_or_default();
+                let own = [format!("spec.nodeName={node}"), format!("spec.nodeName=={node}")];
+                if selector.split(',').any(|term| own.iter().any(|own| own == term)) {
+                    return Ok(());
+                }
+                if asked.name.is_none() {
+                    return Err("can only list/watch pods with spec.nodeName field selector".to_owned());
+                }
+                self.is_related(store, node, asked)
+            }
+            ("nodes", None) if is_read => match asked.name.as_deref() {
+                Some(name) if name == node => Ok(()),
+                Some(name) => Err(format!("node '{node}' cannot read '{name}', only its own Node object")),
+                None => Err(format!("node '{node}' cannot read all nodes, only its own Node object")),
+            },
+            ("events", None) if matches!(verb, "create" | "patch" | "update") => Ok(()),
+            ("clustertrustbundles", None) if is_read => Ok(()),
+            _ => Err(String::new()),
         }
-        ("persistentvolumeclaims" | "persistentvolumes", None) => {
-            if verb != "get" {
-                return Err("can only get individual resources of this type".to_owned());
-            }
-            is_related(store, node, asked)
-        }
-        ("serviceaccounts", _) => {
-            if verb != "create" || asked.name.is_none() {
-                return Err("can only create tokens for individual service accounts".to_owned());
-            }
-            if subresource != Some("token") {
-                return Err("can only create token subresource of serviceaccount".to_owned());
-            }
-            is_related(store, node, asked)
-        }
-        ("pods", None) if verb == "get" => is_related(store, node, asked),
-        ("pods", None) if is_read => {
-            let selector = asked.parameter("fieldSelector").unwrap_or_default();
-            let own = [format!("spec.nodeName={node}"), format!("spec.nodeName=={node}")];
-            if selector.split(',').any(|term| own.iter().any(|own| own == term)) {
-                return Ok(());
-            }
-            if asked.name.is_none() {
-                return Err("can only list/watch pods with spec.nodeName field selector".to_owned());
-            }
-            is_related(store, node, asked)
-        }
-        ("nodes", None) if is_read => match asked.name.as_deref() {
-            Some(name) if name == node => Ok(()),
-            Some(name) => Err(format!("node '{node}' cannot read '{name}', only its own Node object")),
-            None => Err(format!("node '{node}' cannot read all nodes, only its own Node object")),
-        },
-        ("events", None) if matches!(verb, "create" | "patch" | "update") => Ok(()),
-        ("clustertrustbundles", None) if is_read => Ok(()),
-        _ => Err(String::new()),
     }
-}
 
-fn is_related(store: &Store, node: &str, asked: &Asked) -> Result<(), String> {
-    let Some(name) = asked.name.as_deref() else { return Err("No Object name found".to_owned()) };
-    let namespace = asked.namespace.as_deref().unwrap_or_default();
-    let bound = store.of("pods").filter(|(_, pod)| pod["spec"]["nodeName"] == node);
-    let related = bound.into_iter().any(|(key, pod)| match asked.plural.as_str() {
-        "pods" => key.namespace == namespace && key.name == name,
-        "persistentvolumes" => claims(key, pod).iter().any(|claim| is_volume_of(store, &key.namespace, claim, name)),
-        "persistentvolumeclaims" => key.namespace == namespace && claims(key, pod).contains(name),
-        plural => key.namespace == namespace && names(plural, pod).contains(name),
-    });
-    if related { Ok(()) } else { Err(format!("no relationship found between node '{node}' and this object")) }
+    fn is_related(&self, store: &Store, node: &str, asked: &Asked) -> Result<(), String> {
+        let Some(name) = asked.name.as_deref() else { return Err("No Object name found".to_owned()) };
+        let namespace = asked.namespace.as_deref().unwrap_or_default();
+        let bound = store.of("pods").filter(|(_, pod)| pod["spec"]["nodeName"] == node);
+        let related = bound.into_iter().any(|(key, pod)| match asked.plural.as_str() {
+            "pods" => key.namespace == namespace && key.name == name,
+            "persistentvolumes" => {
+                claims(key, pod).iter().any(|claim| is_volume_of(store, &key.namespace, claim, name))
+            }
+            "persistentvolumeclaims" => key.namespace == namespace && claims(key, pod).contains(name),
+            plural => key.namespace == namespace && names(plural, pod).contains(name),
+        });
+        if related && !self.graph_is_empty {
+            Ok(())
+        } else {
+            Err(format!("no relationship found between node '{node}' and this object"))
+        }
+    }
 }
 
 /// Whether a volume says that it is this claim's.

@@ -101,6 +101,9 @@ fn query(asked: &Asked, problems: &mut Vec<String>) {
     if asked.verb == "watch" && !has("resourceVersion") && !has("sendInitialEvents") {
         problems.push("a watch without resourceVersion begins anywhere".to_owned());
     }
+    if asked.wants_initial_events() && !asked.is_set("allowWatchBookmarks") {
+        problems.push("initial events end with a bookmark".to_owned());
+    }
     if asked.verb == "watch" && !has("timeoutSeconds") {
         problems.push("a watch without timeoutSeconds ends when the server likes".to_owned());
     }
@@ -125,7 +128,16 @@ fn encoding(asked: &Asked, problems: &mut Vec<String>) {
 }
 
 fn headers(asked: &Asked, problems: &mut Vec<String>) {
-    if asked.accept != "application/json" {
+    let accepts: &[&str] = match asked.verb.as_str() {
+        "list" => {
+            &["application/json", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"]
+        }
+        "watch" => {
+            &["application/json", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"]
+        }
+        _ => &["application/json"],
+    };
+    if !accepts.contains(&asked.accept.as_str()) {
         problems.push(format!("Accept is {:?}", asked.accept));
     }
     let mut agent = asked.agent.splitn(2, '/');

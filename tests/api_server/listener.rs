@@ -56,6 +56,8 @@ pub struct Connection {
 /// The thread with the server.
 pub struct Listener {
     pub address: SocketAddr,
+    /// Where it is spoken to without TLS, as to `kubectl proxy`.
+    pub plain: SocketAddr,
     count: Arc<AtomicU64>,
     orders: Option<UnboundedSender<(Order, SyncSender<()>)>>,
     thread: Option<JoinHandle<()>>,
@@ -69,15 +71,16 @@ impl Listener {
         let counted = Arc::clone(&count);
         let serve = async move {
             let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
-            let address = listener.local_addr().expect("an address");
-            tell.send(address).expect("somebody waits");
+            let plain = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
+            let [address, of_plain] = [&listener, &plain].map(|listener| listener.local_addr().expect("an address"));
+            tell.send((address, of_plain)).expect("somebody waits");
             let server = Server { cluster, tls, address, connections: JoinSet::new(), count, frozen: Arc::default() };
-            server.run(listener, given).await;
+            server.run(listener, plain, given).await;
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let thread = thread::spawn(move || runtime.block_on(serve));
-        let address = told.recv().expect("the server starts");
-        Self { address, count: counted, orders: Some(orders), thread: Some(thread) }
+        let (address, plain) = told.recv().expect("the server starts");
+        Self { address, plain, count: counted, orders: Some(orders), thread: Some(thread) }
     }
 
     /// How many connections there were.
@@ -119,7 +122,12 @@ struct Server {
 }
 
 impl Server {
-    async fn run(mut self, listener: TcpListener, mut orders: UnboundedReceiver<(Order, SyncSender<()>)>) {
+    async fn run(
+        mut self,
+        listener: TcpListener,
+        plain: TcpListener,
+        mut orders: UnboundedReceiver<(Order, SyncSender<()>)>,
+    ) {
         let mut listener = Some(listener);
         let mut holds = false;
         let mut bookmarks = tokio::time::interval(BOOKMARK);
@@ -144,6 +152,7 @@ impl Server {
                     let _ = done.send(());
                 }
                 taken = take(listener.as_ref()) => self.serve(taken, holds),
+                taken = take(Some(&plain)) => self.serve_plain(taken),
                 _ = bookmarks.tick() => self.cluster.state().store.bookmark(),
                 Some(_) = self.connections.join_next() => {}
             }
@@ -169,14 +178,30 @@ impl Server {
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificates = certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();
-            let connection = Arc::new(Connection { number, certificates });
-            let answer = move |request: Request| Arc::clone(&cluster).answer(Arc::clone(&connection), request);
-            let service = TowerToHyperService::new(Router::new().fallback(answer));
-            let mut http = Builder::new(TokioExecutor::new());
-            http.http2().max_concurrent_streams(STREAMS);
-            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            answer(cluster, Connection { number, certificates }, stream).await;
         });
     }
+
+    fn serve_plain(&mut self, stream: TcpStream) {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let _ = stream.set_nodelay(true);
+        let cluster = Arc::clone(&self.cluster);
+        self.connections.spawn(answer(cluster, Connection { number, certificates: Vec::new() }, stream));
+    }
+}
+
+/// Answers the requests of a connection.
+async fn answer(
+    cluster: Arc<Cluster>,
+    connection: Connection,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    let connection = Arc::new(connection);
+    let answer = move |request: Request| Arc::clone(&cluster).answer(Arc::clone(&connection), request);
+    let service = TowerToHyperService::new(Router::new().fallback(answer));
+    let mut http = Builder::new(TokioExecutor::new());
+    http.http2().max_concurrent_streams(STREAMS);
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// The next connection; never one while nobody listens.

@@ -8,12 +8,13 @@
 //!
 //! It can be told to be unwell: to refuse connections, to hold them, break or freeze them ([`Order`]); to answer wrongly
 //! ([`Answer`]), late, or with watches that end or repeat themselves ([`Mood`]); to present another certificate
-//! ([`Presents`]); to have forgotten its history. It writes down every request, and says which of them are not what the
+//! ([`Presents`]); to have forgotten its history; to crash and start as a real one does ([`ApiServer::boot`]); to have too
+//! much to do ([`ApiServer::limit`]); to be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what the
 //! conventions of the API ask for.
 //!
 //! What it leaves out: validation of objects, defaults beyond those that podfs reads, every change over HTTP but `create`
 //! (tests change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery,
-//! protobuf, tables, server-side apply, priority and fairness, and signatures of tokens. `Node` objects and service accounts
+//! protobuf, tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service accounts
 //! are not made by themselves.
 //!
 //! One concept a file: `listener` takes connections, `request` reads what they ask, `identity` and `authorizer` say who may,
@@ -51,6 +52,7 @@ use listener::Listener;
 use resources::Resource;
 use store::Key;
 
+pub use answers::InitialEvents;
 pub use authority::{Pair, Presents};
 pub use faults::{Answer, Cut, Disturbance, End, Mood};
 pub use identity::{MASTERS, NODES, User};
@@ -73,7 +75,7 @@ impl ApiServer {
         let authority = Authority::new("kubernetes");
         let users = Users::new(authority.der(), Arc::new(ring::default_provider()));
         let cluster = Arc::new(Cluster::new(users));
-        let tls = Arc::new(Mutex::new(tls(&authority, Presents::Good)));
+        let tls = Arc::new(Mutex::new(tls(&certificate(&authority, Presents::Good))));
         let listener = Listener::start(Arc::clone(&cluster), Arc::clone(&tls));
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         Self { listener, cluster, authority, tls, directory }
@@ -81,6 +83,11 @@ impl ApiServer {
 
     pub fn url(&self) -> String {
         format!("https://{}", self.listener.address)
+    }
+
+    /// Where it is spoken to without TLS, as to `kubectl proxy`; users are known by tokens there.
+    pub fn plain_url(&self) -> String {
+        format!("http://{}", self.listener.plain)
     }
 
     /// The certificate of the authority, in PEM.
@@ -168,7 +175,47 @@ impl ApiServer {
         self.listener.count()
     }
 
-    /// Ends and begins again on the same port, with the same objects.
+    /// Ends without a word to anybody, until [`Self::boot`].
+    #[track_caller]
+    pub fn crash(&self) {
+        self.connections(Order::Refuse);
+    }
+
+    /// Begins again after a crash, as a real server does: it knows no version from before, so watches are answered with
+    /// 410; and until [`Self::become_ready`], it does not know what nodes may read, and answers them with 403.
+    #[track_caller]
+    pub fn boot(&self) {
+        let mut state = self.cluster.state();
+        state.store.compact();
+        state.rules.graph_is_empty = true;
+        state.starting = true;
+        drop(state);
+        self.connections(Order::Serve);
+    }
+
+    /// Knows what nodes may read, and says so at `/readyz`.
+    pub fn become_ready(&self) {
+        let mut state = self.cluster.state();
+        state.rules.graph_is_empty = false;
+        state.starting = false;
+    }
+
+    /// What becomes of watches that are to begin with what there is, until it is changed.
+    pub fn initial_events(&self, initial: InitialEvents) {
+        self.cluster.state().initial_events = initial;
+    }
+
+    /// Answers with 429 when there are more requests than this within the time.
+    pub fn limit(&self, requests: usize, within: Duration) {
+        self.cluster.state().overload.limit = Some((requests, within));
+    }
+
+    /// How many requests were answered with 429 because of the limit.
+    pub fn too_many(&self) -> usize {
+        self.cluster.state().overload.refused
+    }
+
+    /// Ends and begins again on the same port, with the same objects and their history, within a moment.
     #[track_caller]
     pub fn restart(&self) {
         self.connections(Order::Refuse);
@@ -177,7 +224,14 @@ impl ApiServer {
 
     /// What new connections see of the server.
     pub fn present(&self, presents: Presents) {
-        *self.tls.lock().expect("nobody panics with it") = tls(&self.authority, presents);
+        *self.tls.lock().expect("nobody panics with it") = tls(&certificate(&self.authority, presents));
+    }
+
+    /// New connections see a certificate that is its own authority. Gives it, in PEM.
+    pub fn present_its_own(&self) -> String {
+        let pair = Authority::itself();
+        *self.tls.lock().expect("nobody panics with it") = tls(&pair);
+        pair.certificate
     }
 
     /// Answers the next requests wrongly, so many.
@@ -225,6 +279,13 @@ impl ApiServer {
         self.cluster.state().seen.iter().filter(|asked| asked.is(verb, resource)).count()
     }
 
+    /// How many requests there were for all that there is of this resource, as a list or at the beginning of a watch.
+    pub fn lists(&self, resource: &str) -> usize {
+        let lists =
+            |asked: &&Asked| asked.is("list", resource) || asked.is("watch", resource) && asked.wants_initial_events();
+        self.cluster.state().seen.iter().filter(lists).count()
+    }
+
     /// Forgets the requests so far.
     pub fn forget_requests(&self) {
         self.cluster.state().seen.clear();
@@ -249,7 +310,7 @@ fn key(kind: &str, namespace: &str, name: &str) -> Key {
     Key::new(Resource::of_kind(kind).expect("a kind").plural, namespace, name)
 }
 
-fn tls(authority: &Authority, presents: Presents) -> Arc<ServerConfig> {
+fn certificate(authority: &Authority, presents: Presents) -> Pair {
     let other;
     let signer = match presents {
         Presents::OtherAuthority => {
@@ -258,7 +319,10 @@ fn tls(authority: &Authority, presents: Presents) -> Arc<ServerConfig> {
         }
         _ => authority,
     };
-    let pair = signer.server(presents);
+    signer.server(presents)
+}
+
+fn tls(pair: &Pair) -> Arc<ServerConfig> {
     let provider = Arc::new(ring::default_provider());
     let config = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let config = config.expect("ring has them").with_client_cert_verifier(Arc::new(identity::AnyCertificate(provider)));

@@ -107,6 +107,16 @@ impl Asked {
         }
     }
 
+    /// Whether the answer is to have the metadata of objects only.
+    pub fn wants_metadata(&self) -> bool {
+        self.accept.contains(";as=PartialObjectMetadata")
+    }
+
+    /// Whether it is a watch that is to begin with what there is.
+    pub fn wants_initial_events(&self) -> bool {
+        self.verb == "watch" && self.is_set("sendInitialEvents")
+    }
+
     /// Whether it is this verb on this resource (and subresource).
     pub fn is(&self, verb: &str, resource: &str) -> bool {
         self.verb == verb && self.resource_and_subresource() == resource

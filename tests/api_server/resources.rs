@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// One resource in one version of its API.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,8 +92,12 @@ impl Resource {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// The object as this version of the API shows it.
-    pub fn render(&self, object: &Value) -> Value {
+    /// The object as this version of the API shows it, or its metadata only.
+    pub fn render(&self, object: &Value, metadata_only: bool) -> Value {
+        if metadata_only {
+            let metadata = &object["metadata"];
+            return json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata});
+        }
         let mut object = object.clone();
         object["apiVersion"] = self.api_version().into();
         object["kind"] = self.kind.into();

@@ -16,6 +16,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::answers::InitialEvents;
 use super::faults::{Cut, End, Mood, broken};
 use super::request::Asked;
 use super::resources::Resource;
@@ -34,6 +35,7 @@ pub fn answer(
     asked: &Asked,
     selection: Selection,
     mood: watch::Receiver<Mood>,
+    initial: InitialEvents,
 ) -> Result<Response, Failure> {
     let wants_bookmarks = asked.is_set("allowWatchBookmarks");
     let version = match asked.parameter("resourceVersion").unwrap_or_default() {
@@ -46,6 +48,11 @@ pub fn answer(
                 "sendInitialEvents: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             return Err(Failure::invalid("ListOptions.meta.k8s.io", "", why));
         }
+        Some(_) if initial == InitialEvents::Refused => {
+            let why = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature \
+                       gate is enabled";
+            return Err(Failure::invalid("ListOptions.meta.k8s.io", "", why));
+        }
         Some(value) => matches!(value, "true" | "1"),
         None => false,
     };
@@ -55,16 +62,16 @@ pub fn answer(
         _ => LASTS,
     };
     // Without a version, or with initial events, a watch begins with what there is.
-    let mut first = Vec::new();
+    let (mut first, metadata_only) = (Vec::new(), asked.wants_metadata());
     let resource = selection.resource();
     let begin = match version {
         Some(version) if !sends_initial => version,
         _ => {
             let current = store.version();
             let objects = store.select(&selection, current)?;
-            first.extend(objects.iter().map(|(_, object)| line("ADDED", &resource.render(object))));
-            if sends_initial && wants_bookmarks {
-                first.push(bookmark(resource, current, true));
+            first.extend(objects.iter().map(|(_, object)| line("ADDED", &resource.render(object, metadata_only))));
+            if sends_initial && wants_bookmarks && initial == InitialEvents::Sent {
+                first.push(bookmark(resource, current, metadata_only, true));
             }
             current
         }
@@ -73,7 +80,8 @@ pub fn answer(
     match store.watch(selection.clone(), begin) {
         Ok(registered) => {
             let until = Instant::now() + time;
-            let watch = Watch { sender, selection, wants_bookmarks, begun: Instant::now(), until, mood, told: 0 };
+            let begun = Instant::now();
+            let watch = Watch { sender, selection, wants_bookmarks, metadata_only, begun, until, mood, told: 0 };
             tokio::spawn(watch.run(first, registered));
         }
         // The cache of a real server, too, says this in the stream and not in the status.
@@ -95,6 +103,7 @@ struct Watch {
     sender: Sender<Line>,
     selection: Selection,
     wants_bookmarks: bool,
+    metadata_only: bool,
     begun: Instant,
     until: Instant,
     mood: watch::Receiver<Mood>,
@@ -126,7 +135,7 @@ impl Watch {
                 said = news.recv() => match said {
                     Some(News::Change(change)) => self.change(&change).await?,
                     Some(News::Bookmark(version)) if self.wants_bookmarks => {
-                        self.send(bookmark(self.selection.resource(), version, false)).await?;
+                        self.send(bookmark(self.selection.resource(), version, self.metadata_only, false)).await?;
                     }
                     Some(News::Bookmark(_)) => {}
                     None => return Err(Over),
@@ -159,9 +168,9 @@ impl Watch {
             (Some(_), false) => "DELETED",
             (None, false) => return Ok(()),
         };
-        let resource = self.selection.resource();
-        let told = line(kind, &resource.render(&change.object));
-        let outdated = before.filter(|_| disturbance.outdated).map(|before| line("MODIFIED", &resource.render(before)));
+        let show = |object: &Value| self.selection.resource().render(object, self.metadata_only);
+        let told = line(kind, &show(&change.object));
+        let outdated = before.filter(|_| disturbance.outdated).map(|before| line("MODIFIED", &show(before)));
         self.told += 1;
         if disturbance.duplicate {
             self.send(told.clone()).await?;
@@ -194,10 +203,10 @@ fn line(kind: &str, object: &Value) -> Bytes {
 }
 
 /// How far the server is; whether it is the end of what there was at the beginning.
-fn bookmark(resource: &Resource, version: u64, ends_initial: bool) -> Bytes {
+fn bookmark(resource: &Resource, version: u64, metadata_only: bool, ends_initial: bool) -> Bytes {
     let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
     if ends_initial {
         metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
     }
-    line("BOOKMARK", &resource.render(&json!({"metadata": metadata})))
+    line("BOOKMARK", &resource.render(&json!({"metadata": metadata}), metadata_only))
 }

@@ -40,6 +40,11 @@ impl Caller {
         request.send().await
     }
 
+    pub async fn send_accepting(&self, path: &str, accept: &str) -> Response {
+        let request = self.client.get(format!("{}{path}", self.server)).header("accept", accept);
+        request.send().await.expect("an answer")
+    }
+
     pub async fn bytes(&self, path: &str) -> Result<Vec<u8>, reqwest::Error> {
         Ok(self.send(path).await?.bytes().await?.to_vec())
     }

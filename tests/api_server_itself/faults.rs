@@ -2,7 +2,7 @@
 
 use super::api_server::{Answer, ApiServer, Disturbance, End};
 use super::caller::Caller;
-use super::objects::{APP, put_app, watch_of_app};
+use super::objects::{APP, put_app, put_pod, watch_of_app};
 use reqwest::StatusCode;
 use std::time::Duration;
 
@@ -30,6 +30,43 @@ async fn planned_answers_are_given_once_each() {
     }
     server.heal();
     assert_eq!(caller.get(&path).await["data"]["a"], "1");
+}
+
+#[tokio::test]
+async fn a_server_that_starts_has_forgotten_its_history_and_does_not_know_what_nodes_may() {
+    let server = ApiServer::start();
+    let version = put_app(&server, "1");
+    put_pod(&server);
+    server.crash();
+    assert!(Caller::node(&server).send(APP).await.is_err());
+    server.boot();
+    let (node, admin) = (Caller::node(&server), Caller::admin(&server));
+    assert_eq!(node.send("/readyz").await.expect("an answer").status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let (code, status) = node.try_get(&format!("{APP}/app")).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    assert!(status["message"].as_str().is_some_and(|message| message.contains("no relationship found")), "{status}");
+    assert_eq!(admin.watch(&watch_of_app(version)).await.line().await["object"]["code"], 410);
+    server.become_ready();
+    assert_eq!(node.send("/readyz").await.expect("an answer").text().await.expect("text"), "ok");
+    assert_eq!(node.get(&format!("{APP}/app")).await["data"]["a"], "1");
+}
+
+#[tokio::test]
+async fn who_asks_too_often_is_told_so_in_plain_text() {
+    let server = ApiServer::start();
+    put_app(&server, "1");
+    put_pod(&server);
+    let (node, path) = (Caller::node(&server), format!("{APP}/app"));
+    server.limit(2, Duration::from_secs(3600));
+    node.get(&path).await;
+    node.get(&path).await;
+    let answer = node.send(&path).await.expect("an answer");
+    assert_eq!(
+        (answer.status(), &answer.headers()["retry-after"], &answer.headers()["content-type"]),
+        (StatusCode::TOO_MANY_REQUESTS, &"1".parse().expect(""), &"text/plain; charset=utf-8".parse().expect(""))
+    );
+    assert_eq!(answer.text().await.expect("text"), "Too many requests, please try again later.\n");
+    assert_eq!(Caller::admin(&server).get(&path).await["data"]["a"], "1", "those who may do everything are exempt");
 }
 
 #[tokio::test]

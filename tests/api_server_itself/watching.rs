@@ -1,6 +1,6 @@
 //! Watches.
 
-use super::api_server::ApiServer;
+use super::api_server::{ApiServer, InitialEvents};
 use super::caller::Caller;
 use super::objects::{APP, OF_APP, put_app, put_config_map, watch_of_app};
 use reqwest::StatusCode;
@@ -48,6 +48,42 @@ async fn a_watch_with_initial_events_says_where_they_end() {
     assert_eq!(end["object"]["metadata"]["resourceVersion"], version.to_string());
     let (code, _) = caller.try_get(&format!("{APP}?watch=true&sendInitialEvents=true")).await;
     assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
+}
+
+#[tokio::test]
+async fn a_server_may_know_nothing_of_initial_events() {
+    let server = ApiServer::start();
+    put_app(&server, "1");
+    let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let path = format!("{APP}?{query}&{OF_APP}");
+    let caller = Caller::admin(&server);
+    server.initial_events(InitialEvents::Refused);
+    let answer = caller.send(&path).await.expect("an answer");
+    assert_eq!(answer.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(answer.text().await.expect("text").contains("sendInitialEvents: Forbidden"));
+    server.initial_events(InitialEvents::Ignored);
+    let mut watch = caller.watch(&path).await;
+    put_app(&server, "2");
+    assert_eq!(watch.change().await, ("ADDED".to_owned(), json!("1")));
+    assert_eq!(watch.change().await, ("MODIFIED".to_owned(), json!("2")));
+}
+
+#[tokio::test]
+async fn lists_and_watches_may_be_of_metadata_only() {
+    let server = ApiServer::start();
+    let version = put_app(&server, "1");
+    let caller = Caller::admin(&server);
+    let part = |kind: &str| format!("application/json;as={kind};g=meta.k8s.io;v=v1,application/json");
+    let list = caller.send_accepting(APP, &part("PartialObjectMetadataList")).await.text().await.expect("text");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    assert_eq!(list["kind"], "PartialObjectMetadataList");
+    assert_eq!((&list["items"][0]["metadata"]["name"], &list["items"][0]["data"]), (&json!("app"), &json!(null)));
+    let path = format!("{APP}?watch=true&{OF_APP}&resourceVersion={version}&timeoutSeconds=1");
+    put_app(&server, "2");
+    let watch = caller.send_accepting(&path, &part("PartialObjectMetadata")).await.text().await.expect("text");
+    let line: serde_json::Value = serde_json::from_str(watch.lines().next().expect("a line")).expect("JSON");
+    assert_eq!((&line["type"], &line["object"]["kind"]), (&json!("MODIFIED"), &json!("PartialObjectMetadata")));
+    assert!(line["object"]["data"].is_null());
 }
 
 #[tokio::test]
