@@ -71,6 +71,50 @@ fn a_program_is_run_again_when_the_server_does_not_know_its_token_any_more() {
 }
 
 #[test]
+fn a_server_at_a_loopback_address_may_be_spoken_to_without_tls() {
+    let mut rig = Rig::with_style(VOLUMES, Style::Token);
+    rig.put_config("1");
+    let url = rig.server.plain_url();
+    rig.edit_cluster(|cluster| *cluster = serde_json::json!({"server": url}));
+    let running = rig.run();
+    let file = running.volume("config").join("key");
+    wait_content(&file, "1");
+    rig.wait_watched("ConfigMap", "app");
+    rig.put_config("2");
+    wait_content(&file, "2");
+    rig.server.connections(Order::Break);
+    rig.put_config("3");
+    wait_content(&file, "3");
+}
+
+#[test]
+fn a_server_that_made_its_own_certificate_is_known_by_it_and_by_no_other() {
+    let mut rig = Rig::with_style(VOLUMES, Style::Token);
+    rig.put_config("1");
+    let of_another = rig.server.present_its_own();
+    let certificate = rig.server.present_its_own();
+    let mut is_known_by = |certificate: &str| {
+        let authority = rig.server.write("itself.crt", certificate);
+        rig.edit_cluster(|cluster| {
+            cluster.as_object_mut().expect("fields").remove("certificate-authority-data");
+            cluster["certificate-authority"] = authority.to_str().into();
+        });
+    };
+    is_known_by(&certificate);
+    let running = rig.run();
+    wait_content(&running.volume("config").join("key"), "1");
+    drop(running);
+    rig.fixture.kill_all();
+    let mut is_known_by = |certificate: &str| {
+        let authority = rig.server.write("itself.crt", certificate);
+        rig.edit_cluster(|cluster| cluster["certificate-authority"] = authority.to_str().into());
+    };
+    is_known_by(&of_another);
+    let outcome = finish(&mut rig.command());
+    assert!(!outcome.stderr.contains("://") && outcome.code == Some(2), "{}", outcome.stderr);
+}
+
+#[test]
 fn a_server_may_go_by_another_name_or_by_none() {
     type Edit = fn(&mut Value);
     let rows: [(Presents, Edit); 2] = [

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
+};
 use secrecy::ExposeSecret;
 
 use super::settings::{Authority, Certificate};
@@ -22,9 +25,13 @@ pub(super) fn config(authority: &Authority, certificate: Option<&Certificate>) -
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
     let verifier: Arc<dyn ServerCertVerifier> = match authority {
-        Authority::Pem(pem) => WebPkiServerVerifier::builder_with_provider(Arc::new(roots(pem)?), provider)
-            .build()
-            .map_err(|error| format!("the certificate authority cannot be used: {error}"))?,
+        Authority::Pem(pem) => {
+            let certificates = certificates(pem).map_err(|problem| format!("the certificate authority {problem}"))?;
+            let roots = Arc::new(roots(certificates.clone())?);
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+            let verifier = verifier.map_err(|error| format!("the certificate authority cannot be used: {error}"))?;
+            Arc::new(OrItself { verifier, certificates })
+        }
         Authority::System => Arc::new(
             rustls_platform_verifier::Verifier::new(provider)
                 .map_err(|error| format!("the certificates this machine trusts cannot be used: {error}"))?,
@@ -48,8 +55,7 @@ pub(super) fn config(authority: &Authority, certificate: Option<&Certificate>) -
     Ok(config)
 }
 
-fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
-    let certificates = certificates(pem).map_err(|problem| format!("the certificate authority {problem}"))?;
+fn roots(certificates: Vec<CertificateDer<'static>>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(certificates);
     if added == 0 { Err("the certificate authority holds no valid certificate".to_owned()) } else { Ok(roots) }
@@ -59,6 +65,62 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|_| "is not PEM".to_owned())?;
     if certificates.is_empty() { Err("holds no certificate in PEM".to_owned()) } else { Ok(certificates) }
+}
+
+/// Takes what is signed by the certificate authorities, and a certificate that is one of them, as Go does: a server that made
+/// its own certificate is known by it.
+#[derive(Debug)]
+struct OrItself {
+    verifier: Arc<WebPkiServerVerifier>,
+    certificates: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for OrItself {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            // Its time was looked at before this was found out.
+            Err(error) if is_authority_itself(&error) && self.certificates.contains(end_entity) => {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
+
+/// Whether a certificate was refused only because it may sign others.
+fn is_authority_itself(error: &Error) -> bool {
+    let Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) = error else { return false };
+    matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
 /// Takes any certificate, as `insecure-skip-tls-verify` wants it. That the server has the key is checked all the same.

@@ -76,7 +76,7 @@ impl Party {
     fn http(&self) -> Result<reqwest::Client, String> {
         let mut builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls::config(&self.authority, self.certificate.as_ref())?)
-            .https_only(true)
+            .https_only(self.server.scheme() == "https")
             .redirect(Policy::none())
             .no_proxy()
             .user_agent(USER_AGENT)

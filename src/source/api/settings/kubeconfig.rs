@@ -3,6 +3,7 @@
 //! Where two fields say the same thing, a certificate in a file and one in the text, kubectl takes one of them without
 //! saying so; here it is an error. Ways of proving who one is that need another program's library are errors, too.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use k8s_openapi::ByteString;
@@ -67,14 +68,26 @@ impl Reader<'_> {
         let server = cluster.server.as_deref().filter(|server| !server.is_empty());
         let server = server.ok_or_else(|| self.invalid("has no server"))?;
         let server = Url::parse(server).map_err(|error| self.invalid(format!("its server is no address: {error}")))?;
-        if server.scheme() != "https" {
-            return Err(self.invalid("its server is not reached by https, and secrets are not sent in the clear"));
+        match server.scheme() {
+            "https" => {}
+            // As `kubectl proxy` offers it.
+            "http" if is_loopback(&server) => {}
+            "http" => {
+                return Err(self.invalid(
+                    "its server is reached by http, and podfs sends no credentials in the clear, unless it is at a loopback \
+                     address; use https",
+                ));
+            }
+            other => return Err(self.invalid(format!("its server begins with {other}; podfs knows https and http"))),
         }
         let server_name = cluster.tls_server_name.clone().filter(|name| !name.is_empty());
         let proxy = cluster.proxy_url.as_deref().filter(|proxy| !proxy.is_empty());
         let proxy = proxy.map(|proxy| self.proxy(proxy)).transpose()?;
         if proxy.is_some() && server_name.is_some() {
             return Err(self.invalid("has proxy-url and tls-server-name; podfs knows no way to have both"));
+        }
+        if proxy.is_some() && server.scheme() == "http" {
+            return Err(self.invalid("has a proxy-url and a server that is reached by http; use https"));
         }
         let authority = self.one_of(
             "certificate-authority",
@@ -177,6 +190,13 @@ impl Reader<'_> {
     fn invalid(&self, problem: impl AsRef<str>) -> SettingsError {
         SettingsError::invalid(self.path, format!("{}: {}", self.of, problem.as_ref()))
     }
+}
+
+/// Whether an address cannot lead to another host.
+fn is_loopback(server: &Url) -> bool {
+    let host = server.host_str().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn decode(text: &str) -> Option<Vec<u8>> {

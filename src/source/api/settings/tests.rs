@@ -72,7 +72,17 @@ fn what_is_wrong_is_one_sentence() {
         (GOOD.replace("user: u}", "user: z}"), "config: context \"c\" is of user \"z\", who is not among its users"),
         (
             GOOD.replace("https://", "http://"),
-            "config: cluster \"k\": its server is not reached by https, and secrets are not sent in the clear",
+            "config: cluster \"k\": its server is reached by http, and podfs sends no credentials in the clear, unless it is \
+             at a loopback address; use https",
+        ),
+        (
+            GOOD.replace("https://10.0.0.1", "http://127.0.0.1")
+                .replace("certificate-authority-data: QUFB", "proxy-url: 'http://h'"),
+            "config: cluster \"k\": has a proxy-url and a server that is reached by http; use https",
+        ),
+        (
+            GOOD.replace("https://", "ftp://"),
+            "config: cluster \"k\": its server begins with ftp; podfs knows https and http",
         ),
         (
             cluster("certificate-authority: ca, certificate-authority-data: QUFB"),
@@ -99,6 +109,18 @@ fn what_is_wrong_is_one_sentence() {
     ];
     for (text, expected) in rows {
         assert_eq!(error(&text), expected);
+    }
+}
+
+#[test]
+fn a_server_at_a_loopback_address_may_be_reached_by_http() {
+    for host in ["127.0.0.1:8001", "127.8.0.1", "[::1]:8001", "localhost:8001"] {
+        let text = GOOD.replace("https://10.0.0.1:6443", &format!("http://{host}"));
+        assert_eq!(read(&text).expect("settings").server.as_str(), format!("http://{host}/"));
+    }
+    for host in ["localhost.example", "[::2]", "127.0.0.1.example", "0.0.0.0"] {
+        let text = GOOD.replace("https://10.0.0.1:6443", &format!("http://{host}"));
+        assert!(error(&text).contains("in the clear"), "{host}");
     }
 }
 
