@@ -81,4 +81,6 @@ pub struct Snapshot {
     pub tokens: Tokens,
     /// When the change was heard of that led to it; the first one follows from no change.
     pub heard: Option<Instant>,
+    /// Whether something was asked for only seconds ago and is not known yet, so that what is missing is no problem yet.
+    pub is_settling: bool,
 }

@@ -177,8 +177,8 @@ pub async fn run(
     });
     let allocatable = machine::allocatable(site.path());
     let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-    let Snapshot { objects, tokens, .. } = snapshot;
-    let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable };
+    let Snapshot { objects, tokens, is_settling, .. } = snapshot;
+    let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable, is_settling };
 
     if let Some(claim) = &claim {
         report.count_in(claim.directory());
@@ -380,7 +380,7 @@ impl Supervisor {
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for place in self.sharing.places(leader) {
             self.report.volume(place, &self.volumes[place], volume);
-            self.source.tell(self.volumes[place].name.as_str(), volume.state().reason());
+            self.source.tell(self.volumes[place].name.as_str(), volume.problem());
         }
     }
 
@@ -410,6 +410,7 @@ impl Supervisor {
             facts,
             objects: snapshot.objects,
             tokens: snapshot.tokens,
+            is_settling: snapshot.is_settling,
         });
         self.version += 1;
     }

@@ -101,10 +101,10 @@ impl Supervisor {
         mounting: Option<Duration>,
     ) -> Result<(), MountError> {
         let succeeded = volume.state().reason().is_none();
-        if let Some(took) = mounting {
+        if let Some(took) = mounting.filter(|_| !volume.is_settling()) {
             self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
         }
-        if !succeeded {
+        if volume.problem().is_some() {
             self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
         }
         match attempt {

@@ -59,7 +59,7 @@ fn cb_01_bundles_of_a_signer_are_picked_by_labels_with_one_watch_for_all() {
     assert_eq!(shown("all"), pem(&["AAAA", "BBBB", "CCCC"]));
     assert_eq!(shown("none"), "");
     eventually("there is a watch", || rig.server.count("watch", BUNDLES) == 1);
-    assert_eq!(rig.server.count("list", BUNDLES), 1);
+    assert_eq!(rig.server.lists(BUNDLES), 1);
     rig.server.put(&bundle("x.io:y:two", Some("x.io/y"), "live", &["CCCC"]));
     wait_content(&file("ca"), &pem(&["AAAA", "BBBB", "CCCC"]));
     rig.server.delete("ClusterTrustBundle", "", "x.io:y:one");

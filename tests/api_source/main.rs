@@ -7,6 +7,7 @@ mod common;
 
 mod bundles;
 mod credentials;
+mod crowd;
 mod node;
 mod objects;
 mod outages;

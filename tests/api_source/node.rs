@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::api_server::Answer;
+use crate::api_server::{Answer, InitialEvents};
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -34,6 +34,7 @@ fn da_08_da_09_a_container_without_a_limit_shows_what_its_node_offers() {
 fn da_09_nothing_is_made_up_while_the_node_may_not_be_read() {
     let rig = Rig::new(LIMITS);
     rig.server.put(&node("3500m"));
+    rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "nodes", Answer::Error(500));
     let mut running = rig.start();
     running.wait_log("cannot list node n1");
@@ -50,5 +51,5 @@ fn da_09_nothing_is_made_up_while_the_node_may_not_be_read() {
 fn a_node_that_no_volume_shows_is_not_read() {
     let rig = Rig::of_config("1");
     let _running = rig.run();
-    assert_eq!(rig.server.count("list", "nodes"), 0);
+    assert_eq!(rig.server.lists("nodes"), 0);
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::api_server::Disturbance;
+use crate::api_server::{Asked, Disturbance, Order};
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -17,7 +17,7 @@ fn mg_08_a_change_of_an_object_is_in_the_volume_at_once() {
         rig.put_config(&value.to_string());
         wait_content(&file, &value.to_string());
     }
-    assert_eq!(rig.server.count("list", "configmaps"), 1, "a change needs no other list");
+    assert_eq!(rig.server.lists("configmaps"), 1, "a change needs no other list");
 }
 
 #[test]
@@ -46,25 +46,65 @@ fn mg_01_there_is_one_watch_however_many_volumes_use_an_object_and_one_connectio
 }
 
 #[test]
-fn mg_02_an_immutable_object_is_read_once_and_not_watched() {
+fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_and_made_again() {
     // CM-12
     let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: s}}]");
-    let object = |kind, name| {
-        format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: {name}}}, immutable: true, data: {{k: dg==}}}}")
+    let put = |kind: &str, name: &str, field: &str, value: &str| {
+        rig.server.put(&format!(
+            "{{apiVersion: v1, kind: {kind}, metadata: {{name: {name}}}, immutable: true, {field}: {{k: {value}}}}}"
+        ));
     };
-    rig.server.put(&object("ConfigMap", "app"));
-    rig.server.put(&object("Secret", "s"));
+    let is_read_whole = |asked: &Asked| asked.plural == "secrets" && !asked.wants_metadata();
+    let whole = || rig.server.requests().iter().filter(|asked| is_read_whole(asked)).count();
+    let by_metadata = || rig.server.requests().iter().filter(|asked| asked.wants_metadata()).count();
+    put("ConfigMap", "app", "data", "v");
+    put("Secret", "s", "stringData", "first");
     let running = rig.run();
-    wait_content(&running.volume("keys").join("k"), "v");
-    eventually("nothing more is heard", || rig.object("Secret default/s").is_some_and(|it| it["watch"] == "settled"));
-    assert_eq!((rig.server.count("list", "secrets"), rig.server.count("watch", "secrets")), (1, 0));
-    // MG-03: who comes later sees what is there then.
+    let (config, keys) = (running.volume("config").join("k"), running.volume("keys").join("k"));
+    wait_content(&keys, "first");
+    wait_content(&config, "v");
+    rig.wait_watched("Secret", "s");
+    // From now on, its metadata is enough, also for a server that has forgotten everything.
+    for _ in 0..2 {
+        let before = by_metadata();
+        rig.server.crash();
+        running.wait_log("is away");
+        rig.server.boot();
+        rig.server.become_ready();
+        eventually("both are followed by their metadata", || by_metadata() >= before + 2);
+        rig.wait_watched("Secret", "s");
+        rig.wait_watched("ConfigMap", "app");
+    }
+    assert_eq!(whole(), 1, "{:?}", rig.server.requests());
+    // MG-03: seen by a watch, and missed by it.
     rig.server.delete("Secret", "default", "s");
-    rig.server.put(&secret("s", &[("k", "new")]));
-    drop(running);
-    rig.fixture.kill_all();
+    put("Secret", "s", "stringData", "second");
+    wait_content(&keys, "second");
+    rig.wait_watched("Secret", "s");
+    rig.server.crash();
+    rig.server.delete("Secret", "default", "s");
+    put("Secret", "s", "stringData", "third");
+    rig.server.boot();
+    rig.server.become_ready();
+    wait_content(&keys, "third");
+    assert_eq!(fs::read_to_string(&config).expect("a file"), "v");
+}
+
+#[test]
+fn an_immutable_object_that_was_deleted_may_be_another_one_later() {
+    let rig = Rig::new("[{name: config, configMap: {name: app, optional: true}}]");
+    rig.server.put("{apiVersion: v1, kind: ConfigMap, metadata: {name: app}, immutable: true, data: {key: '1'}}");
     let running = rig.run();
-    wait_content(&running.volume("keys").join("k"), "new");
+    let file = running.volume("config").join("key");
+    wait_content(&file, "1");
+    rig.server.connections(Order::Break);
+    rig.wait_watched("ConfigMap", "app");
+    rig.server.delete("ConfigMap", "default", "app");
+    eventually("the file is gone", || !file.exists());
+    for value in ["2", "3"] {
+        rig.put_config(value);
+        wait_content(&file, value);
+    }
 }
 
 #[test]
@@ -176,7 +216,7 @@ fn files_win_over_the_server() {
     wait_content(&running.volume("config").join("key"), "of a file");
     wait_content(&running.volume("keys").join("k"), "of the server");
     running.wait_log("ConfigMap default/app is taken from the manifest files");
-    assert_eq!(rig.server.count("list", "configmaps"), 0);
+    assert_eq!(rig.server.lists("configmaps"), 0);
     // Without the file, the server is asked.
     rig.fixture.remove("objects/app.yaml");
     wait_content(&running.volume("config").join("key"), "of the server");
@@ -196,7 +236,7 @@ fn a_pod_of_a_file_has_its_objects_from_the_server() {
     rig.wait_watched("ConfigMap", "app");
     rig.put_config("2");
     wait_content(&file, "2");
-    assert_eq!(rig.server.count("list", "pods"), 0);
+    assert_eq!(rig.server.lists("pods"), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::api_server::{Answer, End, Order, Presents};
+use crate::api_server::{Answer, End, InitialEvents, Order, Presents};
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -19,7 +19,7 @@ fn running() -> (Rig, Running, std::path::PathBuf) {
 #[test]
 fn a_server_that_is_away_leaves_volumes_as_they_are_and_is_gone_on_with_when_it_is_back() {
     let (rig, running, file) = running();
-    let lists = rig.server.count("list", "configmaps");
+    let lists = rig.server.lists("configmaps");
     rig.server.connections(Order::Refuse);
     running.wait_log("the API server is away, and volumes stay as they are");
     rig.put_config("2");
@@ -27,7 +27,7 @@ fn a_server_that_is_away_leaves_volumes_as_they_are_and_is_gone_on_with_when_it_
     rig.server.connections(Order::Serve);
     wait_content(&file, "2");
     running.wait_log("the API server answers again");
-    assert_eq!(rig.server.count("list", "configmaps"), lists, "the watch goes on from where it was");
+    assert_eq!(rig.server.lists("configmaps"), lists, "the watch goes on from where it was");
     assert_eq!(running.log().matches("is away").count(), 1, "{}", running.log());
 }
 
@@ -50,6 +50,61 @@ fn an_answer_410_to_a_watch_leads_to_another_list() {
     rig.server.connections(Order::Break);
     rig.put_config("2");
     wait_content(&file, "2");
+}
+
+#[test]
+fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why() {
+    const OBJECTS: usize = 20;
+    let sources: Vec<_> = (0..OBJECTS)
+        .map(|number| format!("{{configMap: {{name: c{number}, items: [{{key: k, path: f{number}}}]}}}}"))
+        .collect();
+    let rig = Rig::new(&format!("[{{name: all, projected: {{sources: [{}]}}}}]", sources.join(", ")));
+    let put = |value: &str| {
+        (0..OBJECTS).for_each(|number| {
+            rig.server.put(&config_map(&format!("c{number}"), &[("k", value)]));
+        });
+    };
+    put("1");
+    let running = rig.run();
+    (0..OBJECTS).for_each(|number| rig.wait_watched("ConfigMap", &format!("c{number}")));
+    rig.server.crash();
+    running.wait_log("is away");
+    put("2");
+    rig.server.forget_requests();
+    rig.server.boot();
+    // Refusals that pass within seconds are not logged. These do not.
+    running.wait_log("so it is with 20 more of the pod's objects; podfs asks again");
+    let refused = rig.server.count("watch", "configmaps");
+    assert!(refused >= 10 * OBJECTS, "pauses after a start are short: {refused} requests");
+    let log = running.log();
+    let about = |words: &str| log.lines().filter(|line| line.contains("WARN") && line.contains(words)).count();
+    assert_eq!((about("is forbidden"), about("too old resource version")), (1, 0), "{log}");
+    rig.server.become_ready();
+    (0..OBJECTS).for_each(|number| wait_content(&running.volume("all").join(format!("f{number}")), "2"));
+    running.wait_log("over after ");
+}
+
+#[test]
+fn a_server_that_sends_no_initial_events_is_asked_for_lists() {
+    for initial in [InitialEvents::Refused, InitialEvents::Ignored] {
+        let rig =
+            Rig::new("[{name: config, configMap: {name: app}}, {name: other, configMap: {name: o, optional: true}}]");
+        rig.put_config("1");
+        rig.server.initial_events(initial);
+        let running = rig.run();
+        let file = running.volume("config").join("key");
+        wait_content(&file, "1");
+        eventually("there are lists", || rig.server.count("list", "configmaps") == 2);
+        for value in ["2", "3"] {
+            rig.put_config(value);
+            wait_content(&file, value);
+        }
+        rig.server.put(&config_map("o", &[("o", "1")]));
+        wait_content(&running.volume("other").join("o"), "1");
+        if initial == InitialEvents::Refused {
+            assert_eq!(rig.server.lists("configmaps"), 2, "the answer about the pod is remembered");
+        }
+    }
 }
 
 #[test]
@@ -117,6 +172,7 @@ fn answers_that_are_none_keep_what_is_known() {
 #[test]
 fn lists_that_fail_are_asked_for_again() {
     let rig = Rig::of_config("1");
+    rig.server.initial_events(InitialEvents::Refused);
     let answers =
         [Answer::Error(500), Answer::Truncated, Answer::Broken, Answer::InvalidUtf8, Answer::Html, Answer::TooMany(1)];
     for answer in answers {
@@ -130,10 +186,15 @@ fn lists_that_fail_are_asked_for_again() {
 #[test]
 fn a_server_that_takes_connections_and_never_answers_is_waited_for_with_a_reason() {
     let rig = Rig::of_config("1");
+    rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "configmaps", Answer::Never);
     let mut running = rig.start();
-    running.wait_log("not heard of yet");
-    assert!(rig.reason("config").is_some_and(|reason| reason.contains("not heard of yet")));
+    let reason = "ConfigMap default/app: the API server has not answered yet";
+    running.wait_log("serving 1 volume(s)");
+    eventually("the status has the reason", || rig.reason("config").as_deref() == Some(reason));
+    // In the first seconds, that is no problem.
+    assert!(!running.log().contains(reason), "{}", running.log());
+    running.wait_log(&format!(r#"MountVolume.SetUp failed for volume "config" : {reason}"#));
     running.wait_log("the server does not answer in time");
     rig.server.heal();
     running.wait_ready();
@@ -154,8 +215,10 @@ fn a_server_with_a_certificate_that_has_expired_is_not_trusted_until_it_has_anot
 fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
     let (rig, running, _file) = running();
     let version = rig.server.version().to_string();
-    let object = rig.object("ConfigMap default/app").expect("an object");
-    assert_eq!((object["watch"].as_str(), object["resourceVersion"].as_str()), (Some("watching"), Some(&*version)));
+    let object = || rig.object("ConfigMap default/app").expect("an object");
+    eventually("it is watched", || object()["watch"] == "watching");
+    let object = object();
+    assert_eq!(object["resourceVersion"].as_str(), Some(&*version));
     assert!(object["contactAgeSeconds"].as_u64().is_some_and(|age| age < 20));
     assert!(rig.object("Pod default/web").is_some());
     rig.server.connections(Order::Refuse);

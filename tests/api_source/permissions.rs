@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::api_server::User;
+use crate::api_server::{InitialEvents, User};
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -77,6 +77,8 @@ fn put_objects(rig: &Rig) {
 #[test]
 fn the_example_rules_are_enough_for_podfs_in_a_pod_and_each_is_needed() {
     let rig = Rig::new(VOLUMES);
+    // It is asked for lists, too.
+    rig.server.initial_events(InitialEvents::Refused);
     put_objects(&rig);
     let user = User::new("system:serviceaccount:podfs:podfs", "system:serviceaccounts");
     for (verb, resource) in rules() {

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::api_server::{Answer, MASTERS, Style, User};
+use crate::api_server::{Answer, InitialEvents, MASTERS, Style, User};
 use crate::common::outcome::finish;
 use crate::common::*;
 use crate::rig::Rig;
@@ -35,7 +35,7 @@ fn a_pod_of_another_node_is_refused() {
     let mut command = rig.bare_command();
     command.args(["--pod-name", "default/web", "--kubeconfig"]).arg(kubeconfig);
     let parts = [
-        r#"pods "web" is forbidden: User "system:node:n2" cannot list resource "pods""#,
+        r#"pods "web" is forbidden: User "system:node:n2" cannot watch resource "pods""#,
         "no relationship found between node 'n2' and this object",
     ];
     assert_refused(&rig, &mut command, &parts);
@@ -58,6 +58,7 @@ fn credentials_that_are_not_known_are_refused() {
 #[test]
 fn a_server_that_is_none_is_refused() {
     let rig = Rig::of_config("1");
+    rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "pods", Answer::Html);
     assert_refused(&rig, &mut rig.command(), &["pod default/web", "that is no API server"]);
 }
@@ -86,7 +87,7 @@ fn a_missing_permission_is_named_and_waited_for() {
     rig.kubeconfig = rig.server.kubeconfig_of(&user, Style::Token);
     rig.server.permit(&user, &["list", "watch"], "pods");
     let mut running = rig.start();
-    let sentence = r#"configmaps "app" is forbidden: User "somebody" cannot list resource "configmaps" in API group "" in the namespace "default""#;
+    let sentence = r#"configmaps "app" is forbidden: User "somebody" cannot watch resource "configmaps" in API group "" in the namespace "default""#;
     running.wait_log(sentence);
     eventually("the volume says it", || rig.reason("config").is_some_and(|reason| reason.contains(sentence)));
     rig.server.permit(&user, &["list", "watch"], "configmaps");

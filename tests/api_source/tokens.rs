@@ -127,7 +127,8 @@ fn tk_06_a_token_that_cannot_be_replaced_stays_and_is_complained_about_when_it_h
     let (file, first) = (token(&running), generation(&running.volume("access")));
     let content = fs::read_to_string(&file).expect("a token");
     rig.server.fail_always("create", TOKENS, Answer::Error(500));
-    running.wait_log("; the token before stays");
+    let title = "Token default/default, 3600 s";
+    eventually("it cannot be replaced", || rig.object(title).is_some_and(|token| token["trouble"].is_string()));
     assert_eq!(rig.reason("access"), None);
     running.wait_log("failed to fetch token: the token has expired and refresh failed: ");
     eventually("the reason is told", || {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, SystemTime};
 
-use crate::api_server::{Answer, Order};
+use crate::api_server::{Answer, InitialEvents, Order};
 use crate::common::*;
 use crate::pods::volume;
 use crate::rig::Rig;
@@ -34,6 +34,7 @@ fn a_server_that_is_away_is_told_until_it_is_back() {
 fn a_server_that_refuses_an_object_is_connected() {
     let rig = Rig::new("[{name: config, configMap: {name: app}}]");
     rig.put_config("1");
+    rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "configmaps", Answer::Error(500));
     let _running = rig.start();
     let scrape = rig.fixture.scrape_until(TROUBLED, &[], |troubled| troubled == 1.0);

@@ -72,6 +72,43 @@ impl Resource {
     }
 }
 
+/// Which changes a watch tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since<'a> {
+    /// Those after this version.
+    Version(&'a str),
+    /// First every object that there is, and then each change.
+    Beginning,
+}
+
+/// What is told of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Everything.
+    #[default]
+    Whole,
+    /// Their metadata.
+    Metadata,
+}
+
+impl Part {
+    /// What a list of them is to be sent as. Servers that cannot send a part send the whole.
+    pub(super) fn accept_list(self) -> &'static str {
+        match self {
+            Part::Whole => "application/json",
+            Part::Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+        }
+    }
+
+    /// What each of them is to be sent as.
+    pub(super) fn accept(self) -> &'static str {
+        match self {
+            Part::Whole => "application/json",
+            Part::Metadata => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+        }
+    }
+}
+
 /// What is listed and watched: the objects of a resource in a namespace, or those of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Collection {
@@ -125,14 +162,19 @@ impl Collection {
         url
     }
 
-    /// Where its changes after `version` are told, for `seconds`.
-    pub(super) fn watch(&self, server: &Url, version: &str, seconds: u64) -> Url {
+    /// Where its changes are told, for `seconds`.
+    pub(super) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
         let mut url = self.list(server);
-        url.query_pairs_mut()
-            .append_pair("watch", "true")
-            .append_pair("allowWatchBookmarks", "true")
-            .append_pair("resourceVersion", version)
-            .append_pair("timeoutSeconds", &seconds.to_string());
+        let mut query = url.query_pairs_mut();
+        query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
+        match since {
+            Since::Version(version) => query.append_pair("resourceVersion", version),
+            Since::Beginning => {
+                query.append_pair("sendInitialEvents", "true").append_pair("resourceVersionMatch", "NotOlderThan")
+            }
+        };
+        query.append_pair("timeoutSeconds", &seconds.to_string());
+        drop(query);
         url
     }
 
@@ -189,12 +231,16 @@ mod tests {
     #[test]
     fn objects_of_the_cluster_have_no_namespace_in_their_path() {
         let key = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: "n1".to_owned() };
-        let url = Collection::of(&key).watch(&server("https://h/prefix/"), "7", 300);
+        let url = Collection::of(&key).watch(&server("https://h/prefix/"), Since::Version("7"), 300);
         assert_eq!(
             url.as_str(),
             "https://h/prefix/api/v1/nodes?fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true\
              &resourceVersion=7&timeoutSeconds=300"
         );
+        let url = Collection::of(&key).watch(&server("https://h"), Since::Beginning, 300);
+        let query = "fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
+                     &resourceVersionMatch=NotOlderThan&timeoutSeconds=300";
+        assert_eq!(url.query(), Some(query));
     }
 
     #[test]

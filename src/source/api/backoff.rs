@@ -1,10 +1,9 @@
-//! How long to wait after a failure: twice as long after each, with a random part so that many clients do not come back
-//! at the same moment, and never longer than half a minute. A success starts over.
+//! Pauses after failures: each is twice as long as the one before, has a random part so that many clients do not come
+//! back in the same moment, and is never longer than a limit. A success starts over.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(30);
 
 /// The failures in a row.
 #[derive(Debug, Default)]
@@ -13,16 +12,24 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Counts a failure: how long to wait now.
+    /// The longest pause, where nothing else is said.
+    pub(super) const LONGEST: Duration = Duration::from_secs(30);
+
+    /// Counts a failure, and says how long to pause.
     pub(super) fn fail(&mut self) -> Duration {
-        let full = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(LONGEST);
+        self.fail_within(Self::LONGEST)
+    }
+
+    /// Counts a failure, and says how long to pause: never longer than `longest`.
+    pub(super) fn fail_within(&mut self, longest: Duration) -> Duration {
+        let full = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(longest);
         self.failures = self.failures.saturating_add(1);
         full.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
-    /// Whether nothing has failed since the last success.
-    pub(super) fn is_fresh(&self) -> bool {
-        self.failures == 0
+    /// How many failures there were in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
     }
 
     /// Something went right.
@@ -36,12 +43,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_a_limit_and_start_over_after_a_success() {
+    fn pauses_grow_up_to_a_limit_and_start_over_after_a_success() {
         let mut backoff = Backoff::default();
         for full in [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000] {
-            let wait = backoff.fail().as_millis();
-            assert!((full / 2..=full).contains(&wait), "{wait} of {full}");
+            let pause = backoff.fail().as_millis();
+            assert!((full / 2..=full).contains(&pause), "{pause} of {full}");
         }
+        assert!(backoff.fail_within(FIRST * 2) <= FIRST * 2);
         backoff.reset();
         assert!(backoff.fail() <= FIRST);
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tracing::warn;
 
 use super::address::Collection;
 use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
+use super::follow::Question;
 use super::follower::{Follower, News};
 use super::single::{Task, Told, note, parse};
 use crate::manifest::ManifestError;
@@ -33,7 +33,7 @@ pub(super) struct Signers {
 
 struct Signer {
     bundles: Option<Arc<Bundles>>,
-    trouble: Option<String>,
+    question: Question,
     _task: Task,
 }
 
@@ -52,7 +52,7 @@ impl Signers {
                 continue;
             }
             let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
-            let followed = Signer { bundles: None, trouble: None, _task: Task::spawn(task) };
+            let followed = Signer { bundles: None, question: Question::new(), _task: Task::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
     }
@@ -68,20 +68,17 @@ impl Signers {
         let unknown = followed.bundles.is_none();
         match told {
             Told::Is(bundles) => {
-                followed.trouble = None;
+                followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
                 followed.bundles = Some(bundles);
                 !same
             }
             Told::Absent | Told::Alive => {
-                followed.trouble = None;
+                followed.question.trouble = None;
                 false
             }
             Told::Trouble(error) => {
-                if error.class != Class::Unreachable {
-                    warn!("{}{}", error.sentence, if unknown { "" } else { "; what is known of them stays in use" });
-                }
-                followed.trouble = Some(error.sentence);
+                followed.question.trouble = Some(error);
                 unknown
             }
         }
@@ -89,7 +86,12 @@ impl Signers {
 
     /// Whether there is an answer for each of them.
     pub(super) fn are_answered(&self) -> bool {
-        self.signers.values().all(|signer| signer.bundles.is_some() || signer.trouble.is_some())
+        self.signers.values().all(|signer| signer.bundles.is_some() || signer.question.trouble.is_some())
+    }
+
+    /// What was asked about signers whose bundles are not known.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = &Question> {
+        self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
     }
 
     /// The bundles of all signers.
@@ -100,17 +102,18 @@ impl Signers {
     /// Why nobody knows which bundles there are.
     pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
         let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
-        unknown.map(|(name, signer)| {
-            let reason =
-                signer.trouble.clone().unwrap_or_else(|| format!("clustertrustbundles of {name:?}: not heard of yet"));
-            (Missing::BundlesOf(name.clone()), reason)
-        })
+        unknown.map(|(name, signer)| (Missing::BundlesOf(name.clone()), signer.question.why(&title_of_signer(name))))
     }
+}
+
+/// The name of a signer's bundles in the log and in `podfs status`.
+pub(super) fn title_of_signer(signer: &str) -> String {
+    format!("ClusterTrustBundles of {signer}")
 }
 
 /// Tells what bundles a signer has, for as long as anybody listens.
 async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender<(String, Told<Bundles>)>) {
-    let title = format!("ClusterTrustBundles of {signer}");
+    let title = title_of_signer(&signer);
     let mut follower = Follower::new(client, Collection::of_signer(&signer));
     let mut bundles = Bundles::new();
     loop {

@@ -7,6 +7,8 @@ use reqwest::StatusCode;
 use rustls::CertificateError;
 use serde::Deserialize;
 
+const BROKE: &str = "the connection to the server broke";
+
 /// A request that did not succeed. Its text is one sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{sentence}")]
@@ -15,10 +17,12 @@ pub(super) struct ApiError {
     pub(super) class: Class,
     /// When the server wants to be asked again.
     pub(super) retry_after: Option<Duration>,
+    /// Whether the server had begun to answer.
+    pub(super) answered: bool,
 }
 
 /// What to do about an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     /// The server cannot be reached, or does not answer. It will.
     Unreachable,
@@ -64,7 +68,22 @@ struct Details {
 
 impl ApiError {
     pub(super) fn new(class: Class, sentence: impl Into<String>) -> Self {
-        Self { sentence: sentence.into(), class, retry_after: None }
+        Self { sentence: sentence.into(), class, retry_after: None, answered: false }
+    }
+
+    /// An answer that broke off, and not a server that cannot be reached.
+    pub(super) fn in_answer(self) -> Self {
+        Self { answered: true, ..self }
+    }
+
+    /// Whether it may pass within seconds, as what a server says does that has just started.
+    pub(super) fn may_pass(&self) -> bool {
+        self.class.passes() || self.class == Class::Forbidden
+    }
+
+    /// Whether there was no answer at all, because the server cannot be reached or is not to be trusted.
+    pub(super) fn is_outage(&self) -> bool {
+        matches!(self.class, Class::Unreachable | Class::Untrusted) && !self.answered
     }
 
     /// An answer with a code that means failure. `asked` says what was wanted, such as `list configmap default/app`.
@@ -108,7 +127,12 @@ impl ApiError {
             Class::NotFound | Class::Refused => Class::Nonsense,
             class => class,
         };
-        Self::new(class, format!("cannot {asked}: the server answers {code}, and not as an API server does"))
+        // The overload protection of an API server answers in plain text, as do the proxies before it.
+        let sentence = match class {
+            Class::Busy => format!("cannot {asked}: the server is busy or not ready ({code})"),
+            _ => format!("cannot {asked}: the server answers {code}, and not as an API server does"),
+        };
+        Self::new(class, sentence)
     }
 
     /// The request got no answer, or not all of it.
@@ -143,7 +167,7 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
         // What is inside of these says it in many words.
         let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
         if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
-            return (Class::Unreachable, "the connection to the server broke".to_owned());
+            return (Class::Unreachable, BROKE.to_owned());
         }
         let wrapped = innermost.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         innermost = match (wrapped, innermost.source()) {
@@ -152,7 +176,20 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
             (None, None) => break,
         };
     }
-    (Class::Unreachable, format!("the server cannot be reached: {}", one_line(&innermost.to_string())))
+    (Class::Unreachable, unreachable(&innermost.to_string()))
+}
+
+/// Libraries tell of the end of a connection in many words, with a link to their own manual.
+fn unreachable(text: &str) -> String {
+    match text.contains("close_notify") {
+        true => BROKE.to_owned(),
+        false => format!("the server cannot be reached: {}", one_line(&without_links(text))),
+    }
+}
+
+fn without_links(text: &str) -> String {
+    let words = text.split_whitespace().filter(|word| !word.contains("://"));
+    words.collect::<Vec<_>>().join(" ").trim_end_matches([':', ' ', '(']).to_owned()
 }
 
 fn of_tls(error: &rustls::Error) -> (Class, String) {
@@ -167,11 +204,16 @@ fn of_tls(error: &rustls::Error) -> (Class, String) {
         Tls::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => "its certificate is for another name; tls-server-name of the kubeconfig tells podfs which".to_owned(),
-        Tls::InvalidCertificate(error) => format!("its certificate cannot be used ({error})"),
+        Tls::InvalidCertificate(error) => {
+            format!("its certificate cannot be used ({})", without_links(&error.to_string()))
+        }
         Tls::AlertReceived(alert) => {
             return (Class::Untrusted, format!("the server refuses the client certificate ({alert:?})"));
         }
-        other => return (Class::Unreachable, format!("the server cannot be talked to by TLS: {other}")),
+        other => {
+            let cause = without_links(&other.to_string());
+            return (Class::Unreachable, format!("the server cannot be talked to by TLS: {cause}"));
+        }
     };
     (Class::Untrusted, format!("the server is not the one expected: {cause}"))
 }
@@ -220,6 +262,22 @@ mod tests {
         assert!(error.sentence.contains("sends podfs elsewhere (302 Found)"), "{error}");
         let error = ApiError::answered(LIST, StatusCode::BAD_GATEWAY, None, b"<html>no backend</html>");
         assert_eq!(error.class, Class::Busy);
+    }
+
+    #[test]
+    fn an_api_server_that_has_too_much_to_do_answers_in_plain_text() {
+        let body = b"Too many requests, please try again later.\n";
+        let error = ApiError::answered(LIST, StatusCode::TOO_MANY_REQUESTS, Some("1"), body);
+        let sentence = "cannot list configmap default/app: the server is busy or not ready (429 Too Many Requests)";
+        assert_eq!((error.class, error.sentence.as_str()), (Class::Busy, sentence));
+    }
+
+    #[test]
+    fn errors_of_libraries_lose_their_links() {
+        let link = "https://docs.rs/rustls/latest/rustls/manual/_03_howto/index.html#unexpected-eof";
+        let text = format!("peer closed connection without sending TLS close_notify: {link}");
+        assert_eq!(unreachable(&text), BROKE);
+        assert_eq!(unreachable(&format!("no route: {link}")), "the server cannot be reached: no route");
     }
 
     #[test]

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::bundles::{Bundles, Signers};
+use super::bundles::{Bundles, Signers, title_of_signer};
 use super::client::Client;
+use super::complaints::{Complaints, SETTLE};
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
 use super::single::{Task, Told, follow_object, follow_pod};
@@ -51,12 +52,39 @@ pub(super) struct Follow {
     of_files: BTreeSet<ObjectKey>,
     /// Whether it was said that the server is away.
     away: bool,
+    complaints: Complaints,
 }
 
 struct Followed {
     known: Known,
-    trouble: Option<String>,
+    question: Question,
     _task: Task,
+}
+
+/// What the server was asked about something that is not known yet.
+pub(super) struct Question {
+    asked: Instant,
+    /// What came instead of an answer, the last time.
+    pub(super) trouble: Option<ApiError>,
+}
+
+impl Question {
+    pub(super) fn new() -> Question {
+        Question { asked: Instant::now(), trouble: None }
+    }
+
+    /// Until when no answer is no problem: the server may just have started, or have a lot to do.
+    pub(super) fn settles(&self) -> Option<Instant> {
+        self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.asked + SETTLE)
+    }
+
+    /// Why there is no answer.
+    pub(super) fn why(&self, what: &str) -> String {
+        match &self.trouble {
+            Some(trouble) => trouble.sentence.clone(),
+            None => format!("{what}: the API server has not answered yet"),
+        }
+    }
 }
 
 enum Known {
@@ -72,6 +100,10 @@ enum News {
     Object(ObjectKey, Told<NamedObject>),
     Signer(String, Told<Bundles>),
     Token(TokenKey, Told<Token>),
+    /// What the server has not answered is a problem from now on.
+    Settled,
+    /// A line of the log is due.
+    Complaint,
 }
 
 impl News {
@@ -107,6 +139,7 @@ impl Follow {
             pods: None,
             of_files: BTreeSet::new(),
             away: false,
+            complaints: Complaints::default(),
         }
     }
 
@@ -133,7 +166,8 @@ impl Follow {
     }
 
     fn is_answered(&self) -> bool {
-        let is_answered = |object: &Followed| !matches!(object.known, Known::NotYet) || object.trouble.is_some();
+        let is_answered =
+            |object: &Followed| !matches!(object.known, Known::NotYet) || object.question.trouble.is_some();
         self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
@@ -156,8 +190,18 @@ impl Follow {
         }
     }
 
+    /// Until when something is awaited that the server was asked for a moment ago.
+    fn settles(&self) -> Option<Instant> {
+        let unknown = self.objects.values().filter(|object| matches!(object.known, Known::NotYet));
+        let unknown = unknown.map(|object| &object.question);
+        let unknown = unknown.chain(self.signers.unanswered()).chain(self.tokens.unanswered());
+        let now = Instant::now();
+        unknown.filter_map(Question::settles).filter(|settles| *settles > now).max()
+    }
+
     /// Cancel-safe.
     async fn next(&mut self) -> News {
+        let (settled, complaint) = (until(self.settles()), until(self.complaints.due()));
         let files = async {
             match &mut self.files {
                 Some((files, _)) => files.changed().await,
@@ -176,6 +220,8 @@ impl Follow {
             Some((key, told)) = self.told.recv() => News::Object(key, told),
             (signer, told) = self.signers.next() => News::Signer(signer, told),
             (key, told) = self.tokens.next() => News::Token(key, told),
+            () = settled => News::Settled,
+            () = complaint => News::Complaint,
         }
     }
 
@@ -186,12 +232,17 @@ impl Follow {
             News::Pod(told) => self.take_pod(told),
             News::Object(key, told) => self.take_object(&key, told),
             News::Signer(signer, told) => {
-                self.note_outage(&told);
+                self.note(&title_of_signer(&signer), &told);
                 self.signers.take(&signer, told)
             }
             News::Token(key, told) => {
-                self.note_outage(&told);
+                self.note(&self.tokens.title(&key), &told);
                 self.tokens.take(&key, told)
+            }
+            News::Settled => true,
+            News::Complaint => {
+                self.complaints.log(Instant::now());
+                false
             }
         };
         if differs {
@@ -211,7 +262,8 @@ impl Follow {
     }
 
     fn take_pod(&mut self, told: Told<Pod>) -> bool {
-        self.note_outage(&told);
+        let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
+        self.note(&title, &told);
         match told {
             Told::Is(pod) if self.pod.as_ref() == Some(&pod) => false,
             Told::Is(pod) => {
@@ -227,10 +279,13 @@ impl Follow {
     }
 
     fn take_object(&mut self, key: &ObjectKey, told: Told<NamedObject>) -> bool {
-        self.note_outage(&told);
         // A task that is not wanted any more may have told something before it ended.
+        if !self.objects.contains_key(key) {
+            return false;
+        }
+        self.note(&key.to_string(), &told);
         let Some(followed) = self.objects.get_mut(key) else { return false };
-        let had_trouble = followed.trouble.take().is_some();
+        let had_trouble = followed.question.trouble.take().is_some();
         let unknown = matches!(followed.known, Known::NotYet);
         match told {
             Told::Is(object) => {
@@ -248,17 +303,18 @@ impl Follow {
             }
             Told::Alive => unknown && had_trouble,
             Told::Trouble(error) => {
-                if error.class != Class::Unreachable {
-                    warn!("{}{}", error.sentence, if unknown { "" } else { "; what is known of it stays in use" });
-                }
-                followed.trouble = Some(error.sentence);
+                followed.question.trouble = Some(error);
                 unknown
             }
         }
     }
 
-    /// An outage is said once, and not for each object.
-    fn note_outage<T>(&mut self, told: &Told<T>) {
+    /// Logs what is wrong: an outage once, and not for each object.
+    fn note<T>(&mut self, title: &str, told: &Told<T>) {
+        match told {
+            Told::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
+            Told::Is(_) | Told::Absent | Told::Alive => self.complaints.over(title, Instant::now()),
+        }
         match told {
             Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is away, and volumes stay as they are: {sentence}");
@@ -275,11 +331,12 @@ impl Follow {
     /// Follows what is referred to and not in files, and nothing else.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
-        let contacts = self.contacts.clone();
+        let (contacts, complaints) = (&self.contacts, &mut self.complaints);
         self.objects.retain(|key, _| {
             let keep = wanted.contains(key);
             if !keep {
                 contacts.forget(&key.to_string());
+                complaints.over(&key.to_string(), Instant::now());
             }
             keep
         });
@@ -289,7 +346,7 @@ impl Follow {
             }
             debug!("{key} is asked for");
             let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
-            let followed = Followed { known: Known::NotYet, trouble: None, _task: Task::spawn(follow) };
+            let followed = Followed { known: Known::NotYet, question: Question::new(), _task: Task::spawn(follow) };
             self.objects.insert(key, followed);
         }
     }
@@ -334,10 +391,9 @@ impl Follow {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let absences = self.objects.iter().filter_map(|(key, object)| match (&object.known, &object.trouble) {
-            (Known::NotYet, Some(trouble)) => Some((Missing::Object(key.clone()), trouble.clone())),
-            (Known::NotYet, None) => Some((Missing::Object(key.clone()), "not heard of yet".to_owned())),
-            (Known::Absent | Known::Is(_), _) => None,
+        let absences = self.objects.iter().filter_map(|(key, object)| match object.known {
+            Known::NotYet => Some((Missing::Object(key.clone()), object.question.why(&key.to_string()))),
+            Known::Absent | Known::Is(_) => None,
         });
         let absences = absences.chain(self.signers.absences());
         Snapshot {
@@ -345,7 +401,15 @@ impl Follow {
             objects: self.known().with_absences(absences),
             tokens: self.tokens.tokens(),
             heard: None,
+            is_settling: self.settles().is_some(),
         }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

@@ -2,59 +2,70 @@
 //!
 //! Why nothing is missed and nothing goes back:
 //!
-//! 1. A list says what there is and its version; the watch after it begins at this version. When a watch ends, the next one
-//!    begins at the version of the last change, or of the last bookmark.
+//! 1. A list says what there is and its version; the watch after it begins at this version. A server that can do so sends
+//!    both as one answer: a watch that begins with what there is, up to a bookmark with the version. When a watch ends, the
+//!    next one begins at the version of the last change, or of the last bookmark.
 //! 2. A server that no longer knows what happened since (410), or that refuses to watch from there, is asked for another
-//!    list.
+//!    list. The first 410 leads to it at once: a server that has restarted answers nearly every watch with one.
 //! 3. A list that is older than what is known is no news: its server is behind. It is asked again later. A change that is
-//!    not newer is left out. So content never goes back (MG-05), and what is sent twice is told once.
+//!    not newer is left out. So content never goes back (MG-05), and what is sent twice is told once. Only what a
+//!    follower has never listed is told before the bookmark.
 //! 4. A watch lasts for some minutes, a different time each, and ends by itself. One that does not end when it should is given
 //!    up, and so is one on a connection that answers no pings.
-//! 5. After a failure comes a wait, longer each time. A server that answers somebody ends the waits of all who wait because it
-//!    could not be reached.
+//! 5. After a failure comes a pause, see `retry`.
 
-use std::future::pending;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::address::Collection;
-use super::backoff::Backoff;
+use super::address::{Collection, Part, Since};
 use super::client::{Change, Client, List, Watch};
 use super::error::{ApiError, Class};
+use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
 /// The shortest and the longest time a watch is asked for, in seconds.
 const WATCH: std::ops::Range<u64> = 300..600;
 /// How much later than asked for a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
-/// The longest that a server can ask podfs to stay away.
-pub(super) const LONGEST_ASKED: Duration = Duration::from_secs(60);
+/// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to.
+const INITIAL: Duration = Duration::from_secs(3);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
+/// The annotation of the bookmark that ends what there is.
+const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows a collection.
 pub(super) struct Follower {
     client: Client,
     collection: Collection,
+    /// What the next list or watch asks for.
+    part: Part,
     state: State,
-    backoff: Backoff,
+    retry: Retry,
     /// The version of the last change, once there was a list.
     version: Option<String>,
+    /// Whether a 410 has led to the last list, and no watch has gone on since.
+    relisted: bool,
 }
 
 /// What a follower does next.
 enum State {
-    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`.
+    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that sends
+    /// what there is leads to `Beginning`.
     Unlisted,
+    /// Hears what there is, from a watch. The bookmark after it leads to `Watching`; a server that sends none is asked for a
+    /// list.
+    Beginning(Box<Beginning>),
     /// Everything up to the version is known. Asks for a watch, which leads to `Watching`.
     Listed,
     /// Hears of changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that does not
     /// know the version any more leads to `Unlisted`.
     Watching(Box<Watching>),
-    /// Something failed: waits, and goes on as the other state says. Ends sooner when the server is back, if it was away.
-    Waiting { until: Instant, away: bool, then: Box<State> },
+    /// Something failed: waits, and goes on as the other state says.
+    Waiting { pause: Pause, then: Box<State> },
 }
 
 struct Watching {
@@ -62,6 +73,16 @@ struct Watching {
     began: Instant,
     ends: Instant,
     heard: bool,
+}
+
+struct Beginning {
+    watching: Watching,
+    /// When the bookmark has to be there.
+    until: Instant,
+    /// What there is, by namespace and name.
+    objects: BTreeMap<(String, String), Value>,
+    /// The version of the one object, if it was told already.
+    told: Option<String>,
 }
 
 /// What a follower tells.
@@ -81,7 +102,9 @@ pub(super) enum News {
 
 impl Follower {
     pub(super) fn new(client: Client, collection: Collection) -> Self {
-        Self { client, collection, state: State::Unlisted, backoff: Backoff::default(), version: None }
+        let retry = Retry::new(client.clone());
+        let (part, state) = (Part::Whole, State::Unlisted);
+        Self { client, collection, part, state, retry, version: None, relisted: false }
     }
 
     /// Up to which version everything is known.
@@ -92,71 +115,171 @@ impl Follower {
     /// What it does, in a word for `podfs status`.
     pub(super) fn doing(&self) -> &'static str {
         match self.state {
-            State::Unlisted => "listing",
+            State::Unlisted | State::Beginning(_) => "listing",
             State::Listed => "connecting",
             State::Watching(_) => "watching",
             State::Waiting { .. } => "waiting",
         }
     }
 
+    /// Asks for metadata only, from the next request on. A watch that goes on tells whole objects until it ends.
+    pub(super) fn follow_metadata(&mut self) {
+        self.part = Part::Metadata;
+    }
+
+    /// Asks for whole objects again. Changes after the version are told whole.
+    pub(super) fn follow_whole(&mut self) {
+        if self.part == Part::Metadata {
+            self.part = Part::Whole;
+            self.state = if self.version.is_some() { State::Listed } else { State::Unlisted };
+        }
+    }
+
+    /// Asks for whole objects again, and for another list of them.
+    pub(super) fn list_whole(&mut self) {
+        self.part = Part::Whole;
+        self.state = State::Unlisted;
+    }
+
     /// The next news. Not to be cancelled: what was heard would be lost.
     pub(super) async fn next(&mut self) -> News {
         loop {
-            match std::mem::replace(&mut self.state, State::Unlisted) {
-                State::Unlisted => return self.list().await,
-                State::Listed => {
-                    if let Some(news) = self.begin_watch().await {
-                        return news;
-                    }
-                }
-                State::Watching(watching) => {
-                    if let Some(news) = self.hear(watching).await {
-                        return news;
-                    }
-                }
-                State::Waiting { until, away, then } => {
-                    self.wait(until, away).await;
+            let news = match std::mem::replace(&mut self.state, State::Unlisted) {
+                State::Unlisted if self.client.may_send_initial_events() => self.begin().await,
+                State::Unlisted => Some(self.list().await),
+                State::Beginning(beginning) => self.hear_what_there_is(beginning).await,
+                State::Listed => self.begin_watch().await,
+                State::Watching(watching) => self.hear(watching).await,
+                State::Waiting { pause, then } => {
+                    self.retry.wait(&pause).await;
                     self.state = *then;
+                    None
                 }
+            };
+            if let Some(news) = news {
+                return news;
             }
         }
     }
 
     async fn list(&mut self) -> News {
-        let List { version, items } = match self.client.list(&self.collection).await {
-            Ok(list) => list,
-            Err(error) => {
-                // What this server does not have in one version, it may have in another.
-                if error.class == Class::NotFound
-                    && let Some(other) = self.collection.resource.other_version()
-                {
-                    self.collection.resource = other;
+        match self.client.list(&self.collection, self.part).await {
+            Ok(List { version, items }) => match self.check_version(&version) {
+                Ok(()) => {
+                    self.version = Some(version);
+                    self.state = State::Listed;
+                    News::Listed(items)
                 }
-                return self.fail(error, State::Unlisted);
-            }
-        };
-        if let Some(known) = self.version.as_deref().filter(|known| is_older(&version, known)) {
-            let title = self.collection.title();
-            let sentence =
-                format!("{title}: the server is at version {version} and behind {known}, which is known here");
-            return self.fail(ApiError::new(Class::Busy, sentence), State::Unlisted);
+                Err(error) => self.fail(error, State::Unlisted),
+            },
+            Err(error) => self.fail_to_list(error),
         }
+    }
+
+    /// Asks for what there is and for its changes in one request.
+    async fn begin(&mut self) -> Option<News> {
+        match self.watch(Since::Beginning).await {
+            Ok(watching) => {
+                let (until, objects) = (Instant::now() + INITIAL, BTreeMap::new());
+                self.state = State::Beginning(Box::new(Beginning { watching, until, objects, told: None }));
+                None
+            }
+            // A server without it says so; if it refuses anything else, it does so for the list, too.
+            Err(error) if error.class == Class::Refused => {
+                self.client.sends_no_initial_events();
+                None
+            }
+            Err(error) => Some(self.fail_to_list(error)),
+        }
+    }
+
+    async fn hear_what_there_is(&mut self, mut beginning: Box<Beginning>) -> Option<News> {
+        let Ok(next) = timeout_at(beginning.until, beginning.watching.watch.next()).await else {
+            self.client.sends_no_initial_events();
+            return None;
+        };
+        let change = match next {
+            Ok(Some(change)) => change,
+            Ok(None) => {
+                self.state = State::Waiting { pause: self.retry.fruitless(), then: Box::new(State::Unlisted) };
+                return None;
+            }
+            Err(error) => return self.break_off(error).await,
+        };
+        let (Change::Put(object) | Change::Deleted(object) | Change::Bookmark(object)) = &change;
+        let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
+        match change {
+            Change::Bookmark(bookmark) if bookmark.pointer(INITIAL_END).is_some() => {
+                return Some(self.know_what_there_is(*beginning, version));
+            }
+            Change::Bookmark(_) => {}
+            // What was never listed cannot go back.
+            Change::Put(object) if self.version.is_none() && self.collection.is_single() => {
+                let news = match &beginning.told {
+                    None => Some(News::Listed(vec![object])),
+                    Some(told) if is_not_newer(&version, told) => None,
+                    Some(_) => Some(News::Put(object)),
+                };
+                if news.is_some() {
+                    beginning.told = Some(version);
+                }
+                self.state = State::Beginning(beginning);
+                return news;
+            }
+            Change::Put(object) => drop(beginning.objects.insert(name_of(&object), object)),
+            Change::Deleted(object) if beginning.told.is_some() => {
+                beginning.told = Some(version);
+                self.state = State::Beginning(beginning);
+                return Some(News::Deleted(object));
+            }
+            Change::Deleted(object) => drop(beginning.objects.remove(&name_of(&object))),
+        }
+        self.state = State::Beginning(beginning);
+        None
+    }
+
+    /// The bookmark has come that ends what there is.
+    fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> News {
+        if let Err(error) = self.check_version(&version) {
+            return self.fail(error, State::Unlisted);
+        }
+        let Beginning { mut watching, objects, told, .. } = beginning;
+        watching.heard = true;
+        self.retry.reset();
         self.version = Some(version);
-        self.state = State::Listed;
-        News::Listed(items)
+        self.state = State::Watching(Box::new(watching));
+        match told {
+            Some(_) => News::Alive,
+            None => News::Listed(objects.into_values().collect()),
+        }
+    }
+
+    /// Whether a list of this version is not older than what is known.
+    fn check_version(&self, version: &str) -> Result<(), ApiError> {
+        match self.version.as_deref() {
+            Some(known) if version != known && is_not_newer(version, known) => {
+                let title = self.collection.title();
+                let sentence =
+                    format!("{title}: the server is at version {version} and behind {known}, which is known here");
+                Err(ApiError::new(Class::Busy, sentence))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn watch(&self, since: Since<'_>) -> Result<Watching, ApiError> {
+        let seconds = fastrand::u64(WATCH);
+        let watch = self.client.watch(&self.collection, self.part, since, seconds).await?;
+        let began = Instant::now();
+        Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, heard: false })
     }
 
     async fn begin_watch(&mut self) -> Option<News> {
-        let Some(version) = self.version.clone() else {
-            self.state = State::Unlisted;
-            return None;
-        };
-        let seconds = fastrand::u64(WATCH);
-        match self.client.watch(&self.collection, &version, seconds).await {
-            Ok(watch) => {
-                let began = Instant::now();
-                let ends = began + Duration::from_secs(seconds) + SLACK;
-                self.state = State::Watching(Box::new(Watching { watch, began, ends, heard: false }));
+        // Without a version, there is a list to be asked for.
+        let version = self.version.clone()?;
+        match self.watch(Since::Version(&version)).await {
+            Ok(watching) => {
+                self.state = State::Watching(Box::new(watching));
                 Some(News::Alive)
             }
             Err(error) => self.lose(error),
@@ -171,26 +294,21 @@ impl Follower {
         let change = match next {
             Ok(Some(change)) => change,
             Ok(None) => {
-                self.state = self.after(&watching);
+                self.state = match self.has_gone_on(&watching) {
+                    true => State::Listed,
+                    false => State::Waiting { pause: self.retry.fruitless(), then: Box::new(State::Listed) },
+                };
                 return None;
             }
             Err(error) => {
-                if watching.began.elapsed() >= SHORT {
-                    self.backoff.reset();
-                }
-                if error.class == Class::Unreachable {
-                    self.client.broke().await;
-                }
-                return self.lose(error);
+                self.has_gone_on(&watching);
+                return self.break_off(error).await;
             }
         };
-        self.backoff.reset();
         watching.heard = true;
+        self.has_gone_on(&watching);
         let (Change::Put(object) | Change::Deleted(object) | Change::Bookmark(object)) = &change;
-        let Some(version) = version_of(object) else {
-            let sentence = format!("cannot watch {}: a change has no resourceVersion", self.collection.title());
-            return Some(self.fail(ApiError::new(Class::Nonsense, sentence), State::Unlisted));
-        };
+        let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
         self.state = State::Watching(watching);
         if self.version.as_deref().is_some_and(|known| is_not_newer(&version, known)) {
             return Some(News::Alive);
@@ -203,58 +321,65 @@ impl Follower {
         })
     }
 
-    /// What follows a watch that has ended as it should.
-    fn after(&mut self, watching: &Watching) -> State {
-        if watching.heard || watching.began.elapsed() >= SHORT {
-            self.backoff.reset();
-            return State::Listed;
+    /// Whether a watch has been of use. Then failures before it do not count any more.
+    fn has_gone_on(&mut self, watching: &Watching) -> bool {
+        let has = watching.heard || watching.began.elapsed() >= SHORT;
+        if has {
+            self.retry.reset();
+            self.relisted = false;
         }
-        let until = Instant::now() + self.backoff.fail();
-        State::Waiting { until, away: false, then: Box::new(State::Listed) }
+        has
+    }
+
+    /// The answer to a watch breaks off, or says what is wrong.
+    async fn break_off(&mut self, error: ApiError) -> Option<News> {
+        if error.class == Class::Unreachable {
+            self.client.broke().await;
+        }
+        self.lose(error.in_answer())
     }
 
     /// A watch cannot begin, or go on.
     fn lose(&mut self, error: ApiError) -> Option<News> {
         let then = match error.class {
             // At once, unless that was of no use just now.
-            Class::Gone if self.backoff.is_fresh() => {
-                self.backoff.fail();
-                self.state = State::Unlisted;
+            Class::Gone if !self.relisted => {
+                self.relisted = true;
                 return None;
             }
-            Class::Gone => State::Unlisted,
-            Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,
+            Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,
             _ => State::Listed,
         };
         Some(self.fail(error, then))
     }
 
-    fn fail(&mut self, error: ApiError, then: State) -> News {
-        let delay = self.backoff.fail().max(error.retry_after.unwrap_or_default().min(LONGEST_ASKED));
-        let away = error.class == Class::Unreachable;
-        self.state = State::Waiting { until: Instant::now() + delay, away, then: Box::new(then) };
-        News::Trouble(error)
+    fn fail_to_list(&mut self, error: ApiError) -> News {
+        // What this server does not have in one version, it may have in another.
+        if error.class == Class::NotFound
+            && let Some(other) = self.collection.resource.other_version()
+        {
+            self.collection.resource = other;
+        }
+        self.fail(error, State::Unlisted)
     }
 
-    async fn wait(&self, until: Instant, away: bool) {
-        /// So that not all come back in the same moment.
-        const SPREAD: Duration = Duration::from_millis(50);
-        let back = async {
-            match away {
-                true => self.client.recovered().await,
-                false => pending().await,
-            }
-            sleep(SPREAD.mul_f64(fastrand::f64())).await;
-        };
-        tokio::select! {
-            () = tokio::time::sleep_until(until) => {}
-            () = back => {}
-        }
+    fn fail_without_version(&mut self) -> News {
+        let sentence = format!("cannot watch {}: a change has no resourceVersion", self.collection.title());
+        self.fail(ApiError::new(Class::Nonsense, sentence), State::Unlisted)
+    }
+
+    fn fail(&mut self, error: ApiError, then: State) -> News {
+        let pause = self.retry.failed(&error);
+        // After an outage, a 410 is the first one again.
+        self.relisted &= pause != Pause::Outage;
+        self.state = State::Waiting { pause, then: Box::new(then) };
+        News::Trouble(error)
     }
 }
 
-fn is_older(version: &str, known: &str) -> bool {
-    version != known && is_not_newer(version, known)
+fn name_of(object: &Value) -> (String, String) {
+    let field = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    (field("/metadata/namespace"), field("/metadata/name"))
 }
 
 /// The version of an object.

@@ -8,6 +8,7 @@
 //! | `client` | requests, answers and their limits; credentials that are up to date |
 //! | `address` | where objects are on the server |
 //! | `error` | what goes wrong, and whether waiting helps |
+//! | `retry` | when a request that failed is made again |
 //! | `follower` | what a collection holds and every change of it, whatever happens to the server |
 //! | `poller` | one object that may be got and not watched |
 //! | `single` | one object, followed and parsed |
@@ -15,6 +16,7 @@
 //! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
+//! | `complaints` | what is wrong with objects, in the log |
 //! | `events` | what is wrong with volumes, told to the pod |
 //! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
 //!
@@ -25,6 +27,7 @@ mod address;
 mod backoff;
 mod bundles;
 mod client;
+mod complaints;
 mod contacts;
 mod error;
 mod events;
@@ -32,6 +35,7 @@ mod exec;
 mod follow;
 mod follower;
 mod poller;
+mod retry;
 mod settings;
 mod single;
 mod start;

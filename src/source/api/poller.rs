@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::Instant;
 
 use super::address::Collection;
 use super::backoff::Backoff;
 use super::client::Client;
-use super::follower::{LONGEST_ASKED, News, version_of};
+use super::follower::{News, version_of};
+use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
 /// How long a change may stay unheard.
@@ -20,7 +21,9 @@ pub(super) struct Poller {
     client: Client,
     object: Collection,
     pace: Backoff,
-    delay: Duration,
+    retry: Retry,
+    /// When to ask again.
+    pause: Pause,
     /// The version of the object, once it was there.
     version: Option<String>,
     last: Last,
@@ -42,7 +45,8 @@ enum Last {
 impl Poller {
     /// `object` is one object.
     pub(super) fn new(client: Client, object: Collection) -> Self {
-        Self { client, object, pace: Backoff::default(), delay: Duration::ZERO, version: None, last: Last::None }
+        let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
+        Self { client, object, pace: Backoff::default(), retry, pause, version: None, last: Last::None }
     }
 
     /// The version of the object.
@@ -52,19 +56,20 @@ impl Poller {
 
     /// The next news.
     pub(super) async fn next(&mut self) -> News {
-        if self.last != Last::None {
-            sleep(self.delay).await;
-        }
-        self.delay = self.pace.fail().min(LONGEST);
-        let object = match self.client.get(&self.object).await {
-            Ok(object) => object,
+        self.retry.wait(&self.pause).await;
+        match self.client.get(&self.object).await {
+            Ok(object) => {
+                self.retry.reset();
+                let news = self.take(object);
+                self.pause = Pause::Until(Instant::now() + self.pace.fail_within(LONGEST));
+                news
+            }
             Err(error) => {
                 self.last = Last::Failed;
-                self.delay = self.delay.max(error.retry_after.unwrap_or_default().min(LONGEST_ASKED));
-                return News::Trouble(error);
+                self.pause = self.retry.failed(&error);
+                News::Trouble(error)
             }
-        };
-        self.take(object)
+        }
     }
 
     fn take(&mut self, object: Option<Value>) -> News {

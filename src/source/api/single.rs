@@ -9,7 +9,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
 
 use super::address::{Collection, Resource};
-use super::client::Client;
+use super::client::{Client, PARTIAL};
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
 use super::follower::{Follower, News};
@@ -46,8 +46,8 @@ impl Task {
     }
 }
 
-/// Follows an object until nobody wants to hear of it, or nothing can change: an immutable object (MG-02), and a claim or a
-/// PersistentVolume that is bound.
+/// Follows an object until nobody wants to hear of it, or nothing can change: a claim or a PersistentVolume that is bound.
+/// The content of an immutable object is read once (MG-02); its metadata tells when it was deleted and made again.
 pub(super) async fn follow_object(
     client: Client,
     key: ObjectKey,
@@ -57,9 +57,14 @@ pub(super) async fn follow_object(
     let title = key.to_string();
     let mut teller = Teller::new(client, Collection::of(&key));
     loop {
-        let news = teller.next().await;
+        let (news, uid) = teller.next().await;
         let told = interpret(news, |object| parse(object, &title));
-        let settled = matches!(&told, Told::Is(object) if is_settled(object));
+        if let (Told::Is(object), Some(uid)) = (&told, uid)
+            && object.is_immutable()
+        {
+            teller.settle(uid);
+        }
+        let settled = matches!(&told, Told::Is(object) if is_bound(object));
         let doing = if settled { "settled" } else { teller.doing() };
         note(&contacts, &title, doing, teller.version(), &told);
         if tell.send((key.clone(), told)).await.is_err() || settled {
@@ -70,35 +75,70 @@ pub(super) async fn follow_object(
 
 /// Who tells of an object.
 enum Teller {
-    Follower(Follower),
+    Follower {
+        follower: Follower,
+        /// The uid of the immutable object whose metadata is followed.
+        immutable: Option<String>,
+    },
     Poller(Poller),
 }
 
 impl Teller {
     fn new(client: Client, object: Collection) -> Teller {
         match object.resource.can_be_watched() {
-            true => Teller::Follower(Follower::new(client, object)),
+            true => Teller::Follower { follower: Follower::new(client, object), immutable: None },
             false => Teller::Poller(Poller::new(client, object)),
         }
     }
 
-    async fn next(&mut self) -> News {
-        match self {
-            Teller::Follower(follower) => follower.next().await,
-            Teller::Poller(poller) => poller.next().await,
+    /// The next news, of whole objects, and the uid of the object.
+    async fn next(&mut self) -> (News, Option<String>) {
+        let (follower, immutable) = match self {
+            Teller::Follower { follower, immutable } => (follower, immutable),
+            Teller::Poller(poller) => return (poller.next().await, None),
+        };
+        let news = follower.next().await;
+        let object = match &news {
+            News::Listed(objects) => objects.last(),
+            News::Put(object) | News::Deleted(object) => Some(object),
+            News::Alive | News::Trouble(_) => None,
+        };
+        let uid = object.and_then(uid_of).map(str::to_owned);
+        match (&news, object.is_some_and(|object| object["kind"] == PARTIAL)) {
+            (News::Deleted(_), _) | (News::Listed(_), false) => {
+                *immutable = None;
+                follower.follow_whole();
+                (news, uid)
+            }
+            // It was deleted and made again.
+            (_, true) if uid != *immutable => {
+                *immutable = None;
+                follower.list_whole();
+                (News::Alive, None)
+            }
+            (_, true) => (News::Alive, None),
+            (_, false) => (news, uid),
+        }
+    }
+
+    /// The object of this uid is immutable.
+    fn settle(&mut self, uid: String) {
+        if let Teller::Follower { follower, immutable } = self {
+            follower.follow_metadata();
+            *immutable = Some(uid);
         }
     }
 
     fn doing(&self) -> &'static str {
         match self {
-            Teller::Follower(follower) => follower.doing(),
+            Teller::Follower { follower, .. } => follower.doing(),
             Teller::Poller(_) => "polling",
         }
     }
 
     fn version(&self) -> Option<&str> {
         match self {
-            Teller::Follower(follower) => follower.version(),
+            Teller::Follower { follower, .. } => follower.version(),
             Teller::Poller(poller) => poller.version(),
         }
     }
@@ -167,13 +207,13 @@ fn origin(title: &str) -> Origin {
     Origin::file(Path::new(title))
 }
 
-fn is_settled(object: &Arc<NamedObject>) -> bool {
+fn is_bound(object: &Arc<NamedObject>) -> bool {
     let objects = Objects::default().with([Arc::clone(object)]);
     let ObjectKey { namespace, name, .. } = &object.key;
     let claim = objects.claim(namespace, name);
     let claim_is_bound = claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some());
     let volume_is_bound = objects.persistent_volume(name).is_some_and(|volume| volume.claim.is_some());
-    object.is_immutable() || claim_is_bound || volume_is_bound
+    claim_is_bound || volume_is_bound
 }
 
 /// Writes down how the talk about it goes.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::client::Client;
+use super::complaints::SETTLE;
 use super::error::{ApiError, Class};
 use super::follower::{Follower, News};
 use super::settings::SettingsError;
@@ -99,6 +100,8 @@ pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> 
             News::Trouble(error) if is_hopeless(&error, started) => {
                 return Err(StartError::Refused { pod: name.clone(), sentence: error.sentence });
             }
+            // What may pass within seconds is no trouble before that.
+            News::Trouble(error) if error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE => {}
             News::Trouble(error) if told.as_ref() != Some(&error.sentence) => {
                 warn!("pod {name} is waited for: {error}");
                 told = Some(error.sentence);

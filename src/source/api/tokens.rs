@@ -12,14 +12,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::address::Resource;
-use super::backoff::Backoff;
 use super::client::Client;
 use super::contacts::Contacts;
 use super::error::{ApiError, Class};
-use super::follower::LONGEST_ASKED;
+use super::follow::Question;
+use super::retry::Retry;
 use super::single::{Task, Told};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Tokens;
@@ -57,7 +57,7 @@ struct Owner {
 
 struct Wanted {
     token: Option<Arc<Token>>,
-    trouble: Option<String>,
+    question: Question,
     _task: Task,
 }
 
@@ -82,7 +82,8 @@ impl Issued {
             debug!("{} is asked for", owner.title(key));
             let task =
                 keep_issued(self.client.clone(), owner.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
-            self.tokens.insert(key.clone(), Wanted { token: None, trouble: None, _task: Task::spawn(task) });
+            let (question, task) = (Question::new(), Task::spawn(task));
+            self.tokens.insert(key.clone(), Wanted { token: None, question, _task: task });
         }
         self.owner = Some(owner);
     }
@@ -98,7 +99,7 @@ impl Issued {
         match told {
             Told::Is(token) => {
                 wanted.token = Some(token);
-                wanted.trouble = None;
+                wanted.question.trouble = None;
                 true
             }
             Told::Absent => {
@@ -107,28 +108,34 @@ impl Issued {
             }
             Told::Alive => false,
             Told::Trouble(error) => {
-                if error.class != Class::Unreachable {
-                    warn!("{}{}", error.sentence, if wanted.token.is_none() { "" } else { "; the token before stays" });
-                }
-                wanted.trouble = Some(error.sentence);
+                wanted.question.trouble = Some(error);
                 wanted.token.is_none()
             }
         }
     }
 
+    /// The name of a token in the log.
+    pub(super) fn title(&self, key: &TokenKey) -> String {
+        self.owner.as_ref().map_or_else(|| "Token".to_owned(), |owner| owner.title(key))
+    }
+
+    /// What was asked about tokens that there are not.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = &Question> {
+        self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
+    }
+
     /// Whether there is an answer for each of them.
     pub(super) fn are_answered(&self) -> bool {
-        self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.trouble.is_some())
+        self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
 
     /// What there is.
     pub(super) fn tokens(&self) -> Tokens {
-        let token = |wanted: &Wanted| match (&wanted.token, &wanted.trouble) {
-            (Some(token), _) => Ok(Token::clone(token)),
-            (None, Some(trouble)) => Err(trouble.clone()),
-            (None, None) => Err("the server has not answered yet".to_owned()),
+        let token = |(key, wanted): (&TokenKey, &Wanted)| match &wanted.token {
+            Some(token) => (key.clone(), Ok(Token::clone(token))),
+            None => (key.clone(), Err(wanted.question.why(&self.title(key)))),
         };
-        self.tokens.iter().map(|(key, wanted)| (key.clone(), token(wanted))).collect()
+        self.tokens.iter().map(token).collect()
     }
 }
 
@@ -168,13 +175,13 @@ async fn keep_issued(
     let title = owner.title(&key);
     let request = owner.request(&key);
     let below = [owner.service_account.as_str(), "token"];
-    let mut backoff = Backoff::default();
+    let mut retry = Retry::new(client.clone());
     let mut life: Option<Life> = None;
     loop {
         let answer = client.create(Resource::SERVICE_ACCOUNT, &owner.pod.namespace, &below, &request).await;
         match answer.and_then(|answer| Grant::parse(answer, SystemTime::now())) {
             Ok(Grant { token, life: granted }) => {
-                backoff.reset();
+                retry.reset();
                 contacts.heard(&title, "issued", None);
                 if tell.send((key.clone(), Told::Is(token.into()))).await.is_err() {
                     return;
@@ -184,8 +191,7 @@ async fn keep_issued(
             }
             Err(mut error) => {
                 contacts.trouble(&title, "waiting", &error);
-                let delay = backoff.fail().max(error.retry_after.unwrap_or_default().min(LONGEST_ASKED));
-                let away = error.class == Class::Unreachable;
+                let pause = retry.failed(&error);
                 if life.as_ref().is_some_and(Life::is_over) {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                     // Whoever does not listen any more is found out below.
@@ -194,10 +200,7 @@ async fn keep_issued(
                 if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
                     return;
                 }
-                tokio::select! {
-                    () = sleep(delay) => {}
-                    () = client.recovered(), if away => {}
-                }
+                retry.wait(&pause).await;
             }
         }
     }

@@ -217,7 +217,7 @@ impl Ledger {
         self.published = Some(fingerprints);
         self.refused = refused;
         self.objects = objects.clone();
-        Ok(Some(Snapshot { pod, objects, tokens: Tokens::default(), heard: None }))
+        Ok(Some(Snapshot { pod, objects, tokens: Tokens::default(), heard: None, is_settling: false }))
     }
 
     fn fingerprint(&self, pod: bool, bytes: &[u8]) -> Fingerprint {

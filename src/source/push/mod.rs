@@ -82,7 +82,7 @@ impl PushSource {
         };
         let token = |key| known.tokens.get(key).cloned().ok_or_else(|| NO_TOKEN.to_owned());
         let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
-        Snapshot { pod: Some(pod), objects, tokens, heard: None }
+        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: false }
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Refresh {
     pub tokens: Tokens,
     /// What this machine offers to pods.
     pub allocatable: Allocatable,
+    /// Whether something was asked for only seconds ago and is not known yet.
+    pub is_settling: bool,
 }
 
 impl Refresh {
@@ -220,6 +222,8 @@ pub struct PodVolume {
     spec: Volume,
     body: Body,
     state: State,
+    /// Whether it waits for what was asked for only seconds ago, which is no problem yet.
+    is_settling: bool,
     failures: u32,
     last_error: Option<String>,
     /// When the oldest change was heard of that is not shown yet.
@@ -264,7 +268,8 @@ impl PodVolume {
             Body::Projected(_) => "its first payload",
             Body::Passthrough(_) => "its source",
         };
-        Self { spec, body, state: State::Waiting(awaited.to_owned()), failures: 0, last_error: None, heard: None }
+        let state = State::Waiting(awaited.to_owned());
+        Self { spec, body, state, is_settling: false, failures: 0, last_error: None, heard: None }
     }
 
     /// The volume, as the manifest describes it.
@@ -301,6 +306,16 @@ impl PodVolume {
         &self.state
     }
 
+    /// Whether it waits for what was asked for only seconds ago.
+    pub fn is_settling(&self) -> bool {
+        self.is_settling
+    }
+
+    /// What is wrong with it, if anything is.
+    pub fn problem(&self) -> Option<&str> {
+        self.state.reason().filter(|_| !self.is_settling)
+    }
+
     /// The last thing that went wrong, even if it is all right again.
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
@@ -334,7 +349,11 @@ impl PodVolume {
             Err(Trouble::Manifests(reason)) => {
                 // There is nothing to be seen of it; what puts it right is another change.
                 self.heard = None;
-                self.fail(reason);
+                match (refresh.is_settling, &self.state) {
+                    (true, State::Waiting(_)) => self.settle(reason),
+                    (true, State::Live(_)) => {}
+                    (true, State::Behind(..)) | (false, _) => self.fail(reason),
+                }
                 Attempt::Settled
             }
             Err(Trouble::Passing(reason)) => {
@@ -394,6 +413,12 @@ impl PodVolume {
         self.enter(state);
     }
 
+    /// Waits for what was asked for only seconds ago. Nobody is warned of that.
+    fn settle(&mut self, reason: String) {
+        self.is_settling = true;
+        self.state = State::Waiting(reason);
+    }
+
     fn retry(&mut self) -> Attempt {
         let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(self.failures));
         self.failures = self.failures.saturating_add(1);
@@ -402,9 +427,10 @@ impl PodVolume {
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).
     fn enter(&mut self, state: State) {
-        if state == self.state {
+        if state == self.state && !self.is_settling {
             return;
         }
+        self.is_settling = false;
         let name = self.spec.name.as_str();
         match &state {
             State::Waiting(reason) | State::Behind(_, reason) => {

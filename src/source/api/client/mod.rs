@@ -11,7 +11,8 @@ mod connection;
 mod lanes;
 mod watch;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -19,11 +20,12 @@ use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use super::address::{Collection, Resource, path};
+use super::address::{Collection, Part, Resource, Since, path};
 use super::error::{ApiError, Class};
+use super::retry::Outage;
 use super::settings::{Access, SettingsError};
 use connection::Connection;
 use lanes::Room;
@@ -38,6 +40,9 @@ const FRESH: Duration = Duration::from_secs(60);
 const MAX_OBJECT: usize = 4 << 20;
 /// Most bytes of a list of many.
 const MAX_LIST: usize = 32 << 20;
+/// The kind of an object, and of a list, of which the server sends the metadata only.
+pub(super) const PARTIAL: &str = "PartialObjectMetadata";
+const PARTIAL_LIST: &str = "PartialObjectMetadataList";
 /// How long requests wait for the first one to have made a connection.
 const QUEUE: Duration = Duration::from_secs(1);
 
@@ -50,8 +55,24 @@ struct Shared {
     connection: Mutex<Current>,
     /// Held by the request that makes the connection, so that others find it made.
     first: Mutex<()>,
+    /// Held by the request that is the next to try a server that cannot be reached.
+    turn: Mutex<()>,
+    reach: StdMutex<Reach>,
     /// Told when the server answers after it did not.
     recovered: Notify,
+    /// Told when the server allows a request after it refused one.
+    allowed: Notify,
+    /// Whether it has refused a request (403) and allowed none since.
+    refused: AtomicBool,
+    /// Whether the server may send what there is at the beginning of a watch (`sendInitialEvents`).
+    initial_events: AtomicBool,
+}
+
+/// How the server could be reached.
+struct Reach {
+    outage: Outage,
+    /// When the connection was made.
+    since: Instant,
 }
 
 struct Current {
@@ -95,14 +116,24 @@ impl Client {
     pub(super) async fn open(access: Access) -> Result<Client, SettingsError> {
         let connection = Arc::new(Connection::open(&access, None).await?);
         let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
-        let connection = Mutex::new(current);
-        Ok(Client(Arc::new(Shared { access, connection, first: Mutex::new(()), recovered: Notify::new() })))
+        Ok(Client(Arc::new(Shared {
+            access,
+            connection: Mutex::new(current),
+            first: Mutex::new(()),
+            turn: Mutex::new(()),
+            reach: StdMutex::new(Reach { outage: Outage::default(), since: Instant::now() }),
+            recovered: Notify::new(),
+            allowed: Notify::new(),
+            refused: AtomicBool::new(false),
+            initial_events: AtomicBool::new(true),
+        })))
     }
 
     /// The one object of a collection that is one; none if there is no such object.
     pub(super) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
         let asked = format!("get {}", collection.title());
-        match self.ask(&asked, MAX_OBJECT, |server| (Method::GET, collection.object(server), None)).await {
+        let request = |server: &Url| (Method::GET, collection.object(server), None);
+        match self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await {
             Ok(body) => parse(&asked, &body).map(Some),
             Err(error) if error.class == Class::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -110,30 +141,41 @@ impl Client {
     }
 
     /// What a collection holds at this moment.
-    pub(super) async fn list(&self, collection: &Collection) -> Result<List, ApiError> {
+    pub(super) async fn list(&self, collection: &Collection, part: Part) -> Result<List, ApiError> {
         let asked = format!("list {}", collection.title());
         let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
-        let body = self.ask(&asked, limit, |server| (Method::GET, collection.list(server), None)).await?;
+        let request = |server: &Url| (Method::GET, collection.list(server), None);
+        let body = self.ask(&asked, limit, part.accept_list(), request).await?;
         let list: ListBody = parse(&asked, &body)?;
         let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
             return Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is no list")));
         };
         // Items of a list do not say what they are.
+        let (kind, api_version) = match list.kind.as_deref() {
+            Some(PARTIAL_LIST) => (PARTIAL, "meta.k8s.io/v1"),
+            _ => (collection.resource.kind, collection.resource.api_version),
+        };
         let items = list.items.unwrap_or_default().into_iter().map(|mut item| {
             if let Some(item) = item.as_object_mut() {
-                item.insert("kind".to_owned(), collection.resource.kind.into());
-                item.insert("apiVersion".to_owned(), collection.resource.api_version.into());
+                item.insert("kind".to_owned(), kind.into());
+                item.insert("apiVersion".to_owned(), api_version.into());
             }
             item
         });
         Ok(List { version, items: items.collect() })
     }
 
-    /// The changes of a collection after `version`, for about `seconds`.
-    pub(super) async fn watch(&self, collection: &Collection, version: &str, seconds: u64) -> Result<Watch, ApiError> {
+    /// The changes of a collection, for about `seconds`.
+    pub(super) async fn watch(
+        &self,
+        collection: &Collection,
+        part: Part,
+        since: Since<'_>,
+        seconds: u64,
+    ) -> Result<Watch, ApiError> {
         let asked = format!("watch {}", collection.title());
-        let request = |server: &Url| (Method::GET, collection.watch(server, version, seconds), None);
-        let (answer, room) = self.answer(&asked, Lasts::Long, &request).await?;
+        let request = |server: &Url| (Method::GET, collection.watch(server, since, seconds), None);
+        let (answer, room) = self.answer(&asked, Lasts::Long, part.accept(), &request).await?;
         Ok(Watch::new(asked, answer, room, MAX_OBJECT))
     }
 
@@ -155,7 +197,7 @@ impl Client {
         let place = std::iter::once(resource.plural).chain(below.iter().copied()).collect::<Vec<_>>().join("/");
         let asked = format!("create {place} in namespace {namespace}");
         let request = |server: &Url| (Method::POST, path(server, resource, Some(namespace), below), Some(object));
-        let body = self.ask(&asked, MAX_OBJECT, request).await?;
+        let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
         parse(&asked, &body)
     }
 
@@ -164,19 +206,61 @@ impl Client {
         self.0.recovered.notified().await;
     }
 
+    /// Waits until the server allows a request after it refused one.
+    pub(super) async fn allowed(&self) {
+        self.0.allowed.notified().await;
+    }
+
+    /// Waits until it is this request's turn to try a server that cannot be reached. Cancel-safe.
+    pub(super) async fn turn_to_try(&self) {
+        let _turn = self.0.turn.lock().await;
+        let pause = self.reach().outage.pause(tokio::time::Instant::now());
+        sleep(pause).await;
+    }
+
+    /// How long the server has been reached.
+    pub(super) fn connected_for(&self) -> Duration {
+        self.reach().since.elapsed()
+    }
+
+    /// Whether to ask for what there is at the beginning of a watch, which saves the request for a list.
+    pub(super) fn may_send_initial_events(&self) -> bool {
+        self.0.initial_events.load(Ordering::Relaxed)
+    }
+
+    /// The server does not send it. It may have learnt to do so when there is another connection.
+    pub(super) fn sends_no_initial_events(&self) {
+        self.0.initial_events.store(false, Ordering::Relaxed);
+    }
+
+    fn reach(&self) -> MutexGuard<'_, Reach> {
+        self.0.reach.lock().expect("no code panics while it is locked")
+    }
+
+    /// The server has answered the first request of a connection.
+    fn reached(&self) {
+        let mut reach = self.reach();
+        reach.outage.end();
+        reach.since = Instant::now();
+        drop(reach);
+        self.0.initial_events.store(true, Ordering::Relaxed);
+        self.0.recovered.notify_waiters();
+    }
+
     /// A request with its answer's body.
     async fn ask<'a>(
         &self,
         asked: &str,
         limit: usize,
+        accept: &'static str,
         request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<Vec<u8>, ApiError> {
-        let (answer, _) = self.answer(asked, Lasts::Moment, &request).await?;
+        let (answer, _) = self.answer(asked, Lasts::Moment, accept, &request).await?;
         let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
         if body.as_ref().is_err_and(|error| error.class == Class::Unreachable) {
             self.broke().await;
         }
-        body
+        body.map_err(ApiError::in_answer)
     }
 
     /// A request with an answer that means success. One that is not known to the server is made again with credentials read
@@ -185,17 +269,18 @@ impl Client {
         &self,
         asked: &str,
         lasts: Lasts,
+        accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<(Response, Option<Room>), ApiError> {
         let connection = self.connection().await;
-        match self.answer_on(&connection, asked, lasts, request).await {
+        match self.answer_on(&connection, asked, lasts, accept, request).await {
             Err(error) if error.class == Class::Unauthorized => {
                 self.doubt_what_was(&connection, Doubt::Identity).await;
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
                 }
-                self.answer_on(&fresh, asked, lasts, request).await
+                self.answer_on(&fresh, asked, lasts, accept, request).await
             }
             Err(error) => {
                 if matches!(error.class, Class::Unreachable | Class::Untrusted) {
@@ -212,12 +297,13 @@ impl Client {
         connection: &Connection,
         asked: &str,
         lasts: Lasts,
+        accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<(Response, Option<Room>), ApiError> {
         let (method, url, body) = request(&connection.server);
         let mut request = Request::new(method, url);
         let headers = request.headers_mut();
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
         if let Some(authorization) = &connection.authorization {
             headers.insert(AUTHORIZATION, authorization.clone());
         }
@@ -240,12 +326,18 @@ impl Client {
         drop(turn);
         let answer = outcome.map_err(|_| late(asked))?.map_err(|error| ApiError::transport(asked, &error))?;
         if !was_made {
-            self.0.recovered.notify_waiters();
+            self.reached();
         }
         let code = answer.status();
         debug!("{asked}: {code}");
         if code.is_success() {
+            if self.0.refused.swap(false, Ordering::Relaxed) {
+                self.0.allowed.notify_waiters();
+            }
             return Ok((answer, room));
+        }
+        if code == StatusCode::FORBIDDEN {
+            self.0.refused.store(true, Ordering::Relaxed);
         }
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let body = timeout(DEADLINE, body_of_error(answer, code)).await.unwrap_or_default();
@@ -292,6 +384,7 @@ impl Client {
 
 #[derive(Deserialize)]
 struct ListBody {
+    kind: Option<String>,
     metadata: ListMetadata,
     items: Option<Vec<Value>>,
 }
@@ -312,7 +405,7 @@ fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, Ap
             Ok(_) => "is not the JSON of an API server",
         };
         let class = if error.is_eof() { Class::Unreachable } else { Class::Nonsense };
-        ApiError::new(class, format!("cannot {asked}: the answer {what}"))
+        ApiError::new(class, format!("cannot {asked}: the answer {what}")).in_answer()
     })
 }
 

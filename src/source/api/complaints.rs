@@ -1,0 +1,184 @@
+//! What is wrong with the objects of a pod, in the log: one line for each cause and not for each object or each answer. A
+//! cause that lasts is repeated every ten minutes, and its end is logged, both with counts.
+//!
+//! A refusal (403) and a busy server are logged only when they last: after a start of the API server they pass within
+//! seconds, for every object. That changes were forgotten (410) is no trouble at all. Outages are logged elsewhere, once
+//! for all objects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::error::{ApiError, Class};
+
+/// How long what may pass by itself has to last.
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
+/// How often a cause that lasts is repeated.
+const REPEAT: Duration = Duration::from_secs(600);
+
+/// What is wrong at this moment.
+#[derive(Default)]
+pub(super) struct Complaints(BTreeMap<Cause, Complaint>);
+
+/// What makes a line of its own: the class, and the sentence where it is about the object itself.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cause(Class, Option<String>);
+
+struct Complaint {
+    since: Instant,
+    /// When the next line is due.
+    due: Instant,
+    is_logged: bool,
+    /// The last sentence.
+    sentence: String,
+    /// The objects that the cause has not passed for.
+    objects: BTreeSet<String>,
+    /// How many answers there were, and the most objects at a time.
+    answers: u64,
+    most: usize,
+}
+
+impl Cause {
+    fn of(error: &ApiError) -> Option<Cause> {
+        match error.class {
+            Class::Gone => None,
+            Class::Unreachable => None,
+            class @ (Class::Refused | Class::NotFound) => Some(Cause(class, Some(error.sentence.clone()))),
+            class => Some(Cause(class, None)),
+        }
+    }
+
+    /// How long it has to last.
+    fn settle(&self) -> Duration {
+        match self.0 {
+            Class::Forbidden | Class::Busy => SETTLE,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+impl Complaints {
+    /// Something is wrong with an object.
+    pub(super) fn trouble(&mut self, object: &str, error: &ApiError, now: Instant) {
+        debug!("{object}: {error}");
+        let Some(cause) = Cause::of(error) else { return };
+        self.end(object, Some(&cause), now);
+        let due = now + cause.settle();
+        let complaint = self.0.entry(cause).or_insert_with(|| Complaint {
+            since: now,
+            due,
+            is_logged: false,
+            sentence: String::new(),
+            objects: BTreeSet::new(),
+            answers: 0,
+            most: 0,
+        });
+        complaint.sentence.clone_from(&error.sentence);
+        complaint.objects.insert(object.to_owned());
+        complaint.answers += 1;
+        complaint.most = complaint.most.max(complaint.objects.len());
+        self.log(now);
+    }
+
+    /// Nothing is wrong with an object, or nobody asks for it any more.
+    pub(super) fn over(&mut self, object: &str, now: Instant) {
+        if !self.0.is_empty() {
+            self.end(object, None, now);
+        }
+    }
+
+    /// When the next line is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.0.values().map(|complaint| complaint.due).min()
+    }
+
+    /// Logs what is due.
+    pub(super) fn log(&mut self, now: Instant) {
+        for complaint in self.0.values_mut().filter(|complaint| complaint.due <= now) {
+            warn!("{}", complaint.line(now));
+            complaint.is_logged = true;
+            complaint.due = now + REPEAT;
+        }
+    }
+
+    fn end(&mut self, object: &str, but: Option<&Cause>, now: Instant) {
+        self.0.retain(|cause, complaint| {
+            if but != Some(cause) {
+                complaint.objects.remove(object);
+            }
+            let is_over = complaint.objects.is_empty();
+            if is_over && complaint.is_logged {
+                info!("over after {}: {}", complaint.extent(now), complaint.sentence);
+            }
+            !is_over
+        });
+    }
+}
+
+impl Complaint {
+    fn line(&self, now: Instant) -> String {
+        let Complaint { sentence, is_logged, most, .. } = self;
+        match (is_logged, most) {
+            (false, 1) => format!("{sentence}; podfs asks again, and the pod's volumes stay as they are"),
+            (false, objects) => {
+                let others = objects - 1;
+                format!("{sentence}; so it is with {others} more of the pod's objects; podfs asks again")
+            }
+            (true, _) => format!("still so after {}: {sentence}", self.extent(now)),
+        }
+    }
+
+    fn extent(&self, now: Instant) -> String {
+        let seconds = now.saturating_duration_since(self.since).as_secs();
+        format!("{seconds} s ({} answers, {} objects)", self.answers, self.most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(class: Class, sentence: &str) -> ApiError {
+        ApiError::new(class, sentence)
+    }
+
+    fn lines(complaints: &mut Complaints, now: Instant) -> Vec<String> {
+        let due: Vec<_> = complaints.0.values().filter(|one| one.due <= now).map(|one| one.line(now)).collect();
+        complaints.log(now);
+        due
+    }
+
+    #[test]
+    fn a_refusal_of_many_objects_is_one_line_and_only_when_it_lasts() {
+        let (mut complaints, begun) = (Complaints::default(), Instant::now());
+        for (number, second) in (0..120).zip([0, 1].into_iter().cycle()) {
+            let now = begun + Duration::from_secs(second);
+            complaints.trouble(&format!("ConfigMap default/{number}"), &error(Class::Forbidden, "forbidden"), now);
+            complaints.trouble(&format!("ConfigMap default/{number}"), &error(Class::Gone, "too old"), now);
+        }
+        assert_eq!(complaints.0.len(), 1);
+        assert_eq!(complaints.due(), Some(begun + SETTLE));
+        assert!(lines(&mut complaints, begun + SETTLE / 2).is_empty());
+        let expected = "forbidden; so it is with 119 more of the pod's objects; podfs asks again";
+        assert_eq!(lines(&mut complaints, begun + SETTLE), [expected]);
+        assert!(lines(&mut complaints, begun + SETTLE * 2).is_empty());
+        let expected = "still so after 610 s (120 answers, 120 objects): forbidden";
+        assert_eq!(lines(&mut complaints, begun + SETTLE + REPEAT), [expected]);
+        (0..120).for_each(|number| complaints.over(&format!("ConfigMap default/{number}"), begun));
+        assert_eq!(complaints.due(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_object_itself_is_a_line_of_its_own_at_once() {
+        let (mut complaints, now) = (Complaints::default(), Instant::now());
+        for object in ["a", "b"] {
+            complaints.trouble(object, &error(Class::Refused, &format!("{object} is too large")), now);
+        }
+        assert!(complaints.0.values().all(|complaint| complaint.is_logged));
+        // Another cause takes the place of the first.
+        complaints.trouble("a", &error(Class::Busy, "busy"), now);
+        assert_eq!(complaints.0.len(), 2);
+    }
+}

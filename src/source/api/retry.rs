@@ -1,0 +1,173 @@
+//! When a request that failed is made again.
+//!
+//! 1. While the server cannot be reached, one request of this process at a time tries it, after a pause that stays below
+//!    a second ([`Outage`]). The first answer lets all requests that wait go on. So an outage costs no time after its
+//!    end, however long it lasted, and however many objects are followed.
+//! 2. After an error that the server answers, the pause doubles with each such error in a row. An outage ends the row.
+//! 3. For some seconds after a connection was made, these pauses stay short: a server that has just started answers 403
+//!    until its Node authorizer knows the node's pods, and 500 or 503 until it is ready. As soon as it allows one
+//!    request of this process, those that it refused are made again.
+//! 4. `Retry-After` is the shortest pause. Up to half of it is added, because every podfs of the node may have been
+//!    told the same in the same moment; after the second time up to the whole of it, and so on.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::backoff::Backoff;
+use super::client::Client;
+use super::error::{ApiError, Class};
+
+/// The longest that a server can ask podfs to stay away.
+const LONGEST_ASKED: Duration = Duration::from_secs(60);
+/// The longest pause between two tries to reach the server, in the first minutes of an outage and after that. Trying costs
+/// a connection that is refused; after some minutes, whoever repairs the server does not look at the second any more.
+const LONGEST_OF_OUTAGE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(5));
+const FIRST_MINUTES: Duration = Duration::from_secs(120);
+/// How long a connection is new, and how long it is young, with the longest pause of each.
+const NEW: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
+const YOUNG: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
+/// Requests that may go on in the same moment are spread over this time.
+const SPREAD: Duration = Duration::from_millis(50);
+
+/// The failures of one request that is made again and again.
+pub(super) struct Retry {
+    client: Client,
+    backoff: Backoff,
+}
+
+/// What to wait for before the request is made again.
+#[derive(Debug, PartialEq)]
+pub(super) enum Pause {
+    /// The server could not be reached: until it answers some request, or until it is this one's turn to try.
+    Outage,
+    /// Until this moment.
+    Until(Instant),
+    /// The server refused the request (403): until this moment, or until it allows another one.
+    Refused(Instant),
+}
+
+impl Retry {
+    pub(super) fn new(client: Client) -> Retry {
+        Retry { client, backoff: Backoff::default() }
+    }
+
+    /// The request succeeded.
+    pub(super) fn reset(&mut self) {
+        self.backoff.reset();
+    }
+
+    /// The request failed with this error.
+    pub(super) fn failed(&mut self, error: &ApiError) -> Pause {
+        if error.is_outage() {
+            self.backoff.reset();
+            return Pause::Outage;
+        }
+        let longest = match error.class {
+            Class::Forbidden | Class::Busy => longest_pause(self.client.connected_for()),
+            _ => Backoff::LONGEST,
+        };
+        let pause = self.backoff.fail_within(longest);
+        let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED);
+        let at = Instant::now() + pause.max(asked.mul_f64(stretch(self.backoff.failures())));
+        match error.class {
+            Class::Forbidden => Pause::Refused(at),
+            _ => Pause::Until(at),
+        }
+    }
+
+    /// The request came to nothing, without an error.
+    pub(super) fn fruitless(&mut self) -> Pause {
+        Pause::Until(Instant::now() + self.backoff.fail())
+    }
+
+    /// Waits for the end of a pause. Cancel-safe.
+    pub(super) async fn wait(&self, pause: &Pause) {
+        match pause {
+            Pause::Outage => {
+                tokio::select! {
+                    () = self.client.recovered() => spread().await,
+                    () = self.client.turn_to_try() => {}
+                }
+            }
+            Pause::Until(at) => sleep_until(*at).await,
+            Pause::Refused(at) => {
+                tokio::select! {
+                    () = sleep_until(*at) => {}
+                    () = self.client.allowed() => spread().await,
+                }
+            }
+        }
+    }
+}
+
+async fn spread() {
+    sleep(SPREAD.mul_f64(fastrand::f64())).await;
+}
+
+/// How many times as long as it was asked to a request stays away that has failed so often in a row.
+fn stretch(failures: u32) -> f64 {
+    1.0 + fastrand::f64() * f64::from(failures.min(8)) / 2.0
+}
+
+/// The longest pause after an error, when the server has been reached for so long.
+fn longest_pause(connected_for: Duration) -> Duration {
+    match connected_for {
+        age if age < NEW.0 => NEW.1,
+        age if age < YOUNG.0 => YOUNG.1,
+        _ => Backoff::LONGEST,
+    }
+}
+
+/// The time in which the server cannot be reached.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    since: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Outage {
+    /// How long to pause before the next try.
+    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+        let lasted = now.saturating_duration_since(*self.since.get_or_insert(now));
+        let (first, later) = LONGEST_OF_OUTAGE;
+        self.backoff.fail_within(if lasted < FIRST_MINUTES { first } else { later })
+    }
+
+    /// The server answers.
+    pub(super) fn end(&mut self) {
+        *self = Outage::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_was_away_for_minutes_is_tried_within_a_second() {
+        let begun = Instant::now();
+        let mut outage = Outage::default();
+        for second in 0..119 {
+            let pause = outage.pause(begun + Duration::from_secs(second));
+            assert!(pause <= LONGEST_OF_OUTAGE.0, "{pause:?} after {second} s");
+        }
+        assert!(outage.pause(begun + Duration::from_secs(600)) <= LONGEST_OF_OUTAGE.1);
+        outage.end();
+        assert!(outage.pause(begun + Duration::from_secs(601)) <= Duration::from_millis(100));
+    }
+
+    #[test]
+    fn a_server_that_is_still_busy_is_left_alone_for_longer() {
+        for failures in [1, 2, 8, 100] {
+            let most = 1.0 + f64::from(failures.min(8)) / 2.0;
+            assert!((0..100).map(|_| stretch(failures)).all(|stretch| (1.0..=most).contains(&stretch)), "{failures}");
+        }
+    }
+
+    #[test]
+    fn a_new_connection_has_short_pauses() {
+        let of = |seconds| longest_pause(Duration::from_secs(seconds));
+        assert_eq!((of(0), of(9), of(29), of(31)), (NEW.1, NEW.1, YOUNG.1, Backoff::LONGEST));
+    }
+}
