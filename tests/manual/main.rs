@@ -6,6 +6,7 @@ mod common;
 
 mod completions;
 mod help;
+mod inventory;
 mod pages;
 mod readme;
 mod retry;
