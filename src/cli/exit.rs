@@ -60,7 +60,7 @@ impl From<SourceError> for Failure {
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match error {
-            StartError::Thread(_) => Self::general(error),
+            StartError::Thread(_) | StartError::Refused { is_final: false, .. } => Self::general(error),
             _ => Self::input(error),
         }
     }

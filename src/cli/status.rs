@@ -17,8 +17,8 @@ use crate::upkeep::{survey, table};
 /// Every pod that podfs serves on this node is asked, by way of the run directory. One that does not answer within two
 /// seconds is shown as such and holds up no other.
 ///
-/// The state of a pod is one of: running; degraded (a volume waits, shows an old generation, or the server does not stay
-/// up); no supervisor (the volumes are served, but not refreshed); not answering; dead (nobody serves it, but something of
+/// The state of a pod is one of: running; degraded (a volume waits or shows an old generation, the API server cannot be
+/// reached, or the server does not stay up); pod deleted (the API server has the pod no more); no supervisor (the volumes are served, but not refreshed); not answering; dead (nobody serves it, but something of
 /// it is left).
 #[derive(Args)]
 #[command(after_help = "\
@@ -125,6 +125,7 @@ fn judge(statuses: &[PodStatus]) -> Result<(), Failure> {
 fn in_words(state: PodState) -> &'static str {
     match state {
         PodState::NoSupervisor => "without a supervisor",
+        PodState::PodDeleted => "deleted, and still served",
         other => other.word(),
     }
 }

@@ -20,7 +20,7 @@ use std::time::Instant;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
-pub use api::{Access, ApiSource, Contact, Contacts, Plan, PodName, StartError};
+pub use api::{Access, ApiSource, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub use files::{FileSource, PodInput, SourceError};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 pub use tokens::Tokens;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
+use k8s_openapi::jiff::Timestamp;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::server::Watch;
@@ -17,7 +18,7 @@ use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatu
 use super::tally::Tally;
 use super::volume::{PodVolume, Shown, State};
 use crate::manifest::pod::PodIdentity;
-use crate::source::{Contact, Contacts, Tokens};
+use crate::source::{Contact, Contacts, Tokens, Unreachable};
 use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.
@@ -98,7 +99,7 @@ impl Board {
         let known = self.known();
         let volumes: Vec<_> = known.volumes.values().map(VolumeReport::status).collect();
         let trouble = known.trouble.clone().or_else(|| known.health.trouble(Instant::now()));
-        let (state, reason) = PodState::of(&volumes, trouble.as_deref());
+        let (state, reason, state_since) = with_source(&known.contacts, PodState::of(&volumes, trouble.as_deref()));
         let PodIdentity { namespace, name, uid } = &known.identity;
         PodStatus {
             namespace: Some(namespace.clone()),
@@ -106,6 +107,7 @@ impl Board {
             uid: uid.to_string(),
             state,
             reason,
+            state_since,
             supervisor: Some(ProcessStatus { pid: std::process::id(), version: Some(VERSION.to_owned()) }),
             server: known.health.status(),
             volumes,
@@ -192,6 +194,29 @@ fn since(generation: Option<&GenerationName>) -> Instant {
     let age = generation.and_then(GenerationName::made_at).and_then(|made_at| made_at.elapsed().ok());
     let now = Instant::now();
     age.and_then(|age| now.checked_sub(age)).unwrap_or(now)
+}
+
+/// The state of a pod whose objects come from an API server: `of_volumes`, unless the server has deleted the pod or cannot be
+/// reached. Gives the time since when that is so, too.
+fn with_source(
+    contacts: &Contacts,
+    of_volumes: (PodState, Option<String>),
+) -> (PodState, Option<String>, Option<String>) {
+    let (state, reason) = of_volumes;
+    let (state, cause, since) = match (contacts.pod_deleted(), contacts.unreachable()) {
+        (Some(since), _) => {
+            let cause = "the API server has deleted the pod; podfs serves its volumes until podfs is told to stop";
+            (PodState::PodDeleted, cause.to_owned(), since)
+        }
+        (None, Some(Unreachable { since, trouble })) => (
+            PodState::Degraded,
+            format!("the API server cannot be reached, and nothing is refreshed: {trouble}"),
+            since,
+        ),
+        (None, None) => return (state, reason, None),
+    };
+    let since = Timestamp::try_from(since).ok().map(|since| since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    (state, Some([Some(cause), reason].into_iter().flatten().collect::<Vec<_>>().join("; ")), since)
 }
 
 fn object((object, contact): (String, Contact)) -> ObjectStatus {

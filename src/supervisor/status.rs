@@ -23,6 +23,9 @@ pub struct PodStatus {
     /// Why it is not [`PodState::Running`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Since when the API server cannot be reached, or has the pod no more (RFC 3339), as far as that is the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_since: Option<String>,
     /// The process that owns the volumes, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessStatus>,
@@ -44,6 +47,8 @@ pub enum PodState {
     Running,
     /// It is served, but not as it should be.
     Degraded,
+    /// The API server has deleted the pod. Its volumes are served until podfs is told to stop.
+    PodDeleted,
     /// Its supervisor is gone, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
     NoSupervisor,
     /// Somebody has claimed the pod but does not tell how it is.
@@ -185,6 +190,7 @@ impl PodStatus {
             uid: uid.to_owned(),
             state,
             reason: Some(reason.into()),
+            state_since: None,
             supervisor: None,
             server: None,
             volumes: Vec::new(),
@@ -209,14 +215,21 @@ impl VolumeState {
 
 impl PodState {
     /// All there are.
-    pub const ALL: [PodState; 5] =
-        [PodState::Running, PodState::Degraded, PodState::NoSupervisor, PodState::NotAnswering, PodState::Dead];
+    pub const ALL: [PodState; 6] = [
+        PodState::Running,
+        PodState::Degraded,
+        PodState::PodDeleted,
+        PodState::NoSupervisor,
+        PodState::NotAnswering,
+        PodState::Dead,
+    ];
 
     /// For people.
     pub fn word(self) -> &'static str {
         match self {
             PodState::Running => "running",
             PodState::Degraded => "degraded",
+            PodState::PodDeleted => "pod deleted",
             PodState::NoSupervisor => "no supervisor",
             PodState::NotAnswering => "not answering",
             PodState::Dead => "dead",

@@ -39,6 +39,9 @@ fn pod(pod: &PodStatus) -> String {
     if let Some(reason) = &pod.reason {
         fact("reason", &one_line(reason));
     }
+    if let Some(since) = &pod.state_since {
+        fact("since", since);
+    }
     fact("uid", &pod.uid);
     if let Some(supervisor) = &pod.supervisor {
         fact("supervisor", &process(supervisor));

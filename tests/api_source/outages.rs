@@ -227,3 +227,25 @@ fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
     eventually("the status says what is wrong", || trouble().contains("the server cannot be reached"));
     assert_eq!(rig.object("ConfigMap default/app").expect("an object")["resourceVersion"].as_str(), Some(&*version));
 }
+
+#[test]
+fn a_pod_is_degraded_while_the_server_is_away_and_the_status_says_since_when() {
+    let (rig, _running, file) = running();
+    assert_eq!(rig.status()["state"], "running");
+    rig.server.connections(Order::Refuse);
+    eventually("the pod is degraded", || rig.status()["state"] == "degraded");
+    let status = rig.status();
+    let reason = status["reason"].as_str().expect("a reason").to_owned();
+    assert!(reason.starts_with("the API server cannot be reached, and nothing is refreshed: cannot "), "{reason}");
+    let since = status["stateSince"].as_str().expect("a time").to_owned();
+    assert!(since.starts_with("20") && since.ends_with('Z'), "{since}");
+    let table = rig.fixture.status(&[]);
+    table.says(1, &["pod default/web is degraded"]);
+    assert!(table.stdout.contains(&format!("  since       {since}")), "{}", table.stdout);
+    assert_eq!(status["volumes"][0]["state"], "live", "its content stays");
+    rig.put_config("2");
+    rig.server.connections(Order::Serve);
+    wait_content(&file, "2");
+    eventually("the pod is as it should be", || rig.status()["state"] == "running");
+    assert_eq!(rig.status().get("stateSince"), None);
+}

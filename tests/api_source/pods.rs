@@ -30,6 +30,11 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     rig.wait_watched("Pod", "web");
     rig.server.delete("Pod", "default", "web");
     running.wait_log("the pod is gone from the API server");
+    let status = rig.status();
+    assert_eq!(status["state"], "podDeleted", "{status}");
+    assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("until podfs is told to stop")), "{status}");
+    assert!(status["stateSince"].as_str().is_some_and(|since| since.ends_with('Z')), "{status}");
+    rig.fixture.status(&[]).says(1, &["pod default/web is deleted, and still served"]);
     rig.server.put(
         "{apiVersion: v1, kind: Pod, metadata: {name: web, uid: another, labels: {app: another}}, spec: {nodeName: n1}}",
     );
@@ -45,7 +50,7 @@ fn a_pod_is_waited_for_while_the_server_is_away() {
     let rig = Rig::of_config("1");
     rig.server.connections(Order::Refuse);
     let mut running = rig.start();
-    running.wait_log("pod default/web is waited for");
+    running.wait_log("podfs waits for pod default/web");
     rig.server.connections(Order::Serve);
     running.wait_ready();
     wait_content(&running.volume("config").join("key"), "1");

@@ -17,10 +17,16 @@ pub struct Outcome {
 /// Runs a command to its end.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Outcome {
+    finish_within(command, PATIENCE)
+}
+
+/// Runs a command that may take longer to its end.
+#[track_caller]
+pub fn finish_within(command: &mut Command, patience: Duration) -> Outcome {
     let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
     let same = |file: &File| Stdio::from(file.try_clone().expect("a descriptor"));
     let mut child = command.stdout(same(&out)).stderr(same(&err)).spawn().expect("the command starts");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience;
     let status = loop {
         match child.try_wait().expect("a child") {
             Some(status) => break Some(status),

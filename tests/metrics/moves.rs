@@ -23,6 +23,7 @@ fn a_pod_that_is_well_says_so() {
     scrape.strictly();
     let states = |name, states: [&str; 5]| states.map(|state| scrape.find(name, &[("state", state)]));
     let pod = states("podfs_pod_state", ["running", "degraded", "noSupervisor", "notAnswering", "dead"]);
+    assert_eq!(scrape.find("podfs_pod_state", &[("state", "podDeleted")]), Some(0.0));
     assert_eq!(pod, [Some(1.0), Some(0.0), Some(0.0), Some(0.0), Some(0.0)]);
     let volumes = states("podfs_volumes", ["live", "waiting", "behind", "silent", "none"]);
     assert_eq!(volumes, [Some(4.0), Some(0.0), Some(0.0), Some(0.0), None]);

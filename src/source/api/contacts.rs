@@ -1,15 +1,32 @@
-//! Contacts: for each object that is asked for, what is known of the talk with the server about it. The tasks that
-//! follow objects write it, `podfs status` reads it; it is locked for moments.
+//! Contacts: for each object that is asked for, what is known of the talk with the server about it, and what follows from
+//! all of them: since when the server cannot be reached, and whether the pod was deleted there. The tasks that follow
+//! objects write it, `podfs status` reads it; it is locked for moments.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use super::error::{ApiError, Class};
+use super::error::ApiError;
 
 /// What is known of every object. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Contacts(Arc<Mutex<BTreeMap<String, Contact>>>);
+pub struct Contacts(Arc<Mutex<Talk>>);
+
+#[derive(Default)]
+struct Talk {
+    objects: BTreeMap<String, Contact>,
+    /// When podfs heard that the pod was deleted, if it was.
+    pod_deleted: Option<SystemTime>,
+}
+
+/// An API server that cannot be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreachable {
+    /// Since when nothing came from it.
+    pub since: SystemTime,
+    /// What the last attempt ended with.
+    pub trouble: String,
+}
 
 /// What is known of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +41,8 @@ pub struct Contact {
     pub connected: bool,
     /// When the server last answered.
     heard: Option<Instant>,
+    /// Since when it does not, if it does not.
+    lost: Option<(Instant, SystemTime)>,
 }
 
 impl Contact {
@@ -36,38 +55,65 @@ impl Contact {
 impl Contacts {
     /// All objects by name, such as `ConfigMap default/app`.
     pub fn all(&self) -> Vec<(String, Contact)> {
-        self.lock().iter().map(|(object, contact)| (object.clone(), contact.clone())).collect()
+        self.lock().objects.iter().map(|(object, contact)| (object.clone(), contact.clone())).collect()
     }
 
     /// The server has answered.
     pub(super) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
         let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
-        let contact = Contact { version, doing, trouble: None, connected: true, heard };
-        self.lock().insert(object.to_owned(), contact);
+        let contact = Contact { version, doing, trouble: None, connected: true, heard, lost: None };
+        self.lock().objects.insert(object.to_owned(), contact);
     }
 
     /// Something is wrong.
     pub(super) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
-        let mut all = self.lock();
-        let before = all.remove(object);
-        let (version, heard) = before.map_or((None, None), |before| (before.version, before.heard));
-        let connected = !matches!(error.class, Class::Unreachable | Class::Untrusted);
+        let mut talk = self.lock();
+        let before = talk.objects.remove(object);
+        let (version, heard, lost) =
+            before.map_or((None, None, None), |before| (before.version, before.heard, before.lost));
+        let connected = !error.is_outage();
+        let now = || (Instant::now(), SystemTime::now());
+        let (heard, lost) =
+            if connected { (Some(Instant::now()), None) } else { (heard, Some(lost.unwrap_or_else(now))) };
         let trouble = Some(error.sentence.clone());
-        all.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard });
+        talk.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard, lost });
+    }
+
+    /// Since when the server cannot be reached, if it cannot. One answer about any object ends that, even if other objects
+    /// wait for their next attempt.
+    pub fn unreachable(&self) -> Option<Unreachable> {
+        let talk = self.lock();
+        let heard = talk.objects.values().filter_map(|contact| contact.heard).max();
+        let lost = talk.objects.values().filter_map(|contact| contact.lost.map(|(at, since)| (at, since, contact)));
+        let (_, since, contact) =
+            lost.filter(|(at, ..)| heard.is_none_or(|heard| *at >= heard)).min_by_key(|(at, ..)| *at)?;
+        Some(Unreachable { since, trouble: contact.trouble.clone().unwrap_or_default() })
+    }
+
+    /// When podfs heard that the pod was deleted, if it was.
+    pub fn pod_deleted(&self) -> Option<SystemTime> {
+        self.lock().pod_deleted
+    }
+
+    /// Whether the server has the pod.
+    pub(super) fn pod_is_there(&self, is_there: bool) {
+        let mut talk = self.lock();
+        talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
     /// Nobody asks for it any more.
     pub(super) fn forget(&self, object: &str) {
-        self.lock().remove(object);
+        self.lock().objects.remove(object);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Contact>> {
+    fn lock(&self) -> MutexGuard<'_, Talk> {
         self.0.lock().expect("nobody panics while contacts are locked")
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::Class;
     use super::*;
 
     #[test]
@@ -83,5 +129,36 @@ mod tests {
         assert!(contact().connected, "it answers");
         contacts.heard("Pod default/web", "watching", Some("8"));
         assert_eq!((contact().version.as_deref(), contact().trouble), (Some("8"), None));
+    }
+
+    #[test]
+    fn an_outage_begins_with_the_first_object_and_ends_with_any_answer() {
+        let contacts = Contacts::default();
+        let away = ApiError::new(Class::Unreachable, "it is away");
+        contacts.heard("a", "watching", Some("1"));
+        contacts.heard("b", "watching", Some("1"));
+        assert_eq!(contacts.unreachable(), None);
+        contacts.trouble("a", "waiting", &away);
+        let first = contacts.unreachable().expect("it is away");
+        contacts.trouble("b", "waiting", &away);
+        contacts.trouble("a", "waiting", &ApiError::new(Class::Unreachable, "it is still away"));
+        let later = contacts.unreachable().expect("it is away");
+        assert_eq!((later.since, later.trouble.as_str()), (first.since, "it is still away"));
+        contacts.trouble("b", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
+        assert_eq!(contacts.unreachable(), None, "it answers");
+        contacts.trouble("b", "waiting", &away);
+        assert!(contacts.unreachable().is_some_and(|last| last.since >= later.since));
+    }
+
+    #[test]
+    fn a_pod_is_deleted_once() {
+        let contacts = Contacts::default();
+        assert_eq!(contacts.pod_deleted(), None);
+        contacts.pod_is_there(false);
+        let deleted = contacts.pod_deleted();
+        contacts.pod_is_there(false);
+        assert!(deleted.is_some() && contacts.pod_deleted() == deleted);
+        contacts.pod_is_there(true);
+        assert_eq!(contacts.pod_deleted(), None);
     }
 }

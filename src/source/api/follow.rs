@@ -265,12 +265,14 @@ impl Follow {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
         self.note(&title, &told);
         match told {
-            Told::Is(pod) if self.pod.as_ref() == Some(&pod) => false,
             Told::Is(pod) => {
+                self.contacts.pod_is_there(true);
+                let differs = self.pod.as_ref() != Some(&pod);
                 self.pod = Some(pod);
-                true
+                differs
             }
             Told::Absent => {
+                self.contacts.pod_is_there(false);
                 info!("the pod is gone from the API server; its volumes stay as they are until podfs is told to stop");
                 false
             }

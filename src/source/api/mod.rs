@@ -56,7 +56,7 @@ use client::Client;
 use events::Troubles;
 use follow::Follow;
 
-pub use contacts::{Contact, Contacts};
+pub use contacts::{Contact, Contacts, Unreachable};
 pub use settings::Access;
 pub use start::{PodName, StartError};
 

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::client::Client;
@@ -17,8 +18,11 @@ use super::single::{parse_pod, pods};
 use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
 
-/// How long a server may go on refusing. A pod that was bound a moment ago is not known to every part of it.
+/// How long a server may go on refusing.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may go on saying that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
+/// or any pod after a restart of the server, only after some seconds.
+const PATIENCE_FOR_RIGHTS: Duration = Duration::from_secs(30);
 
 /// Namespace and name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,44 +82,71 @@ pub enum StartError {
         pod: PodName,
         /// What was asked and what came.
         sentence: String,
+        /// Whether it would refuse again if podfs were started again.
+        is_final: bool,
     },
     /// The thread that talks to the server cannot start.
     #[error("cannot start the thread that talks to the API server: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// The pod of that name, and who tells of its changes.
+/// The pod of that name, and the follower that hears of its changes.
 pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
+    let mut refusal: Option<Refusal> = None;
     let mut told = None;
     loop {
-        match follower.next().await {
-            News::Listed(mut found) => {
+        let news = match &refusal {
+            Some(refusal) => timeout_at(refusal.ends(), follower.next()).await,
+            None => Ok(follower.next().await),
+        };
+        match (news, refusal.take()) {
+            (Ok(News::Listed(mut found)), _) => {
                 let pod = found.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
                 let pod = parse_pod(pod, &format!("Pod {name}"))?;
                 check_node(&pod, name, node)?;
                 return Ok((pod, follower));
             }
-            News::Trouble(error) if is_hopeless(&error, started) => {
-                return Err(StartError::Refused { pod: name.clone(), sentence: error.sentence });
+            (Ok(News::Trouble(error)), before) => {
+                // What may pass within seconds is no trouble before that.
+                let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
+                if !may_pass && told.as_ref() != Some(&error.sentence) {
+                    warn!("podfs waits for pod {name}: {error}");
+                    told = Some(error.sentence.clone());
+                }
+                refusal = Refusal::after(before, error);
             }
-            // What may pass within seconds is no trouble before that.
-            News::Trouble(error) if error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE => {}
-            News::Trouble(error) if told.as_ref() != Some(&error.sentence) => {
-                warn!("pod {name} is waited for: {error}");
-                told = Some(error.sentence);
-            }
-            News::Trouble(_) | News::Put(_) | News::Deleted(_) | News::Alive => {}
+            (Ok(News::Put(_) | News::Deleted(_) | News::Alive), before) => refusal = before,
+            (Err(_), Some(refusal)) => return Err(refusal.into_error(name)),
+            (Err(_), None) => {}
         }
     }
 }
 
-fn is_hopeless(error: &ApiError, started: Instant) -> bool {
-    match error.class {
-        Class::Untrusted => true,
-        class if class.passes() => false,
-        _ => started.elapsed() >= PATIENCE,
+/// A server that answers and does not give the pod.
+struct Refusal {
+    error: ApiError,
+    since: Instant,
+}
+
+impl Refusal {
+    /// What comes of an error after what came before it. Another reason has its own time; an error that passes ends the
+    /// refusal.
+    fn after(before: Option<Refusal>, error: ApiError) -> Option<Refusal> {
+        let same = before.filter(|before| before.error.class == error.class);
+        let since = same.map_or_else(Instant::now, |before| before.since);
+        Some(Refusal { error, since }).filter(|refusal| !refusal.error.class.passes())
+    }
+
+    /// When podfs gives up.
+    fn ends(&self) -> Instant {
+        self.since + if self.error.class == Class::Forbidden { PATIENCE_FOR_RIGHTS } else { PATIENCE }
+    }
+
+    fn into_error(self, name: &PodName) -> StartError {
+        let is_final = matches!(self.error.class, Class::Unauthorized | Class::Forbidden | Class::NotFound);
+        StartError::Refused { pod: name.clone(), sentence: self.error.sentence, is_final }
     }
 }
 
@@ -143,6 +174,32 @@ mod tests {
         assert_eq!((name.namespace.as_str(), name.name.as_str()), ("shop", "web-0"));
         for wrong in ["web", "/web", "shop/", "a/b/c", ""] {
             assert!(wrong.parse::<PodName>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_over_after_its_time_and_begins_anew_for_another_reason() {
+        let error = |class| ApiError::new(class, "no");
+        let after = |before, class| Refusal::after(before, error(class));
+        let first = after(None, Class::Unauthorized).expect("a refusal");
+        let (since, ends) = (first.since, first.ends());
+        assert_eq!(ends - since, PATIENCE);
+        let second = after(Some(first), Class::Unauthorized).expect("a refusal");
+        assert_eq!(second.ends(), ends, "the time goes on");
+        let other = after(Some(second), Class::Forbidden).expect("a refusal");
+        assert_eq!(other.ends() - other.since, PATIENCE_FOR_RIGHTS);
+        assert!(after(Some(other), Class::Unreachable).is_none());
+        let name: PodName = "default/web".parse().expect("a name");
+        for (class, expected) in [
+            (Class::Unauthorized, true),
+            (Class::Forbidden, true),
+            (Class::NotFound, true),
+            (Class::Nonsense, false),
+            (Class::Untrusted, false),
+            (Class::Refused, false),
+        ] {
+            let error = after(None, class).expect("a refusal").into_error(&name);
+            assert!(matches!(error, StartError::Refused { is_final, .. } if is_final == expected), "{class:?}");
         }
     }
 }
