@@ -1,10 +1,10 @@
-//! How long nobody answers when a server is killed: from SIGKILL to the first answer of its successor, to a request that no
-//! cache of the kernel answers. Needs root.
+//! How long nobody answers when a server is killed, alone or with its keeper: from SIGKILL to the first answer of its
+//! successor, to a request that no cache of the kernel answers. Needs root.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,18 @@ use nix::sys::signal::{Signal, kill};
 
 /// Kills of each pod.
 const KILLS: usize = 200;
+/// Files that are open, in the pod with few.
+const FILES: usize = 1000;
+/// Who is killed.
+const VICTIMS: [Victims; 2] = [Victims::Server, Victims::ServerAndKeeper];
 /// Files that the kernel has looked up, in the pod with many.
 const NODES: usize = 50_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victims {
+    Server,
+    ServerAndKeeper,
+}
 
 fn main() {
     five_volumes();
@@ -34,9 +44,18 @@ fn five_volumes() {
     fixture.write("objects/tls.json", &secret("tls", &[("key", "pem")]));
     let running = fixture.run();
     let config = running.volume("config");
-    report("a pod with 5 volumes, its configMap", measure(&running, |_| status(&config)));
     let host = running.volume("host");
-    report("a pod with 5 volumes, its hostPath", measure(&running, |kill| look_for_nothing(&host, kill)));
+    for victims in VICTIMS {
+        report("a pod with 5 volumes, its configMap", victims, measure(&running, victims, |_| status(&config)));
+        let times = measure(&running, victims, |kill| look_for_nothing(&host, kill));
+        report("a pod with 5 volumes, its hostPath", victims, times);
+    }
+    let files: Vec<_> = (0..FILES).map(|n| File::create(host.join(format!("open-{n}"))).expect("made")).collect();
+    let what = format!("the same with {FILES} open files, first use of one");
+    for victims in VICTIMS {
+        let times = measure(&running, victims, |kill| look_for_data(&files[kill % FILES]));
+        report(&what, victims, times);
+    }
 }
 
 fn many_nodes() {
@@ -50,7 +69,9 @@ fn many_nodes() {
         fs::metadata(host.join(name)).expect("a file");
     }
     let what = format!("a hostPath with {NODES} files that the kernel knows");
-    report(&what, measure(&running, |kill| look_for_nothing(&host, kill)));
+    for victims in VICTIMS {
+        report(&what, victims, measure(&running, victims, |kill| look_for_nothing(&host, kill)));
+    }
 }
 
 /// The status of a file system is not cached.
@@ -63,14 +84,23 @@ fn look_for_nothing(volume: &Path, number: usize) {
     assert!(!fs::exists(volume.join(format!("missing-{number}"))).expect("a server answers"));
 }
 
+/// The server is asked where an open file has data; this one is empty.
+fn look_for_data(file: &File) {
+    let found = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0));
+    assert_eq!(found, Err(rustix::io::Errno::NXIO));
+}
+
 /// The times without an answer, shortest first.
-fn measure(running: &Running, ask: impl Fn(usize)) -> Vec<Duration> {
+fn measure(running: &Running, victims: Victims, ask: impl Fn(usize)) -> Vec<Duration> {
     let told = "another one (pid ";
     let before = running.log().matches(told).count();
     let measure = |number| {
-        let server = running.server();
+        let mut processes = vec![running.server()];
+        if victims == Victims::ServerAndKeeper {
+            processes.extend(running.keepers());
+        }
         let killed = Instant::now();
-        kill(server, Signal::SIGKILL).expect("it is there");
+        processes.iter().for_each(|process| kill(*process, Signal::SIGKILL).expect("it is there"));
         ask(number);
         let took = killed.elapsed();
         // The supervisor is to know that this server served: others are followed with a pause.
@@ -83,8 +113,8 @@ fn measure(running: &Running, ask: impl Fn(usize)) -> Vec<Duration> {
     times
 }
 
-fn report(what: &str, times: Vec<Duration>) {
+fn report(what: &str, victims: Victims, times: Vec<Duration>) {
     let milliseconds = |time: Duration| time.as_secs_f64() * 1000.0;
     let (median, longest) = (milliseconds(times[times.len() / 2]), milliseconds(times[times.len() - 1]));
-    println!("{what}: median {median:.2} ms, longest {longest:.2} ms, of {} kills", times.len());
+    println!("{what}: median {median:.2} ms, longest {longest:.2} ms, of {} kills of {victims:?}", times.len());
 }

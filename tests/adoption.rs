@@ -201,6 +201,40 @@ fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volu
 }
 
 #[test]
+fn a_supervisor_and_a_keeper_that_are_killed_at_once_are_replaced() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let mut open = File::create(host.join("f")).expect("a file");
+    let mut owner = Locker::with(&host.join("f"));
+    owner.does("lock f ofd exclusive 0 10");
+    let mut asker = Locker::with(&host.join("f"));
+    for round in 0..3 {
+        let server = running.server();
+        running.keepers().into_iter().for_each(|keeper| kill(keeper, Signal::SIGKILL).expect("it is there"));
+        kill_supervisor(&mut running);
+        running = pod.fixture.run();
+        assert_eq!(running.server(), server, "it is the same server");
+        // The server may die before it has another keeper, or after.
+        if round % 2 == 0 {
+            kill(server, Signal::SIGKILL).expect("it is there");
+        }
+        running.freed(|| {
+            open.write_all(b"!").expect("it is open as before");
+            asker.is_refused("lock f ofd exclusive 0 10");
+            assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "1");
+        });
+        eventually("one server serves, with one keeper", || {
+            (running.servers().len(), running.keepers().len()) == (1, 1)
+        });
+    }
+    drop((open, owner, asker));
+    assert_eq!(fs::read_to_string(pod.source.path().join("f")).expect("a file"), "!!!");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();

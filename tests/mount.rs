@@ -253,3 +253,20 @@ fn without_trace_nothing_is_printed() {
     interrupt(running, &fixture);
     assert_eq!(fs::read_to_string(fixture.path("out")).expect("standard output"), "");
 }
+
+#[test]
+fn a_server_and_its_keeper_that_are_killed_at_once_are_replaced() {
+    let fixture = fixture("");
+    let source = fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    fixture.write("volume.yaml", &format!("name: host\nhostPath: {{path: {}}}\n", source.display()));
+    let running = start(&fixture, &mut command(&fixture));
+    for round in 0..3 {
+        running.kill_server_and_keeper(|| {
+            fs::write(at(&fixture).join("f"), format!("{round}")).expect("a server answers");
+        });
+        assert_eq!(fs::read_to_string(source.join("f")).expect("read"), format!("{round}"));
+        eventually("podfs waits for its children", || running.zombies().is_empty());
+    }
+    interrupt(running, &fixture);
+}

@@ -2,12 +2,14 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::sync::mpsc::channel;
 use std::thread;
 
 use common::passthrough::within_patience;
 use common::stoppable::Stoppable;
+use common::watch::Watcher;
 use common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -71,6 +73,88 @@ fn servers_that_die_again_and_again_are_followed_after_pauses_and_no_mount_is_gi
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&config.join("a"), "2");
     assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_and_its_keeper_that_are_killed_at_once_are_replaced_and_no_call_fails() {
+    // RC-06
+    const KILLS: usize = 5;
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    fs::write(host.join("file"), "1").expect("written");
+    let watcher = Watcher::on("root", &config);
+    for kill in 1..=KILLS {
+        running.kill_server_and_keeper(|| {
+            assert_eq!(fs::read_to_string(config.join("a")).expect("read"), kill.to_string());
+            rustix::fs::statvfs(&config).expect("a server answers");
+            assert_eq!(fs::read_to_string(host.join("file")).expect("read"), "1");
+        });
+        let next = (kill + 1).to_string();
+        fixture.write("objects/app.json", &config_map("app", &[("a", &next)]));
+        wait_content(&config.join("a"), &next);
+    }
+    eventually("each commit is heard of", || watcher.switches() == KILLS);
+    eventually("all of them are counted", || the_pod(&fixture)["server"]["restarts"] == KILLS);
+    eventually("podfs waits for its children", || running.zombies().is_empty());
+    eventually("one server serves, with one keeper", || (running.servers().len(), running.keepers().len()) == (1, 1));
+    assert!(!running.log().contains("have no server"), "no attempt fails: {}", running.log());
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_keeper_that_is_killed_while_podfs_waits_before_it_starts_another_server_is_not_needed() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let mut file = File::create(host.join("file")).expect("made");
+    let kill_all = |processes: Vec<Pid>| {
+        for process in processes {
+            // It may have ended.
+            let _ = kill(process, Signal::SIGKILL);
+        }
+    };
+    // Each successor is killed before it has answered anything, so that the pauses grow.
+    let reason = || the_pod(&fixture)["reason"].as_str().unwrap_or_default().to_owned();
+    while !reason().contains("had answered nothing") {
+        kill_all(running.servers());
+    }
+    kill_all(running.servers());
+    kill_all(running.keepers());
+    running.freed(|| {
+        rustix::fs::statvfs(&config).expect("a server answers");
+        file.write_all(b"1").expect("it is open as before");
+        fs::metadata(host.join("none")).expect_err("a server answers");
+    });
+    assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "1");
+    eventually("podfs waits for its children", || running.zombies().is_empty());
+    drop(file);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_source_that_does_not_answer_holds_up_only_its_own_volume_when_server_and_keeper_are_killed() {
+    let fixture = fixture();
+    fs::write(fixture.path("source/file"), "1").expect("written");
+    let source = Stoppable::over(&fixture.path("source"));
+    let mut running = fixture.run();
+    let (config, scratch, host) = (running.volume("config"), running.volume("scratch"), running.volume("host"));
+    let mut file = File::options().write(true).open(host.join("file")).expect("open");
+    source.signal(Signal::SIGSTOP);
+    running.kill_server_and_keeper(|| {
+        rustix::fs::statvfs(&config).expect("a server answers");
+        fs::write(scratch.join("file"), "2").expect("another volume answers");
+    });
+    source.signal(Signal::SIGCONT);
+    running.freed(|| file.write_all(b"3").expect("it is open as before"));
+    drop(file);
+    assert_eq!(fs::read_to_string(fixture.path("source/file")).expect("read"), "3");
+    assert!(running.stop().success());
+    unmount_below(&fixture.path("source"));
+    drop(source);
     fixture.assert_nothing_left();
 }
 

@@ -365,6 +365,29 @@ impl Running {
         found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
     }
 
+    /// Kills the server and its keeper at once, and waits until `ask`, which needs a server, has ended.
+    #[track_caller]
+    pub fn kill_server_and_keeper<T>(&self, ask: impl FnOnce() -> T) -> T {
+        let server = self.server();
+        let keepers = self.keepers();
+        assert!(!keepers.is_empty(), "the server has a keeper");
+        for process in std::iter::once(server).chain(keepers) {
+            let _ = kill(process, Signal::SIGKILL);
+        }
+        self.freed(ask)
+    }
+
+    /// The children of podfs that have ended and that it did not wait for.
+    pub fn zombies(&self) -> Vec<String> {
+        let of_process = |entry: std::io::Result<fs::DirEntry>| {
+            let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
+            let rest = stat.rsplit_once(") ")?.1;
+            let parent = rest.strip_prefix("Z ")?.split(' ').next()?.parse().ok()?;
+            (Pid::from_raw(parent) == self.pid()).then_some(stat)
+        };
+        fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
+    }
+
     /// Processes that were started as servers; the supervisor may have adopted them.
     fn children_of_kind(&self, is: impl Fn(&str) -> bool) -> Vec<Pid> {
         let is_it = |pid: &Pid| {

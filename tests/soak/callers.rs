@@ -1,7 +1,7 @@
 //! Who works in a passthrough volume during the soak. Each knows what must come of its calls.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
@@ -165,13 +165,11 @@ fn names(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
         fs::remove_file(&moved).map_err(failed("unlink of the other"))?;
         let gone = fs::remove_file(&moved).expect_err("it is gone").kind();
         expect("a second removal", gone, io::ErrorKind::NotFound)?;
-        // It has no name any more.
-        file.write_all(b"still here").map_err(failed("write"))?;
-        file.rewind().map_err(failed("seek"))?;
-        let mut reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed("open again"))?;
-        let mut text = String::new();
-        reader.read_to_string(&mut text).map_err(failed("read"))?;
-        expect("the content", text.as_str(), "still here")?;
+        match use_nameless(&mut file) {
+            // Nobody but the server and its keeper had it open.
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) && place.name == "limited" => {}
+            text => expect("the content", text.map_err(failed("a file without a name"))?.as_str(), "still here")?,
+        }
         fs::remove_file(&other).map_err(failed("unlink of a link"))?;
         fs::remove_file(at("p")).map_err(failed("unlink of a fifo"))?;
         fs::remove_dir(at("e")).map_err(failed("rmdir"))?;
@@ -179,6 +177,13 @@ fn names(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
         expect("what is left", left, 0)
     });
     Ok(())
+}
+
+/// Writes a file that has no name any more, and reads it.
+fn use_nameless(file: &mut File) -> io::Result<String> {
+    file.write_all(b"still here")?;
+    file.rewind()?;
+    io::read_to_string(File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?)
 }
 
 /// A listing has every entry once, also when the server changes in its middle.

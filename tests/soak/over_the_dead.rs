@@ -1,4 +1,4 @@
-//! Supervisor and server are killed at once, again and again: a container that follows the host's mounts sees the new ones.
+//! Supervisor and server are killed at once, also with the keeper, again and again: a container that follows the host's mounts sees the new ones.
 
 use std::fs;
 
@@ -24,6 +24,10 @@ fn a_container_sees_each_new_mount_over_the_dead_one() {
     };
     assert_eq!(read(), Ok("0".to_owned()));
     for round in 1..=crate::rounds(20) {
+        if round % 2 == 0 {
+            // All three at once.
+            crate::kill_all(running.keepers());
+        }
         fixture.kill_both(&mut running);
         // What the kernel remembers could still be read.
         let asked = config.clone();

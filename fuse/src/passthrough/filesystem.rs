@@ -12,6 +12,7 @@
 //! | `data` | open files and what is in them |
 //! | `list` | open directories |
 //! | `locking` | locks |
+//! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
 //! | `silly` | directories of files that are just being removed, at an NFS server |
 
@@ -21,6 +22,7 @@ mod list;
 mod locking;
 mod look;
 mod outcome;
+mod reopening;
 mod silly;
 
 pub use data::probe;
@@ -41,7 +43,7 @@ use super::caller::{self, Identities};
 use super::foresight::Foresight;
 use super::locks::Waits;
 use super::mounted::{Cache, DataPath, Options};
-use super::mounts::{Mount, Mounts, proc_path, reopen};
+use super::mounts::{Mounts, proc_path, reopen};
 use super::node::{Found, Node, Nodes};
 use super::open_files::OpenFiles;
 use super::pruner::Pruner;
@@ -77,6 +79,8 @@ pub struct PassthroughFilesystem {
     usage: Option<Usage>,
     /// Those that it may have.
     descriptors: Share,
+    /// Some open files are to be reopened.
+    is_reopening: AtomicBool,
     socket_met: AtomicBool,
     waits_met: AtomicBool,
     /// For a source on another machine.
@@ -131,6 +135,7 @@ impl PassthroughFilesystem {
             notifier: session.notifier(),
             pruner: Pruner::new(session.notifier()),
             region,
+            is_reopening: AtomicBool::new(!files.to_be_reopened().is_empty()),
             nodes,
             mounts,
             directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
@@ -224,15 +229,15 @@ impl PassthroughFilesystem {
             return Ok(held);
         }
         if node.kind != FileType::Directory {
-            if let Some(open) = &*node.open() {
-                return Ok(open.file());
+            if let Some(Ok(file)) = node.open().as_ref().map(|open| open.file()) {
+                return Ok(file);
             }
-            return Self::open_again(node, OFlags::PATH).map(Arc::new);
+            return node.reopen(OFlags::PATH).map(Arc::new);
         }
         if let Some(directory) = self.open_directories().get(&node.id) {
             return Ok(Arc::clone(directory));
         }
-        let directory = Arc::new(Self::open_again(node, OFlags::PATH)?);
+        let directory = Arc::new(node.reopen(OFlags::PATH)?);
         self.open_directories().put(node.id, Arc::clone(&directory));
         Ok(directory)
     }
@@ -242,22 +247,11 @@ impl PassthroughFilesystem {
         if node.kind == FileType::Directory { self.descriptor(node) } else { Err(Errno::NOTDIR) }
     }
 
-    /// Opens the node anew.
-    fn open_again(node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
-        if let Some(held) = node.held() {
-            return reopen(held.as_fd(), flags);
-        }
-        match (node.mount.anchor(), node.handle()) {
-            (Some(anchor), Some(handle)) => handle.open(anchor, flags),
-            _ => Err(Errno::STALE),
-        }
-    }
-
-    /// As [`Self::open_again`], also when the file has no name any more and only its open files keep it.
+    /// As [`Node::reopen`], also when the file has no name any more and only its open files keep it.
     fn open_file_again(node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
-        match Self::open_again(node, flags) {
+        match node.reopen(flags) {
             Err(Errno::STALE) => {
-                let file = node.open().as_ref().map(|open| open.file()).ok_or(Errno::STALE)?;
+                let file = node.open().as_ref().ok_or(Errno::STALE)?.file()?;
                 reopen(file.as_fd(), flags)
             }
             opened => opened,
@@ -266,8 +260,8 @@ impl PassthroughFilesystem {
 
     /// The node of what `file` is open on. The kernel is told of it: it will forget it once more. What is `made` is
     /// charged with nothing yet.
-    fn enter(&self, file: OwnedFd, near: &Arc<Mount>, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
-        let (node, found) = self.enter_open(&file, near, made)?;
+    fn enter(&self, file: OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
+        let (node, found) = self.enter_open(&file, parent, made)?;
         if node.kind == FileType::Directory {
             self.open_directories().put(node.id, Arc::new(file));
         } else {
@@ -278,8 +272,8 @@ impl PassthroughFilesystem {
     }
 
     /// As [`Self::enter`], when the file stays open elsewhere.
-    fn enter_open(&self, file: &OwnedFd, near: &Arc<Mount>, made: bool) -> Result<(Arc<Node>, Statx), Errno> {
-        let (identity, mount) = self.mounts.identify(file.as_fd(), Some(near))?;
+    fn enter_open(&self, file: &OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, Statx), Errno> {
+        let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
         let found = attributes_of(file.as_fd())?;
         let charge = if made { 0 } else { bytes_taken(&found) };
         let node = self.nodes.enter(Found { identity, mount, kind: kind(&found), charge })?;

@@ -4,11 +4,12 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::state::{HANDLE_LENGTH, HANDLE_WORDS, NodeCell};
+use super::state::HANDLE_WORDS;
 
 /// `MAX_HANDLE_SZ` of `fcntl.h`.
 const MAX_SIZE: usize = 128;
@@ -60,14 +61,14 @@ impl FileHandle {
         Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..length].into() }, mount.unsigned_abs().into()))
     }
 
-    /// Records the handle.
-    pub fn write(&self, cell: &NodeCell) {
-        for (word, bytes) in cell.handle.iter().zip(self.bytes.chunks(8)) {
+    /// Records the handle but for its [length](Self::length).
+    pub fn write(&self, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) {
+        for (word, bytes) in words.iter().zip(self.bytes.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(whole), Relaxed);
         }
-        cell.handle_kind.store(self.kind.cast_unsigned(), Relaxed);
+        kind.store(self.kind.cast_unsigned(), Relaxed);
     }
 
     /// How many bytes it has.
@@ -76,14 +77,13 @@ impl FileHandle {
     }
 
     /// The handle that was recorded; none if its length is impossible.
-    pub fn read(cell: &NodeCell) -> Option<FileHandle> {
-        let length = (cell.form.load(Relaxed) & HANDLE_LENGTH) as usize;
+    pub fn read(length: u32, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) -> Option<FileHandle> {
         let mut bytes = [0; MAX_USED];
-        for (place, word) in bytes.chunks_mut(8).zip(&cell.handle) {
+        for (place, word) in bytes.chunks_mut(8).zip(words) {
             place.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
         }
-        let kind = cell.handle_kind.load(Relaxed).cast_signed();
-        Some(FileHandle { kind, bytes: bytes.get(..length)?.into() })
+        let kind = kind.load(Relaxed).cast_signed();
+        Some(FileHandle { kind, bytes: bytes.get(..length as usize)?.into() })
     }
 
     /// Opens the file through the mount that `anchor` is open on. Needs `CAP_DAC_READ_SEARCH`.

@@ -17,24 +17,32 @@
 //! from before anything is locked on it. So a lock is never held that nobody knows of, and who asks again for what it
 //! has already got gets it.
 //!
+//! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
+//! descriptions and locks on them what [`locked`](super::locked) has recorded, before anybody else of the volume may lock
+//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the
+//! owner does with them, and with the open files that it locked through, fails with `EIO` until it closes them.
+//!
 //! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the caller is told to stop
 //! waiting: [`Waits::interrupt`] sends the thread signals until it has noticed.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::handle::last_errno;
+use super::locked::{Holder, Locked};
+use super::mounts::reopen;
 use super::share::Taken;
-use super::state::{LockCell, no_memory, recordable};
+use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::region::waits::WAITS;
@@ -52,24 +60,48 @@ const REMEMBERED: usize = 64;
 #[derive(Debug, Default)]
 pub struct Locks {
     by_owner: HashMap<u64, OwnerLocks>,
+    /// Some owner's description is to be reopened.
+    to_be_restored: bool,
 }
 
 /// What one owner has locked.
 #[derive(Debug)]
 struct OwnerLocks {
+    locked: Locked,
     /// The open files it locked through. Dropped before the descriptor that they name is closed.
     handles: HashMap<u64, Record<LockCell>>,
-    description: Arc<OwnedFd>,
+    description: Description,
     _taken: Taken,
     /// The process that locked last.
     pid: u32,
+}
+
+/// What an owner locks on.
+#[derive(Debug)]
+enum Description {
+    /// It is open.
+    Open(Arc<OwnedFd>),
+    /// No process has it any more; [`Locks::restore`] leads to one of the others.
+    Gone,
+    /// Somebody else has locked what was locked on it.
+    Lost,
+}
+
+impl Description {
+    fn get(&self) -> Result<Arc<OwnedFd>, Errno> {
+        match self {
+            Self::Open(description) => Ok(Arc::clone(description)),
+            Self::Gone => Err(Errno::NOLCK),
+            Self::Lost => Err(Errno::IO),
+        }
+    }
 }
 
 impl Locks {
     /// The description that an owner locks on when it asks for a lock of `node`; `open` makes it if there is none.
     ///
     /// # Errors
-    /// Those of `open`, and when there is no memory.
+    /// Those of `open`, `EIO` when the owner's locks are lost, and when there is no memory.
     pub fn description(
         &mut self,
         region: &Arc<Region>,
@@ -82,10 +114,17 @@ impl Locks {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
-                let description = Arc::new(recordable(description));
-                place.insert(OwnerLocks { handles: HashMap::new(), description, _taken: taken, pid })
+                let description = Description::Open(Arc::new(recordable(description)));
+                place.insert(OwnerLocks {
+                    locked: Locked::default(),
+                    handles: HashMap::new(),
+                    description,
+                    _taken: taken,
+                    pid,
+                })
             }
         };
+        let description = locks.description.get()?;
         if pid != 0 {
             locks.pid = pid;
         }
@@ -97,35 +136,91 @@ impl Locks {
                     cell.node.store(node, Relaxed);
                     cell.owner.store(asked.owner, Relaxed);
                     cell.handle.store(asked.fh, Relaxed);
-                    cell.descriptor.store(locks.description.as_raw_fd().cast_unsigned(), Relaxed);
+                    cell.descriptor.store(description.as_raw_fd().cast_unsigned(), Relaxed);
                 });
                 place.insert(record.map_err(no_memory)?);
             }
         }
-        Ok(Arc::clone(&locks.description))
+        Ok(description)
     }
 
     /// Takes in what a dead server's cell says. `descriptor` is asked once for each owner.
-    pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> Option<(OwnedFd, Taken)>) -> bool {
+    pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(record.owner.load(Relaxed)) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
-                let Some((description, taken)) = descriptor() else { return false };
-                let description = Arc::new(description);
-                place.insert(OwnerLocks { handles: HashMap::new(), description, _taken: taken, pid })
+                let (description, taken) = descriptor();
+                self.to_be_restored |= description.is_none();
+                let description = description.map_or(Description::Gone, |open| Description::Open(Arc::new(open)));
+                let locked = Locked::default();
+                place.insert(OwnerLocks { locked, handles: HashMap::new(), description, _taken: taken, pid })
             }
         };
         if pid != 0 {
             locks.pid = pid;
         }
         locks.handles.insert(record.handle.load(Relaxed), record);
+    }
+
+    /// Takes in a lock that a dead server has recorded; tells whether its owner is known.
+    pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
+        let Some(locks) = self.by_owner.get_mut(&record.owner.load(Relaxed)) else { return false };
+        locks.locked.inherit(record);
+        // Its open files are to hear of it.
+        self.to_be_restored |= locks.locked.is_lost();
         true
     }
 
+    /// How many owners have no description any more.
+    pub fn to_be_restored(&self) -> usize {
+        let gone = |locks: &&OwnerLocks| matches!(locks.description, Description::Gone);
+        if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }
+    }
+
+    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Gives the open files
+    /// whose locks are lost.
+    pub fn restore(&mut self, mut open: impl FnMut() -> Result<OwnedFd, Errno>) -> Vec<u64> {
+        let mut lost = Vec::new();
+        if !std::mem::take(&mut self.to_be_restored) {
+            return lost;
+        }
+        for locks in self.by_owner.values_mut() {
+            if matches!(locks.description, Description::Gone) && !locks.locked.is_lost() {
+                match open().map(recordable).and_then(|open| locks.locked.take_on(&open).map(|()| open)) {
+                    Ok(open) => {
+                        let number = open.as_raw_fd().cast_unsigned();
+                        locks.handles.values().for_each(|record| record.descriptor.store(number, Release));
+                        locks.description = Description::Open(Arc::new(open));
+                    }
+                    // There is nothing to lose, or it may be possible later.
+                    Err(errno) if locks.locked.is_empty() || is_passing(errno) => self.to_be_restored = true,
+                    Err(_) => locks.locked.lose(),
+                }
+            }
+            if locks.locked.is_lost() {
+                locks.description = Description::Lost;
+                lost.extend(locks.handles.keys());
+            }
+        }
+        lost
+    }
+
+    /// Records that `wish` was granted to an owner, or that it unlocks something.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
+        // One that has given up its locks meanwhile has none.
+        self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, wish))
+    }
+
     /// The description that `owner` has locked on, if it has.
-    pub fn existing(&self, owner: u64) -> Option<Arc<OwnedFd>> {
-        self.by_owner.get(&owner).map(|locks| Arc::clone(&locks.description))
+    ///
+    /// # Errors
+    /// `EIO` when the owner's locks are lost.
+    pub fn existing(&self, owner: u64) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        self.by_owner.get(&owner).map(|locks| locks.description.get()).transpose()
     }
 
     /// Whether nobody has locked anything.
@@ -134,8 +229,14 @@ impl Locks {
     }
 
     /// `owner` gives up all it has locked.
-    pub fn give_up(&mut self, owner: u64) {
-        self.by_owner.remove(&owner);
+    ///
+    /// # Errors
+    /// `EIO` when its locks are lost.
+    pub fn give_up(&mut self, owner: u64) -> Result<(), Errno> {
+        match self.by_owner.remove(&owner) {
+            Some(OwnerLocks { description: Description::Lost, .. }) => Err(Errno::IO),
+            _ => Ok(()),
+        }
     }
 
     /// An open file is closed for good: what was locked through it alone is given up.
@@ -185,6 +286,20 @@ impl Wish {
             Wish::Whole(operation) => operation == libc::LOCK_UN,
             Wish::Range(range) => range.typ.cast_signed() == libc::F_UNLCK,
         }
+    }
+
+    /// What gives it up.
+    fn undone(self) -> Self {
+        match self {
+            Wish::Whole(_) => Wish::Whole(libc::LOCK_UN),
+            Wish::Range(range) => Wish::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),
+        }
+    }
+
+    /// Gives up what was granted and nobody knows of.
+    pub fn undo_on(self, description: &OwnedFd) {
+        // Unlocking fails only where locking would.
+        let _ = self.undone().try_on(description);
     }
 
     /// Locks or unlocks, or fails at once with `EAGAIN`.
@@ -267,21 +382,29 @@ struct Progress {
 }
 
 impl Waits {
-    /// Waits for a lock on a thread of its own, and answers from there.
+    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
     ///
     /// # Errors
     /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
-    pub fn start(self: &Arc<Self>, wish: Wish, description: Arc<OwnedFd>, answer: Deferred) -> Result<(), Errno> {
+    pub fn start(
+        self: &Arc<Self>,
+        wish: Wish,
+        description: Arc<OwnedFd>,
+        record: impl Fn(Wish) -> Result<(), Errno> + Send + 'static,
+        answer: Deferred,
+    ) -> Result<(), Errno> {
         let unique = answer.number();
         let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
-            let outcome = wait.run(wish, &description);
+            let outcome =
+                wait.run(wish, &description).and_then(|()| record(wish).inspect_err(|_| wish.undo_on(&description)));
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
                 // Nobody knows of the lock, so nobody would give it up.
-                let _ = unlock(wish, &description);
+                let _recorded = record(wish.undone());
+                wish.undo_on(&description);
             }
         };
         let started = thread::Builder::new().name("lock".to_owned()).stack_size(64 << 10).spawn(work);
@@ -370,14 +493,20 @@ impl Wait {
     }
 }
 
-fn unlock(wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
-    match wish {
-        Wish::Whole(_) => flock(description, libc::LOCK_UN),
-        Wish::Range(range) => {
-            let range = FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range };
-            fcntl(description, libc::F_OFD_SETLK, range).map(drop)
-        }
-    }
+/// A new open file description to lock on, open for as much as the source allows: a lock for writing needs one that
+/// is open for writing (`fcntl(2)`), and the kernel has checked that the caller's is.
+///
+/// # Errors
+/// `ENOLCK` when the source does not open, and those that pass.
+pub fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    reopen(file.as_fd(), OFlags::RDWR | OFlags::NONBLOCK)
+        .or_else(|_| reopen(file.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK))
+        .map_err(|errno| if is_passing(errno) { errno } else { Errno::NOLCK })
+}
+
+/// Whether what failed may be possible a moment later.
+fn is_passing(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
 }
 
 /// Lets signals end a wait: without a handler they would end the process.

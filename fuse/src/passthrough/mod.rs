@@ -19,6 +19,7 @@
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
 //! | `pruner` | having the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, and waits for them |
+//! | `locked` | what each owner has locked, for a successor that has to lock it again |
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
 //! | `foresight` | whether attributes go along with names |
@@ -39,6 +40,7 @@ mod filesystem;
 mod foresight;
 mod handle;
 mod listing;
+mod locked;
 mod locks;
 pub mod mounted;
 mod mounts;
@@ -59,7 +61,7 @@ use std::sync::Arc;
 
 pub use mounted::{Cache, DataPath, Options, Passthrough};
 pub use room::Room;
-pub use state::descriptors;
+pub use state::{descriptors, forget_descriptors};
 pub use takeover::{Loaded, TakeoverError, load};
 
 use crate::region::Region;
@@ -101,8 +103,9 @@ fn run(
 ) -> io::Result<DataPath> {
     let threads = options.threads.map_or(mounted::SESSION_THREADS, usize::from).max(1);
     let data_path = tables.data_path;
-    let filesystem = PassthroughFilesystem::new(&session, region, tables, options, trace);
-    session.run(Arc::new(filesystem), threads)?;
+    let filesystem = Arc::new(PassthroughFilesystem::new(&session, region, tables, options, trace));
+    filesystem.start_reopening();
+    session.run(filesystem, threads)?;
     Ok(data_path)
 }
 

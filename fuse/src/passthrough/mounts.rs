@@ -3,17 +3,21 @@
 //! Each has an *anchor*: a descriptor of a file on it that file handles are opened with. A mount stays as long as one
 //! of its nodes is known, so its id is not used for another meanwhile; and the host cannot unmount it meanwhile except
 //! lazily.
+//!
+//! An anchor that no process has any more is opened anew when it is needed: from the source, or by way of the directory that
+//! the mount was found in.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
 use super::handle::FileHandle;
-use super::node::Identity;
+use super::listing::Listing;
+use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
 use crate::mount::table::{FS_TYPE, mount_with_id};
@@ -27,12 +31,64 @@ const INDEX_SHIFT: u32 = 48;
 #[derive(Debug)]
 pub struct Mount {
     /// Dropped before the anchor that it names is closed.
-    _record: Record<MountCell>,
+    record: Record<MountCell>,
     id: u64,
     /// 0 for the one the source is on.
     index: u64,
     /// None where the file system has no file handles: nodes keep their descriptors then.
-    anchor: Option<OwnedFd>,
+    anchor: OnceLock<OwnedFd>,
+    /// Where the anchor is found again that no process has any more.
+    way: Option<Way>,
+}
+
+/// The way to a mount.
+#[derive(Debug)]
+pub enum Way {
+    /// The source is on it.
+    Source(OwnedFd),
+    /// It is mounted on one of the entries of a directory.
+    Below {
+        /// The mount that the directory is on.
+        parent: Arc<Mount>,
+        /// The directory.
+        directory: FileHandle,
+    },
+    /// The next look at a file there leads to it.
+    Unknown,
+}
+
+impl Way {
+    /// The way that is recorded to the mount of `cell`.
+    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<Mount>>) -> Way {
+        let parent = known.get(&cell.parent.load(Relaxed)).cloned();
+        let length = Some(cell.length.load(Relaxed)).filter(|length| *length > 0);
+        let directory = length.and_then(|length| FileHandle::read(length, &cell.handle_kind, &cell.handle));
+        parent.zip(directory).map_or(Way::Unknown, |(parent, directory)| Way::Below { parent, directory })
+    }
+
+    /// A file of the mount `id`, and its handle.
+    fn file(&self, id: u64) -> Option<(OwnedFd, FileHandle)> {
+        let of_mount = |file: OwnedFd| match FileHandle::of(file.as_fd()) {
+            Ok((handle, mount)) if mount == id => Some((file, handle)),
+            _ => None,
+        };
+        match self {
+            Self::Source(source) => of_mount(source.try_clone().ok()?),
+            Self::Below { parent, directory } => {
+                let directory = directory.open(parent.anchor()?, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+                let mut found = None;
+                let listed = Listing::new(directory).read(0, |directory, entry| {
+                    if entry.name != "." && entry.name != ".." {
+                        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                        found = openat(directory, entry.name, flags, Mode::empty()).ok().and_then(of_mount);
+                    }
+                    Ok(found.is_none())
+                });
+                listed.ok().and(found)
+            }
+            Self::Unknown => None,
+        }
+    }
 }
 
 impl Mount {
@@ -43,9 +99,9 @@ impl Mount {
     }
 
     /// One that a dead server left.
-    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>) -> Mount {
+    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
-        Mount { _record: record, id, index, anchor }
+        Mount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way }
     }
 
     /// The kernel's number for it.
@@ -60,7 +116,26 @@ impl Mount {
 
     /// What file handles of this mount are opened with.
     pub fn anchor(&self) -> Option<BorrowedFd<'_>> {
-        self.anchor.as_ref().map(AsFd::as_fd)
+        if self.anchor.get().is_none() {
+            let (file, handle) = self.way.as_ref()?.file(self.id)?;
+            self.set_anchor(file.as_fd(), &handle);
+        }
+        self.anchor.get().map(AsFd::as_fd)
+    }
+
+    /// Whether its files are opened by handles.
+    fn has_handles(&self) -> bool {
+        self.anchor.get().is_some() || self.way.is_some()
+    }
+
+    /// Opens the anchor anew, now that a file of the mount is known.
+    fn set_anchor(&self, file: BorrowedFd<'_>, handle: &FileHandle) {
+        let Some(anchor) = anchor(file, handle) else { return };
+        let number = anchor.as_raw_fd().cast_unsigned();
+        // Of two threads, the first one records its descriptor.
+        if self.anchor.set(anchor).is_ok() {
+            self.record.anchor.store(number, Release);
+        }
     }
 }
 
@@ -77,23 +152,23 @@ impl Mounts {
         Self { region, known: Mutex::new(known) }
     }
 
-    /// Which file `file` is open on. `near` is the mount it is most likely on.
+    /// Which file `file` is open on. `parent` is the directory that it was found in, if it was found in one.
     ///
     /// # Errors
     /// `ELOOP` for a passthrough volume below the source: what it shows could lead back here, and the request would
     /// wait for itself.
-    pub fn identify(&self, file: BorrowedFd<'_>, near: Option<&Arc<Mount>>) -> Result<(Identity, Arc<Mount>), Errno> {
+    pub fn identify(&self, file: BorrowedFd<'_>, parent: Option<&Node>) -> Result<(Identity, Arc<Mount>), Errno> {
         let (handle, id) = match FileHandle::of(file) {
             Ok((handle, id)) => (Some(handle), id),
             Err(Errno::OPNOTSUPP | Errno::OVERFLOW) => (None, mount_id(file)?),
             Err(errno) => return Err(errno),
         };
-        let mount = match near {
-            Some(near) if near.id == id => Arc::clone(near),
-            _ => self.enter(file, id, handle.as_ref())?,
+        let mount = match parent {
+            Some(parent) if parent.mount.id == id => Arc::clone(&parent.mount),
+            _ => self.enter(file, id, handle.as_ref(), parent)?,
         };
         let identity = match handle {
-            Some(handle) if mount.anchor.is_some() => Identity::Handle { mount: id, handle },
+            Some(handle) if mount.has_handles() => Identity::Handle { mount: id, handle },
             _ => {
                 let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
                 let device = (u64::from(found.stx_dev_major) << 32) | u64::from(found.stx_dev_minor);
@@ -103,8 +178,18 @@ impl Mounts {
         Ok((identity, mount))
     }
 
-    fn enter(&self, file: BorrowedFd<'_>, id: u64, handle: Option<&FileHandle>) -> Result<Arc<Mount>, Errno> {
-        if let Some(mount) = self.lock().get(&id).and_then(Weak::upgrade) {
+    fn enter(
+        &self,
+        file: BorrowedFd<'_>,
+        id: u64,
+        handle: Option<&FileHandle>,
+        parent: Option<&Node>,
+    ) -> Result<Arc<Mount>, Errno> {
+        let known = self.lock().get(&id).and_then(Weak::upgrade);
+        if let Some(mount) = known {
+            if let (None, Some(_), Some(handle)) = (mount.anchor.get(), &mount.way, handle) {
+                mount.set_anchor(file, handle);
+            }
             return Ok(mount);
         }
         if is_passthrough(id) {
@@ -121,8 +206,15 @@ impl Mounts {
             cell.id.store(id, Relaxed);
             cell.index.store(index, Relaxed);
             cell.anchor.store(anchor.as_ref().map_or(0, |anchor| anchor.as_raw_fd().cast_unsigned()), Relaxed);
+            let directory = parent.and_then(|parent| Some((parent.mount.index, parent.handle()?)));
+            cell.length.store(directory.map_or(0, |(_, handle)| handle.length()), Relaxed);
+            if let Some((mount, handle)) = directory {
+                cell.parent.store(mount, Relaxed);
+                handle.write(&cell.handle_kind, &cell.handle);
+            }
         });
-        let mount = Arc::new(Mount { _record: record.map_err(no_memory)?, id, index, anchor });
+        let anchor = anchor.map(OnceLock::from).unwrap_or_default();
+        let mount = Arc::new(Mount { record: record.map_err(no_memory)?, id, index, anchor, way: None });
         known.insert(id, Arc::downgrade(&mount));
         Ok(mount)
     }

@@ -9,15 +9,15 @@
 //! high, never too low.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::handle::FileHandle;
-use super::mounts::Mount;
+use super::mounts::{Mount, reopen};
 use super::open_node::OpenNode;
 use super::share::{Share, Taken};
 use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, no_memory, recordable};
@@ -95,6 +95,20 @@ impl Node {
         let mut held = self.held.lock().expect("a thread that panics ends the process");
         self.record.held.store(file.as_raw_fd().cast_unsigned(), Release);
         *held = Some((Arc::new(file), taken));
+    }
+
+    /// Opens it anew, from the descriptor that is kept for it or by its handle.
+    ///
+    /// # Errors
+    /// `ESTALE` when there is no way to it, and those of `open(2)`.
+    pub fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        if let Some(held) = self.held() {
+            return reopen(held.as_fd(), flags);
+        }
+        match (self.mount.anchor(), self.handle()) {
+            (Some(anchor), Some(handle)) => handle.open(anchor, flags),
+            _ => Err(Errno::STALE),
+        }
     }
 
     /// Keeps no descriptor any more.
@@ -286,7 +300,7 @@ impl Table {
 impl Identity {
     fn write(&self, cell: &NodeCell) {
         match self {
-            Self::Handle { handle, .. } => handle.write(cell),
+            Self::Handle { handle, .. } => handle.write(&cell.handle_kind, &cell.handle),
             Self::Number { device, ino, .. } => {
                 cell.handle[0].store(*device, Relaxed);
                 cell.handle[1].store(*ino, Relaxed);
@@ -303,11 +317,12 @@ impl Identity {
 
     /// What [`write`](Self::write) wrote; none if nobody did.
     pub fn read(cell: &NodeCell, mount: u64) -> Option<Identity> {
-        if cell.form.load(Relaxed) & HANDLE_LENGTH == NO_HANDLE {
+        let length = cell.form.load(Relaxed) & HANDLE_LENGTH;
+        if length == NO_HANDLE {
             let (device, ino) = (cell.handle[0].load(Relaxed), cell.handle[1].load(Relaxed));
             return Some(Self::Number { mount, device, ino });
         }
-        FileHandle::read(cell).map(|handle| Self::Handle { mount, handle })
+        FileHandle::read(length, &cell.handle_kind, &cell.handle).map(|handle| Self::Handle { mount, handle })
     }
 }
 

@@ -2,18 +2,24 @@
 //!
 //! Each has a cell, which is there before the kernel is told the number and names the request that opened it. When a
 //! server dies before it has answered, the request comes again, and finds what was opened.
+//!
+//! When the server's keeper is dead, too, no process has the descriptors any more. Each open file is then reopened by the
+//! handle of its node when it is first used, so a source that hangs holds up those alone who use it. `reopening` does
+//! the same for all of them in the background.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::listing::Listing;
 use super::node::Node;
 use super::share::Taken;
-use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, recordable};
+use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -24,45 +30,103 @@ const READ_AHEAD: usize = 1024;
 #[derive(Debug)]
 pub struct OpenFile {
     /// Dropped before the descriptor that it names is closed.
-    _record: Record<OpenCell>,
+    record: Record<OpenCell>,
     /// Its number.
     pub handle: u64,
     /// What it is open on.
     pub node: Arc<Node>,
-    /// Open with the caller's access mode.
-    pub file: Arc<OwnedFd>,
+    /// Open with the caller's access mode. Empty until it is reopened, if no process had it any more.
+    file: OnceLock<Arc<OwnedFd>>,
     /// Whether it was opened with `O_APPEND`.
     pub append: bool,
+    /// Locks that were taken through it are gone, and others may have locked the same.
+    locks_lost: AtomicBool,
     _taken: Taken,
 }
 
 /// An open directory of a caller.
 pub struct OpenDirectory {
     /// Dropped before the descriptor that it names is closed.
-    _record: Record<OpenCell>,
+    record: Record<OpenCell>,
     /// What it is open on.
     pub node: Arc<Node>,
-    /// Where reading it has got to.
-    pub listing: Mutex<Listing>,
+    /// Where reading it has got to. None until it is reopened, if no process had it any more.
+    listing: Mutex<Option<Listing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
     _taken: Taken,
 }
 
 impl OpenFile {
-    /// One that a dead server left.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: OwnedFd, taken: Taken) -> Self {
-        let append = record.flags.load(Relaxed) & APPENDS != 0;
-        Self { handle: record.handle.load(Relaxed), _record: record, node, file: Arc::new(file), append, _taken: taken }
+    /// One that a dead server left; `file` is none if it is to be reopened.
+    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
+        Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
+    }
+
+    fn new(record: Record<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
+        let (handle, flags) = (record.handle.load(Relaxed), record.flags.load(Relaxed));
+        let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
+        Self { record, handle, node, file, append, locks_lost, _taken: taken }
+    }
+
+    /// Its descriptor.
+    ///
+    /// # Errors
+    /// `ESTALE` when no process has one any more and the file is gone; those of `open(2)` when it cannot be reopened now.
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some(file) = self.file.get() {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(recordable(self.node.reopen(opened_with(&self.record))?));
+        // Of two threads, the first one records its descriptor.
+        if self.file.set(Arc::clone(&file)).is_ok() {
+            self.record.descriptor.store(file.as_raw_fd().cast_unsigned(), Release);
+        }
+        Ok(file)
+    }
+
+    /// Its descriptor, for what may rely on a lock.
+    ///
+    /// # Errors
+    /// `EIO` when a lock that was taken through it is lost, and those of [`Self::file`].
+    pub fn data(&self) -> Result<Arc<OwnedFd>, Errno> {
+        if self.locks_lost.load(Relaxed) { Err(Errno::IO) } else { self.file() }
+    }
+
+    /// Whether it has no descriptor until it is reopened.
+    pub fn is_to_be_reopened(&self) -> bool {
+        self.file.get().is_none()
+    }
+
+    /// A lock that was taken through it is lost.
+    pub fn lose_locks(&self) {
+        self.locks_lost.store(true, Relaxed);
     }
 }
 
 impl OpenDirectory {
-    /// One that a dead server left.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: OwnedFd, taken: Taken) -> Self {
+    /// One that a dead server left; `directory` is none if it is to be reopened.
+    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
-        let listing = Mutex::new(Listing::resume(directory));
-        Self { _record: record, node, listing, with_attributes, _taken: taken }
+        let listing = Mutex::new(directory.map(Listing::resume));
+        Self { record, node, listing, with_attributes, _taken: taken }
+    }
+
+    /// Reads from it, or does something else with its descriptor.
+    ///
+    /// # Errors
+    /// `ESTALE` when no process has it open any more and it is gone, and those of `act`.
+    pub fn read<T>(&self, act: impl FnOnce(&mut Listing) -> Result<T, Errno>) -> Result<T, Errno> {
+        let mut listing = self.listing.lock().expect("a thread that panics ends the process");
+        let listing = match &mut *listing {
+            Some(listing) => listing,
+            gone => {
+                let directory = recordable(self.node.reopen(OFlags::RDONLY | OFlags::DIRECTORY)?);
+                self.record.descriptor.store(directory.as_raw_fd().cast_unsigned(), Release);
+                gone.insert(Listing::resume(directory))
+            }
+        };
+        act(listing)
     }
 }
 
@@ -96,7 +160,7 @@ impl OpenFiles {
         Self { region, table: Mutex::new(Table { files, directories }), unanswered }
     }
 
-    /// Takes in an open file that the request `unique` opened.
+    /// Takes in an open file that the request `unique` opened with `flags`.
     ///
     /// # Errors
     /// When there is no memory.
@@ -105,14 +169,14 @@ impl OpenFiles {
         unique: u64,
         node: Arc<Node>,
         file: OwnedFd,
-        append: bool,
+        flags: OFlags,
         taken: Taken,
     ) -> Result<Arc<OpenFile>, Errno> {
         let file = recordable(file);
         let mut table = self.lock();
-        let flags = if append { APPENDS } else { 0 };
-        let (handle, record) = self.record(unique, &node, file.as_raw_fd(), flags)?;
-        let open = Arc::new(OpenFile { _record: record, handle, node, file: Arc::new(file), append, _taken: taken });
+        let appends = if flags.contains(OFlags::APPEND) { APPENDS } else { 0 };
+        let (handle, record) = self.record(unique, &node, file.as_raw_fd(), with_flags(flags) | appends)?;
+        let open = Arc::new(OpenFile::new(record, node, OnceLock::from(Arc::new(file)), taken));
         table.files.insert(handle, Arc::clone(&open));
         Ok(open)
     }
@@ -132,8 +196,7 @@ impl OpenFiles {
         let mut table = self.lock();
         let flags = DIRECTORY | if with_attributes { WITH_ATTRIBUTES } else { 0 };
         let (handle, record) = self.record(unique, &node, listing.directory().as_raw_fd(), flags)?;
-        let open =
-            OpenDirectory { _record: record, node, listing: Mutex::new(listing), with_attributes, _taken: taken };
+        let open = OpenDirectory { record, node, listing: Mutex::new(Some(listing)), with_attributes, _taken: taken };
         table.directories.insert(handle, Arc::new(open));
         Ok(handle)
     }
@@ -178,6 +241,11 @@ impl OpenFiles {
     /// `EBADF` when there is none.
     pub fn directory(&self, handle: u64) -> Result<Arc<OpenDirectory>, Errno> {
         self.lock().directories.get(&handle).cloned().ok_or(Errno::BADF)
+    }
+
+    /// The open files that are to be reopened.
+    pub fn to_be_reopened(&self) -> Vec<Arc<OpenFile>> {
+        self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
     /// Whether so many directories are open that not all of them can keep what they have read.

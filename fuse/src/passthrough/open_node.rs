@@ -45,8 +45,19 @@ pub struct OpenNode {
 
 impl OpenNode {
     /// A descriptor of the file.
-    pub fn file(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.files.first().expect("the last open file takes this with it").file)
+    ///
+    /// # Errors
+    /// Those of [`OpenFile::file`].
+    pub fn file(&self) -> Result<Arc<OwnedFd>, Errno> {
+        self.files.first().expect("the last open file takes this with it").file()
+    }
+
+    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Tells how many open
+    /// files have lost their locks by that.
+    pub fn restore_locks(&mut self, open: impl FnMut() -> Result<OwnedFd, Errno>) -> usize {
+        let lost = self.locks.restore(open);
+        let losers = self.files.iter().filter(|file| lost.contains(&file.handle));
+        losers.map(|file| file.lose_locks()).count()
     }
 }
 

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use rustix::fs::OFlags;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::region::Region;
@@ -74,15 +75,33 @@ shared! {
         handle: AtomicU64,
         descriptor: AtomicU32,
     }
+    /// A lock that an owner has, or the note that its locks are [lost](LOCKS_LOST).
+    pub(crate) struct HeldCell {
+        tag: AtomicU32,
+        /// `F_RDLCK` or `F_WRLCK`, with [`WHOLE`] for a lock of `flock(2)`; or [`LOCKS_LOST`].
+        form: AtomicU32,
+        node: AtomicU64,
+        owner: AtomicU64,
+        /// The first byte that is locked.
+        start: AtomicU64,
+        /// The last one.
+        end: AtomicU64,
+    }
     /// A mount.
     pub(crate) struct MountCell {
         tag: AtomicU32,
-        /// Its descriptor for handles; 0 for none.
+        /// Its descriptor for handles; 0 where the file system has no handles.
         anchor: AtomicU32,
         /// The kernel's number for it.
         id: AtomicU64,
         /// The volume's number for it.
         index: AtomicU64,
+        /// The mount of the directory that it is mounted in, as the volume numbers it.
+        parent: AtomicU64,
+        /// The length in bytes of that directory's handle; 0 where it has none.
+        length: AtomicU32,
+        handle_kind: AtomicU32,
+        handle: [AtomicU64; HANDLE_WORDS],
     }
 }
 
@@ -92,6 +111,16 @@ pub const APPENDS: u32 = 1 << 0;
 pub const WITH_ATTRIBUTES: u32 = 1 << 1;
 /// Of an open file: it is a directory.
 pub const DIRECTORY: u32 = 1 << 2;
+/// Of an open file: the bits from [`FLAGS_SHIFT`] on are the flags it was opened with (`open(2)`).
+pub const WITH_FLAGS: u32 = 1 << 3;
+/// Where the flags that a file was opened with begin.
+pub const FLAGS_SHIFT: u32 = 8;
+/// Of a lock: `flock(2)` took it.
+pub const WHOLE: u32 = 1 << 16;
+/// In the place of a lock: its owner's locks are gone, and others may have locked the same meanwhile.
+pub const LOCKS_LOST: u32 = 1 << 17;
+/// In the place of a descriptor's number: there was one, and no process has it any more.
+const GONE: u32 = 1;
 /// Of a backing id: it is being given back, and may be gone.
 pub const GOING: u32 = 1 << 31;
 
@@ -111,27 +140,64 @@ impl Content for MountCell {
     const TAG: u32 = 4;
 }
 
+impl Content for HeldCell {
+    const TAG: u32 = 5;
+}
+
 /// The numbers of all descriptors that a successor needs, in order.
 ///
 /// # Errors
 /// When the region cannot be looked at.
 pub fn descriptors(region: &Region) -> io::Result<Vec<RawFd>> {
     region.look_again()?;
-    let cells = region.cells();
-    let mut numbers: Vec<RawFd> = cells
-        .tagged()
-        .filter_map(|(id, _)| {
-            let held = || cells.find::<NodeCell>(id).map(|node| &node.held);
-            let open = || cells.find::<OpenCell>(id).map(|open| &open.descriptor);
-            let lock = || cells.find::<LockCell>(id).map(|lock| &lock.descriptor);
-            let anchor = || cells.find::<MountCell>(id).map(|mount| &mount.anchor);
-            number(held().or_else(open).or_else(lock).or_else(anchor)?.load(Relaxed))
-        })
-        .collect();
+    let mut numbers: Vec<RawFd> = named(region).filter_map(|word| number(word.load(Relaxed))).collect();
     numbers.sort_unstable();
     numbers.dedup();
     Ok(numbers)
 }
+
+/// The words of all cells that may name a descriptor.
+fn named(region: &Region) -> impl Iterator<Item = &AtomicU32> {
+    let cells = region.cells();
+    cells.tagged().filter_map(move |(id, _)| {
+        let held = || cells.find::<NodeCell>(id).map(|node| &node.held);
+        let open = || cells.find::<OpenCell>(id).map(|open| &open.descriptor);
+        let lock = || cells.find::<LockCell>(id).map(|lock| &lock.descriptor);
+        let anchor = || cells.find::<MountCell>(id).map(|mount| &mount.anchor);
+        held().or_else(open).or_else(lock).or_else(anchor)
+    })
+}
+
+/// No process has these descriptors any more, which are in ascending order. From here on, their numbers may be those of
+/// other descriptors.
+pub fn forget_descriptors(region: &Region, gone: &[RawFd]) {
+    let is_gone = |word: &&AtomicU32| number(word.load(Relaxed)).is_some_and(|one| gone.binary_search(&one).is_ok());
+    named(region).filter(is_gone).for_each(|word| word.store(GONE, Release));
+}
+
+/// How an open file was opened, as its cell has it.
+pub fn with_flags(flags: OFlags) -> u32 {
+    WITH_FLAGS | (flags.intersection(RECORDED).bits() << FLAGS_SHIFT)
+}
+
+/// The flags to open a file with once more. An earlier podfs recorded only that a file is appended to.
+pub fn opened_with(cell: &OpenCell) -> OFlags {
+    let flags = cell.flags.load(Relaxed);
+    let given = match flags {
+        flags if flags & WITH_FLAGS != 0 => OFlags::from_bits_retain(flags >> FLAGS_SHIFT).intersection(RECORDED),
+        flags if flags & APPENDS != 0 => OFlags::RDWR | OFlags::APPEND,
+        _ => OFlags::RDWR,
+    };
+    given | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
+}
+
+/// The flags of an open file that matter for what is done with it.
+const RECORDED: OFlags = OFlags::RWMODE
+    .union(OFlags::APPEND)
+    .union(OFlags::SYNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::NOATIME)
+    .union(OFlags::DIRECT);
 
 /// `file` under a number that may be recorded. It has one already unless a number below has just become free.
 pub fn recordable(file: OwnedFd) -> OwnedFd {
@@ -145,16 +211,6 @@ pub fn recordable(file: OwnedFd) -> OwnedFd {
 /// A descriptor's number as a cell has it, if it can be one.
 pub fn number(word: u32) -> Option<RawFd> {
     RawFd::try_from(word).ok().filter(|number| *number >= FIRST_DESCRIPTOR)
-}
-
-/// The descriptor that a cell names is not there any more.
-pub fn without_descriptor(region: &Region, cell: CellId) {
-    if let Some(node) = region.cells().find::<NodeCell>(cell) {
-        node.held.store(0, Release);
-    }
-    if let Some(mount) = region.cells().find::<MountCell>(cell) {
-        mount.anchor.store(0, Release);
-    }
 }
 
 /// A change of the account that a dead server was making is made.

@@ -1,8 +1,8 @@
 //! All that the file system of a volume knows: as it is at the beginning, and as a dead server left it.
 //!
 //! A region is read as something that anybody may have written: a cell that contradicts itself or another is lost, and
-//! so is one whose descriptor could not be had. What is lost harms nobody else: a handle answers `EBADF`, a node
-//! `ESTALE`.
+//! so is one that needs a descriptor which no process has any more. What is lost harms nobody else: whoever uses it gets
+//! `ESTALE`. Open files, locks and mounts without their descriptors are not lost: there may be a way to them.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,13 +16,13 @@ use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::mounted::{DataPath, Options};
-use super::mounts::{Mount, Mounts};
+use super::mounts::{Mount, Mounts, Way};
 use super::node::{Found, Identity, Inherited, Node, Nodes, ROOT};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::room::whole;
 use super::share::Share;
-use super::state::{DIRECTORY, LockCell, MountCell, NodeCell, OpenCell, number};
+use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
 use super::usage::Usage;
 use crate::region::Region;
@@ -103,8 +103,6 @@ pub struct Inheritance {
     pub root: Arc<Node>,
     /// Cells that nobody can use.
     pub lost: Vec<CellId>,
-    /// Cells that name a descriptor which is not what it was.
-    pub stale: Vec<CellId>,
     /// Nodes with a backing id that no open file uses.
     pub unused: Vec<Arc<Node>>,
     /// Open files, locks and kept descriptors that are lost, for people.
@@ -120,8 +118,6 @@ pub struct Losses {
     pub locks: usize,
     /// Nodes, and descriptors that were kept for them.
     pub nodes: usize,
-    /// Mounts, and descriptors to open handles with.
-    pub mounts: usize,
 }
 
 impl Inheritance {
@@ -133,12 +129,11 @@ impl Inheritance {
         region: &Arc<Region>,
         source: Option<OwnedFd>,
         options: &Options,
-        missing: &[RawFd],
     ) -> Result<Inheritance, TakeoverError> {
         region.look_again()?;
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
-        let mut reader = Reader::new(region, missing);
-        let known = reader.mounts();
+        let mut reader = Reader::new(region);
+        let known = reader.mounts(source.as_ref());
         let mut nodes = reader.nodes(&known);
         keep_source(&mut nodes, source)?;
         let mounts = Mounts::new(Arc::clone(region), known.values());
@@ -149,13 +144,13 @@ impl Inheritance {
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
         let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
-        let Reader { mut kept, lost, stale, losses, .. } = reader;
+        let Reader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
         // Nobody has asked it yet.
         let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
         let tables = Tables { data_path, mounts, nodes, files, usage, share, status };
-        Ok(Inheritance { tables, root, lost, stale, unused, losses })
+        Ok(Inheritance { tables, root, lost, unused, losses })
     }
 }
 
@@ -176,24 +171,21 @@ fn keep_source(nodes: &mut [Inherited], source: Option<OwnedFd>) -> Result<(), T
 struct Reader<'a> {
     region: &'a Arc<Region>,
     cells: HashMap<u32, Vec<CellId>>,
-    missing: HashSet<RawFd>,
     taken: HashSet<RawFd>,
     kept: Vec<CellId>,
     lost: Vec<CellId>,
-    stale: Vec<CellId>,
     losses: Losses,
 }
 
 impl<'a> Reader<'a> {
-    fn new(region: &'a Arc<Region>, missing: &[RawFd]) -> Self {
+    fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
-        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG];
+        let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
         let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
-        let missing = missing.iter().copied().collect();
-        let (taken, kept, stale, losses) = (HashSet::new(), Vec::new(), Vec::new(), Losses::default());
-        Self { region, cells, missing, taken, kept, lost, stale, losses }
+        let (taken, kept, losses) = (HashSet::new(), Vec::new(), Losses::default());
+        Self { region, cells, taken, kept, lost, losses }
     }
 
     /// The records of one kind. Each is then kept or lost.
@@ -202,9 +194,9 @@ impl<'a> Reader<'a> {
         ids.into_iter().map(|id| Record::of(self.region, id)).collect()
     }
 
-    /// The descriptor that a cell names, unless it is missing, or another cell named it before.
+    /// The descriptor that a cell names, unless no process has it any more, or another cell named it before.
     fn descriptor(&mut self, word: u32) -> Option<OwnedFd> {
-        let number = number(word).filter(|number| !self.missing.contains(number))?;
+        let number = number(word)?;
         // SAFETY: the number is only looked at.
         let open = unsafe { libc::fcntl(number, libc::F_GETFD) } != -1;
         if !open || !self.taken.insert(number) {
@@ -214,23 +206,19 @@ impl<'a> Reader<'a> {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// The descriptor that a cell may name, and whether it names one that cannot be had.
-    fn optional_descriptor(&mut self, cell: CellId, word: u32) -> (Option<OwnedFd>, bool) {
-        let descriptor = self.descriptor(word);
-        let lost = word != 0 && descriptor.is_none();
-        if lost {
-            self.stale.push(cell);
-        }
-        (descriptor, lost)
-    }
-
-    fn mounts(&mut self) -> HashMap<u64, Arc<Mount>> {
+    fn mounts(&mut self, source: Option<&OwnedFd>) -> HashMap<u64, Arc<Mount>> {
         let mut mounts = HashMap::new();
-        for record in self.records::<MountCell>() {
-            let (anchor, lost) = self.optional_descriptor(record.id(), record.anchor.load(Relaxed));
-            self.losses.mounts += usize::from(lost);
+        let mut records = self.records::<MountCell>();
+        // A mount was met after the one that it is mounted on.
+        records.sort_unstable_by_key(|record| record.index.load(Relaxed));
+        for record in records {
+            let word = record.anchor.load(Relaxed);
+            let anchor = self.descriptor(word);
             self.kept.push(record.id());
-            let mount = Mount::inherit(record, anchor);
+            let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
+            // Where the file system has no handles, there is nothing to find.
+            let way = (word != 0).then(|| source.map_or_else(|| Way::recorded(&record, &mounts), Way::Source));
+            let mount = Mount::inherit(record, anchor, way);
             mounts.insert(mount.index(), Arc::new(mount));
         }
         mounts
@@ -258,9 +246,13 @@ impl<'a> Reader<'a> {
                 self.lost.push(cell);
                 continue;
             };
-            let (held, lost) = self.optional_descriptor(cell, record.held.load(Relaxed));
-            // The source may be given by other means.
-            self.losses.nodes += usize::from(lost && id != ROOT);
+            let held = self.descriptor(record.held.load(Relaxed));
+            // The source is given by other means. A node without a handle is its descriptor.
+            if held.is_none() && id != ROOT && matches!(identity, Identity::Number { .. }) {
+                self.losses.nodes += 1;
+                self.lost.push(cell);
+                continue;
+            }
             self.kept.push(cell);
             nodes.push(Inherited { id, kind, mount, identity, record, held });
         }
@@ -275,8 +267,15 @@ impl<'a> Reader<'a> {
             let (cell, handle, unique) = (record.id(), record.handle.load(Relaxed), record.unique.load(Relaxed));
             let descriptor = self.descriptor(record.descriptor.load(Relaxed));
             let node = nodes.get(record.node.load(Relaxed));
+            let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
             let known = files.contains_key(&handle) || directories.contains_key(&handle);
-            let (Some(descriptor), Some(node), false) = (descriptor, node, known) else {
+            // It is opened by its node: nothing but what it was may be.
+            let fits = |node: &Arc<Node>| match node.kind {
+                FileType::Directory => is_directory,
+                FileType::RegularFile => !is_directory,
+                _ => false,
+            };
+            let (Some(node), false) = (node.filter(fits), known) else {
                 self.losses.files += 1;
                 self.lost.push(cell);
                 continue;
@@ -285,7 +284,7 @@ impl<'a> Reader<'a> {
             if asked_again.contains(&unique) {
                 unanswered.insert(unique, handle);
             }
-            if record.flags.load(Relaxed) & DIRECTORY != 0 {
+            if is_directory {
                 directories
                     .insert(handle, Arc::new(OpenDirectory::inherit(record, node, descriptor, share.take_anyway())));
             } else {
@@ -306,14 +305,25 @@ impl<'a> Reader<'a> {
             let (cell, word) = (record.id(), record.descriptor.load(Relaxed));
             let node = nodes.get(record.node.load(Relaxed));
             let mut shared = node.as_ref().map(|node| node.open());
-            let shared = shared.as_mut().and_then(|shared| shared.as_mut());
-            let descriptor = || Some((self.descriptor(word)?, share.take_anyway()));
-            if shared.is_some_and(|shared| shared.locks.inherit(record, descriptor)) {
-                self.kept.push(cell);
-            } else {
+            let Some(shared) = shared.as_mut().and_then(|shared| shared.as_mut()) else {
                 self.losses.locks += 1;
                 self.lost.push(cell);
-            }
+                continue;
+            };
+            self.kept.push(cell);
+            shared.locks.inherit(record, || (self.descriptor(word), share.take_anyway()));
+        }
+        for record in self.records::<HeldCell>() {
+            let (cell, node) = (record.id(), nodes.get(record.node.load(Relaxed)));
+            let mut shared = node.as_ref().map(|node| node.open());
+            let shared = shared.as_mut().and_then(|shared| shared.as_mut());
+            // Without an owner, the server was killed while it gave up the lock.
+            let place = if shared.is_some_and(|shared| shared.locks.inherit_locked(record)) {
+                &mut self.kept
+            } else {
+                &mut self.lost
+            };
+            place.push(cell);
         }
     }
 

@@ -3,8 +3,8 @@
 //! First everything is read, which changes nothing outside this process: a successor that cannot do it leaves the
 //! volume to another one. Then it begins:
 //!
-//! 1. Cells that nobody can use are erased, with the numbers of descriptors that could not be had: this process may open
-//!    something else under them.
+//! 1. Cells that nobody can use are erased. Numbers of descriptors that no process has any more were erased before this
+//!    process opened anything: it may open something else under them.
 //! 2. A change of the account that was being made is made.
 //! 3. The session is resumed: what the dead threads were doing is carried.
 //! 4. Backing ids that nobody has are given back. No thread may open one meanwhile.
@@ -13,7 +13,7 @@
 //! Each can be done twice, so a kill in between leaves it to the next successor.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
@@ -58,8 +58,8 @@ pub struct Loaded {
 }
 
 /// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open
-/// in this process under the same numbers and belong to nobody, except those in `missing`; they belong to what this
-/// returns, or are closed. `source` is needed only if the one that was recorded is missing.
+/// in this process under the same numbers and belong to nobody; they belong to what this returns, or are closed. What no
+/// process has any more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows.
 ///
 /// # Errors
 /// When it cannot be gone on with. The volume is then as it was.
@@ -67,13 +67,12 @@ pub fn load(
     region: Arc<Region>,
     source: Option<OwnedFd>,
     options: Options,
-    missing: &[RawFd],
     trace: Arc<Trace>,
 ) -> Result<Loaded, TakeoverError> {
     if region.kind() != Kind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
-    let inheritance = Inheritance::read(&region, source, &options, missing)?;
+    let inheritance = Inheritance::read(&region, source, &options)?;
     Ok(Loaded { region, inheritance, options, trace, resend: true })
 }
 
@@ -94,11 +93,10 @@ impl Loaded {
     /// When the device is none, or no thread can be started.
     pub fn start(self, device: OwnedFd) -> io::Result<DataPath> {
         let Self { region, inheritance, options, trace, resend } = self;
-        let Inheritance { tables, root, lost, stale, unused, losses } = inheritance;
+        let Inheritance { tables, root, lost, unused, losses } = inheritance;
         locks::catch_wake_signal()?;
         region.take_over();
         region.cells().erase(&lost);
-        stale.iter().for_each(|cell| state::without_descriptor(&region, *cell));
         state::finish_change(&region);
         if let Some(source) = root.held() {
             root.record.held.store(source.as_raw_fd().cast_unsigned(), Release);
@@ -113,10 +111,10 @@ impl Loaded {
             }
         }
         if losses != Losses::default() {
-            let Losses { files, locks, nodes, mounts } = losses;
+            let Losses { files, locks, nodes } = losses;
             tracing::warn!(
-                "volume {:?}: the server's successor lacks {files} open files, {locks} locks, {nodes} nodes and {mounts} \
-                 mounts, because their descriptors are gone; whoever uses them gets EBADF or ESTALE",
+                "volume {:?}: the server's successor lacks {nodes} nodes of file systems without file handles, {files} open \
+                 files and {locks} locks, because their descriptors are gone; calls with them fail with ESTALE",
                 options.name
             );
         }

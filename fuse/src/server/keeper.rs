@@ -9,6 +9,9 @@
 //! 3. When the server is dead and nobody is at the other end of its channel either, it ends, and with it everything the
 //!    server had: the mounts answer `ENOTCONN`.
 //!
+//! When it dies with the server, the supervisor still has what the mounts need; `succession` tells how the next server does
+//! without the rest.
+//!
 //! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
 //! So whatever the server opens for its volumes has a higher number, and a successor can have it at the same one.
 

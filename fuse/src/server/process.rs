@@ -38,14 +38,7 @@ pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
     keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
-    let mut process = Process {
-        greeting,
-        keeper,
-        has_channel: true,
-        missing: Missing::default(),
-        volumes: Volumes::new(output),
-        listens: false,
-    };
+    let mut process = Process { greeting, keeper, has_channel: true, volumes: Volumes::new(output), listens: false };
     loop {
         process.follow();
         if !process.listens || process.volumes.is_empty() {
@@ -61,15 +54,10 @@ struct Process {
     keeper: Keeper,
     /// The far end of the keeper's channel waits for a supervisor.
     has_channel: bool,
-    missing: Missing,
     volumes: Volumes,
     /// Another supervisor could find this server.
     listens: bool,
 }
-
-/// What was open in the server before this one and could not be had.
-#[derive(Default)]
-struct Missing(Vec<RawFd>);
 
 impl Process {
     /// Does what the supervisor asks for, until it is gone or talks nonsense.
@@ -127,12 +115,12 @@ impl Process {
             }
             Request::Inherit { keeper } => {
                 let estate = if keeper { Some(descriptors.next()?) } else { None };
-                self.missing = inherit(estate, descriptors.0)?;
+                inherit(estate, descriptors.0)?;
                 Reply::Done
             }
             Request::Resume(description) => {
                 let held = descriptors.held()?;
-                volumes.resume(description, held, descriptors.0.collect(), &self.missing.0)?;
+                volumes.resume(description, held, descriptors.0.collect())?;
                 Reply::Done
             }
             Request::Start => {
@@ -242,22 +230,26 @@ pub(super) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes.
-fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<Missing> {
+/// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes. What no process has
+/// any more is forgotten at once, before this process opens something under the same number.
+fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     let estate = estate.map(Estate::new).transpose()?;
-    let regions: Vec<_> = regions.collect();
     // A region that cannot be read is refused when its volume is resumed.
-    let readable = regions.into_iter().filter_map(|region| Region::adopt(region).ok());
+    let regions: Vec<_> = regions.filter_map(|region| Region::adopt(region).ok()).collect();
     let mut numbers: Vec<_> =
-        readable.flat_map(|region| passthrough::descriptors(&region).unwrap_or_default()).collect();
+        regions.iter().flat_map(|region| passthrough::descriptors(region).unwrap_or_default()).collect();
     numbers.retain(|number| *number >= FIRST_FREE);
     numbers.sort_unstable();
     numbers.dedup();
-    numbers.last().map_or(Ok(()), |highest| check_limit(*highest))?;
-    Ok(Missing(match estate {
-        Some(estate) => estate.inherit(&numbers)?,
+    let gone = match estate {
+        Some(estate) => {
+            numbers.last().map_or(Ok(()), |highest| check_limit(*highest))?;
+            estate.inherit(&numbers)?
+        }
         None => numbers,
-    }))
+    };
+    regions.iter().for_each(|region| passthrough::forget_descriptors(region, &gone));
+    Ok(())
 }
 
 /// Whether this process may have a descriptor of that number. The limit of its predecessor may have been higher.

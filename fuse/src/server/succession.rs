@@ -17,6 +17,12 @@
 //! 8. Calls of the supervisor that waited for the last server are made again. They say how things are to be, so it does no
 //!    harm if they were heard before.
 //!
+//! When the keeper is dead, too, the supervisor has waited for its end and [lets it go](LastKeeper::let_go). At 3, the successor
+//! then inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any
+//! more, and it may open something else under them. Should it die up to 5, the next one does the same. What was open is
+//! reopened after 6, as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands
+//! descriptors over ends the attempt; the next one begins without it.
+//!
 //! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
 //! Nothing is mounted, unmounted or committed for that.
 
@@ -26,6 +32,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::client::{Server, unexpected};
@@ -48,10 +55,34 @@ pub struct Succession {
 /// A server that has answered, and has no volumes yet.
 pub struct Successor(Connection);
 
-/// The keeper of a dead server. Dropping it leaves the keeper alone.
+/// The keeper of a dead server, if it has one. Dropping it leaves the keeper alone.
 #[derive(Default)]
 pub struct LastKeeper {
+    pid: i32,
     channel: Option<OwnedFd>,
+}
+
+impl LastKeeper {
+    fn of(connection: &Connection) -> Self {
+        Self { pid: connection.keeper(), channel: connection.keeper_channel() }
+    }
+
+    /// The keeper's process, while a successor would ask it for descriptors.
+    pub fn pid(&self) -> Option<i32> {
+        self.channel.as_ref().map(|_| self.pid)
+    }
+
+    /// Whether the keeper has closed its end of the channel. Then it is dead or dying, because it does nothing else.
+    pub fn has_hung_up(&self) -> bool {
+        let Some(channel) = &self.channel else { return false };
+        let mut state = [PollFd::new(channel, PollFlags::empty())];
+        matches!(poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
+    }
+
+    /// The keeper is dead: the next successor begins without inherited descriptors.
+    pub fn let_go(&mut self) {
+        self.channel = None;
+    }
 }
 
 /// A volume that was served already, and what was said about it.
@@ -82,8 +113,7 @@ impl Adopted {
 impl Server {
     /// The server is dead. Calls wait until [there is another one](Self::succeed).
     pub fn bury(&self) -> LastKeeper {
-        let connection = self.lose();
-        LastKeeper { channel: connection.and_then(|connection| connection.keeper_channel()) }
+        self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))
     }
 
     /// Greets the server at the other end of `control`, which is going to go on for the one that serves.
@@ -117,7 +147,7 @@ impl Server {
             }
         }
         // The own keeper has everything now; the last one has had its day.
-        if let Some(last) = std::mem::replace(&mut keeper.channel, connection.keeper_channel()) {
+        if let Some(last) = std::mem::replace(keeper, LastKeeper::of(&connection)).channel {
             dismiss(last);
         }
         if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {

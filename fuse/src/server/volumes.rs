@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -149,7 +149,6 @@ impl Volumes {
         description: Description,
         held: Held,
         mut descriptors: Vec<OwnedFd>,
-        missing: &[RawFd],
     ) -> io::Result<()> {
         let Description { volume: number, about, body } = description;
         let Held { device, mount, region } = held;
@@ -169,7 +168,7 @@ impl Volumes {
                 let source = descriptors.pop().ok_or_else(broken)?;
                 let (own, trace) = (source.try_clone()?, start_trace(options.trace)?);
                 let (region_of_session, reports) = (Arc::clone(&region), Arc::clone(&trace));
-                let loaded = passthrough::load(region_of_session, Some(own), options.clone(), missing, reports);
+                let loaded = passthrough::load(region_of_session, Some(own), options.clone(), reports);
                 let loaded = loaded.map_err(io::Error::other)?;
                 (Content::Passthrough { source, options }, region, trace, Some(loaded))
             }

@@ -2,8 +2,12 @@
 
 use std::io;
 
+use podfs_fuse::ending::{is_dying, is_exiting};
+use podfs_fuse::server::LastKeeper;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
+use super::LAST_MOMENTS;
 use super::process::Process;
 
 /// The keeper of the server that serves.
@@ -39,4 +43,18 @@ impl Keeper {
             Self::Coming(coming) => Change::Came(coming.await.expect("whoever panics ends the process")),
         }
     }
+}
+
+/// Whether the keeper of a dead server is dead, too. A keeper that is being killed has ended when this returns, unless it
+/// cannot end: its locks on the source are free then, and a successor can take them again.
+pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
+    let Some(pid) = keeper.pid() else { return false };
+    let number = pid.cast_unsigned();
+    if !keeper.has_hung_up() && !is_dying(number) && !is_exiting(number) {
+        return false;
+    }
+    if let Ok(process) = Process::with_pid(pid) {
+        let _ended = timeout(LAST_MOMENTS, process.ended()).await;
+    }
+    true
 }

@@ -210,10 +210,14 @@ impl PodServer {
                     Event::Looked(found) => self.looked(found).await,
                 }
             }
-            Life::Dead { until, .. } => {
+            Life::Dead { until, keeper } => {
                 // A timer takes a millisecond even when it is over.
                 if *until > Instant::now() {
                     sleep_until(*until).await;
+                }
+                if keeper::is_gone(keeper).await {
+                    keeper.let_go();
+                    warn!("the server and its keeper ended; podfs reopens what containers have open, as far as it can");
                 }
                 self.follow();
             }
@@ -312,7 +316,13 @@ impl PodServer {
             }
             Err(error) => {
                 process.kill();
-                self.fail(&error, keeper);
+                process.leave();
+                if keeper.has_hung_up() {
+                    // The keeper died during the attempt. The next attempt does without it, so it need not wait.
+                    self.life = Life::Dead { until: Instant::now(), keeper };
+                } else {
+                    self.fail(&error, keeper);
+                }
             }
         }
     }
@@ -358,6 +368,9 @@ impl PodServer {
         old.spent().await;
         self.record.last_end = Some("it gave way to an upgrade".to_owned());
         let mut keeper = self.client.bury();
+        if keeper::is_gone(&keeper).await {
+            keeper.let_go();
+        }
         let client = Arc::clone(&self.client);
         let attempt = tokio::task::spawn_blocking(move || {
             let outcome = client.succeed(successor, &mut keeper);

@@ -133,9 +133,21 @@ impl Process {
         }
     }
 
-    /// Nobody needs it any more: what remains of it is not to stay behind when it ends.
+    /// Nobody needs it any more: it is not to stay behind as a zombie when it ends, nor are its children, which become this
+    /// process's. A server and its children are a process group.
     pub(super) fn leave(self) {
-        tokio::spawn(async move { self.ended().await });
+        tokio::spawn(async move {
+            self.ended().await;
+            let group = nix::unistd::Pid::from_raw(self.pid());
+            loop {
+                match waitid(Id::PGid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+                    Ok(WaitStatus::StillAlive) => sleep(GLANCE).await,
+                    Ok(_) | Err(Errno::EINTR) => {}
+                    // It has no children left.
+                    Err(_) => return,
+                }
+            }
+        });
     }
 
     /// It is dead: whoever waits for its answer waits no longer. Its keeper has the other end of the socket, too, so nothing

@@ -93,6 +93,7 @@ impl PassthroughFilesystem {
     pub(super) fn unlink(&self, parent: &Node, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
+        self.reopen_before_removal(&directory, parent, name);
         let going = self.going(&directory, parent, name);
         exchange.begin(going.as_ref().map_or(0, Going::note));
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
@@ -127,7 +128,7 @@ impl PassthroughFilesystem {
     fn hold_directory(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let removed = openat(directory, name, flags, Mode::empty()).ok()?;
-        let (identity, _) = self.mounts.identify(removed.as_fd(), Some(&parent.mount)).ok()?;
+        let (identity, _) = self.mounts.identify(removed.as_fd(), Some(parent)).ok()?;
         let node = self.nodes.find(&identity).filter(|node| node.held().is_none())?;
         node.hold(removed, self.descriptors.take().ok()?);
         Some(node)
@@ -144,6 +145,9 @@ impl PassthroughFilesystem {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (name, new_name) = (component(name)?, component(new_name)?);
         let replaces = !flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE);
+        if replaces {
+            self.reopen_before_removal(&to, new_parent, new_name);
+        }
         let going = if replaces { self.going(&to, new_parent, new_name) } else { None };
         // These leave something under the old name, so that alone does not tell whether it was done.
         if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::WHITEOUT) {
@@ -194,14 +198,13 @@ impl PassthroughFilesystem {
 
     fn truncate(&self, node: &Node, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
         let open = if arguments.valid & fattr::FH != 0 { self.files.get(arguments.fh).ok() } else { None };
-        let own;
+        let own = || {
+            Self::open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
+                .or_else(|_| reopen(file.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK))
+        };
         let file = match &open {
-            Some(open) => open.file.as_fd(),
-            None => {
-                own = Self::open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
-                    .or_else(|_| reopen(file.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK))?;
-                own.as_fd()
-            }
+            Some(open) => open.data()?,
+            None => Arc::new(own()?),
         };
         ftruncate(file, arguments.size)
     }
@@ -284,7 +287,7 @@ impl PassthroughFilesystem {
         let found = self.last_name_of(directory, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(directory, name, flags, Mode::empty()).ok()?;
-        let (identity, _) = self.mounts.identify(file.as_fd(), Some(&parent.mount)).ok()?;
+        let (identity, _) = self.mounts.identify(file.as_fd(), Some(parent)).ok()?;
         Some(Going { node: self.nodes.find(&identity), bytes: bytes_taken(&found) })
     }
 

@@ -47,8 +47,9 @@ impl PassthroughFilesystem {
             return Err(Errno::NXIO);
         }
         let taken = self.place(exchange)?;
-        let file = Self::open_file_again(node, self.open_flags(flags))?;
-        let open = self.files.add(exchange.number(), Arc::clone(node), file, appends(flags), taken)?;
+        let opened = self.open_flags(flags);
+        let file = Self::open_file_again(node, opened)?;
+        let open = self.files.add(exchange.number(), Arc::clone(node), file, opened, taken)?;
         Ok(Answer::Open(self.share(&open, flags, false)))
     }
 
@@ -114,13 +115,13 @@ impl PassthroughFilesystem {
         flags: u32,
         exchange: &Exchange<'_>,
     ) -> Result<(Arc<Node>, Answer), Errno> {
-        let (node, found) = self.enter_open(&file, &parent.mount, false)?;
+        let (node, found) = self.enter_open(&file, parent, false)?;
         if kind(&found) != FileType::RegularFile {
             self.forget(node.id, 1);
             return Err(Errno::STALE);
         }
         self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
-        let open = self.files.add(exchange.number(), Arc::clone(&node), file, appends(flags), taken);
+        let open = self.files.add(exchange.number(), Arc::clone(&node), file, self.open_flags(flags), taken);
         let open = open.inspect_err(|_| self.forget(node.id, 1))?;
         let shared = self.share(&open, flags, false);
         let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
@@ -129,7 +130,7 @@ impl PassthroughFilesystem {
 
     /// A dead server has created a file and told nobody. It had counted that the kernel knows its node.
     fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
-        let found = attributes_of(open.file.as_fd())?;
+        let found = attributes_of(open.file()?.as_fd())?;
         let shared = self.share(open, flags, true);
         let entry = self.validity.for_node(&open.node).entry(open.node.id, attr(&found, &open.node.mount));
         Ok(Answer::Created(entry, shared))
@@ -141,7 +142,13 @@ impl PassthroughFilesystem {
     }
 
     fn file_opened_earlier(&self, exchange: &Exchange<'_>) -> Option<Arc<OpenFile>> {
-        self.files.get(self.opened_earlier(exchange)?).ok()
+        let open = self.files.get(self.opened_earlier(exchange)?).ok()?;
+        if open.file().is_err_and(|errno| errno == Errno::STALE) {
+            // It went with the dead server, and the caller never had it: another one is opened.
+            let _open = self.release(open.handle);
+            return None;
+        }
+        Some(open)
     }
 
     /// How the source is opened for a caller. What the kernel does by itself is left out: there is nothing to wait
@@ -164,7 +171,9 @@ impl PassthroughFilesystem {
         }
         // The first one decides for all that come while it is open.
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
-            shared.backing = BackingId::open_for(&self.device, open.file.as_fd(), &open.node, &self.region);
+            let backing =
+                |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
+            shared.backing = open.file().ok().and_then(backing);
         }
         let access = flags & OFlags::RWMODE.bits();
         // The kernel believes attributes that it has; under the lock, so that no other open is answered before.
@@ -198,7 +207,7 @@ impl PassthroughFilesystem {
         buffer.reserve(size);
         // Not more than was asked for, whatever the buffer has room for.
         let room = &mut buffer.spare_capacity_mut()[..size];
-        let read = pread(&*open.file, room, arguments.offset)?.0.len();
+        let read = pread(&*open.data()?, room, arguments.offset)?.0.len();
         // SAFETY: the call has filled as many bytes.
         unsafe { buffer.set_len(read) };
         Ok(Answer::Buffer)
@@ -215,12 +224,13 @@ impl PassthroughFilesystem {
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
         // What comes from the page cache belongs where it was written, not at the end.
         let cached = arguments.write_flags & WRITE_CACHE != 0;
+        let own = open.data()?;
         let other;
         let file = if cached && open.append {
             other = Self::open_file_again(&open.node, OFlags::WRONLY | OFlags::NONBLOCK)?;
             other.as_fd()
         } else {
-            open.file.as_fd()
+            own.as_fd()
         };
         let mut account = self.usage.as_ref().map(Usage::lock);
         if let Some(account) = &account {
@@ -270,24 +280,26 @@ impl PassthroughFilesystem {
     pub(super) fn sync(&self, arguments: &FsyncIn) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
         let data_only = arguments.fsync_flags & FSYNC_FDATASYNC != 0;
-        if data_only { fdatasync(&*open.file) } else { fsync(&*open.file) }?;
+        let file = open.data()?;
+        if data_only { fdatasync(&*file) } else { fsync(&*file) }?;
         Ok(Answer::Done)
     }
 
     pub(super) fn allocate(&self, arguments: &FallocateIn) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
+        let file = open.data()?;
         let flags = FallocateFlags::from_bits_retain(arguments.mode);
         let frees = FallocateFlags::PUNCH_HOLE | FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
         let mut account = self.usage.as_ref().map(Usage::lock);
         if let Some(account) = account.as_ref().filter(|_| !flags.intersects(frees))
             // All or nothing.
-            && account.room_for(open.file.as_fd(), arguments.offset, arguments.length)? < arguments.length
+            && account.room_for(file.as_fd(), arguments.offset, arguments.length)? < arguments.length
         {
             return Err(Errno::NOSPC);
         }
-        fallocate(&*open.file, flags, arguments.offset, arguments.length)?;
+        fallocate(&*file, flags, arguments.offset, arguments.length)?;
         if let Some(account) = &mut account {
-            account.settle(&open.node, open.file.as_fd());
+            account.settle(&open.node, file.as_fd());
         }
         Ok(Answer::Done)
     }
@@ -299,31 +311,28 @@ impl PassthroughFilesystem {
             libc::SEEK_HOLE => SeekFrom::Hole(arguments.offset),
             _ => return Err(Errno::INVAL),
         };
-        Ok(Answer::Offset(seek(&*open.file, to)?))
+        Ok(Answer::Offset(seek(&*open.data()?, to)?))
     }
 
     pub(super) fn copy(&self, arguments: &CopyFileRangeIn, wide: bool) -> Result<Answer, Errno> {
         /// What fits in the narrow answer, in whole pages.
         const NARROW: u64 = 0xffff_f000;
         let (from, to) = (self.files.get(arguments.fh_in)?, self.files.get(arguments.fh_out)?);
+        let (source, target) = (from.data()?, to.data()?);
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
         let mut account = self.usage.as_ref().map(Usage::lock);
         if let Some(account) = &account {
-            length = account.room_for(to.file.as_fd(), arguments.off_out, length)?;
+            length = account.room_for(target.as_fd(), arguments.off_out, length)?;
         }
         let (mut off_in, mut off_out) = (arguments.off_in, arguments.off_out);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let copied = copy_file_range(&*from.file, Some(&mut off_in), &*to.file, Some(&mut off_out), length)?;
+        let copied = copy_file_range(&*source, Some(&mut off_in), &*target, Some(&mut off_out), length)?;
         if let Some(account) = &mut account {
-            account.settle(&to.node, to.file.as_fd());
+            account.settle(&to.node, target.as_fd());
         }
         let copied = copied as u64;
         Ok(if wide { Answer::Copied(copied) } else { Answer::Written(u32::try_from(copied).map_err(|_| Errno::IO)?) })
     }
-}
-
-fn appends(flags: u32) -> bool {
-    OFlags::from_bits_retain(flags).contains(OFlags::APPEND)
 }
 
 /// Writes at the end of `file`, which is opened for that, unless a dead server has done it.

@@ -36,56 +36,63 @@ impl PassthroughFilesystem {
 
     pub(super) fn read_directory(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
         let open = self.files.directory(arguments.fh)?;
-        let mut listing = open.listing.lock().expect("a thread that panics ends the process");
         let room = arguments.size as usize;
-        listing.read(arguments.offset, |directory, entry| {
-            if buffer.len() + listed(entry, 0).length() > room {
-                return Ok(false);
-            }
-            let ino = self.shown_ino(&open.node, directory, entry);
-            listed(entry, ino).push(buffer);
-            Ok(true)
+        open.read(|listing| {
+            listing.read(arguments.offset, |directory, entry| {
+                if buffer.len() + listed(entry, 0).length() > room {
+                    return Ok(false);
+                }
+                let ino = self.shown_ino(&open.node, directory, entry);
+                listed(entry, ino).push(buffer);
+                Ok(true)
+            })?;
+            self.economize(listing);
+            Ok(())
         })?;
-        if self.files.has_many_directories() {
-            listing.drop_chunk();
-        }
         Ok(Answer::Buffer)
     }
 
     pub(super) fn read_directory_plus(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
         let open = self.files.directory(arguments.fh)?;
-        let mut listing = open.listing.lock().expect("a thread that panics ends the process");
         let room = arguments.size as usize;
-        listing.read(arguments.offset, |directory, entry| {
-            if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
-                return Ok(false);
-            }
-            // What cannot be looked up is listed all the same: looking it up tells why.
-            let looked_up = match is_dot(entry) {
-                false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
-                dot => {
-                    if !dot {
-                        self.foresight.listed();
-                    }
-                    None
+        open.read(|listing| {
+            listing.read(arguments.offset, |directory, entry| {
+                if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
+                    return Ok(false);
                 }
-            };
-            let ino = match &looked_up {
-                Some(found) => found.attr.ino,
-                None => self.shown_ino(&open.node, directory, entry),
-            };
-            let unknown = || EntryOut {
-                attr: Attr { ino, mode: u32::from(entry.kind) << 12, ..Default::default() },
-                ..Default::default()
-            };
-            buffer.extend_from_slice(looked_up.unwrap_or_else(unknown).as_bytes());
-            listed(entry, ino).push(buffer);
-            Ok(true)
+                // What cannot be looked up is listed all the same: looking it up tells why.
+                let looked_up = match is_dot(entry) {
+                    false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
+                    dot => {
+                        if !dot {
+                            self.foresight.listed();
+                        }
+                        None
+                    }
+                };
+                let ino = match &looked_up {
+                    Some(found) => found.attr.ino,
+                    None => self.shown_ino(&open.node, directory, entry),
+                };
+                let unknown = || EntryOut {
+                    attr: Attr { ino, mode: u32::from(entry.kind) << 12, ..Default::default() },
+                    ..Default::default()
+                };
+                buffer.extend_from_slice(looked_up.unwrap_or_else(unknown).as_bytes());
+                listed(entry, ino).push(buffer);
+                Ok(true)
+            })?;
+            self.economize(listing);
+            Ok(())
         })?;
+        Ok(Answer::Buffer)
+    }
+
+    /// Keeps nothing of what was read where too many directories are open for that.
+    fn economize(&self, listing: &mut Listing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();
         }
-        Ok(Answer::Buffer)
     }
 
     pub(super) fn release_directory(&self, handle: u64) -> Result<Answer, Errno> {
@@ -95,16 +102,16 @@ impl PassthroughFilesystem {
 
     pub(super) fn sync_directory(&self, arguments: &FsyncIn) -> Result<Answer, Errno> {
         let open = self.files.directory(arguments.fh)?;
-        let listing = open.listing.lock().expect("a thread that panics ends the process");
         let data_only = arguments.fsync_flags & FSYNC_FDATASYNC != 0;
-        if data_only { fdatasync(listing.directory()) } else { fsync(listing.directory()) }?;
+        let sync = |directory: BorrowedFd<'_>| if data_only { fdatasync(directory) } else { fsync(directory) };
+        open.read(|listing| sync(listing.directory()))?;
         Ok(Answer::Done)
     }
 
     fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(directory, entry.name, flags, Mode::empty()).ok()?;
-        let (node, found) = self.enter(file, &parent.mount, false).ok()?;
+        let (node, found) = self.enter(file, parent, false).ok()?;
         self.warn_of_socket(&node, parent, entry.name);
         Some(found)
     }

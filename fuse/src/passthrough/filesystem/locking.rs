@@ -1,13 +1,12 @@
 //! Locks.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::super::locks::{Wish, conflict};
-use super::super::mounts::reopen;
+use super::super::locked::Holder;
+use super::super::locks::{Wish, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -18,23 +17,22 @@ use crate::session::{Answer, Exchange};
 impl PassthroughFilesystem {
     /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
     pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
-        if let Some(open) = &mut *node.open() {
-            open.locks.give_up(arguments.lock_owner);
-        }
+        let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
         if self.options.remote.is_some() {
             // Whoever opens the file next, on any machine, finds what was written; and who closes it hears that it is
             // there. Closing another descriptor of the same open file does both.
-            let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file)?;
+            let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file()?)?;
             nix::unistd::close(same).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
         }
-        Ok(Answer::Done)
+        given_up.map(|()| Answer::Done)
     }
 
     pub(super) fn find_lock(&self, node: &Node, arguments: &LkIn) -> Result<Answer, Errno> {
         let (description, file) = {
-            let open = node.open();
-            let open = open.as_ref().ok_or(Errno::BADF)?;
-            (open.locks.existing(arguments.owner), open.file())
+            let mut open = node.open();
+            let open = open.as_mut().ok_or(Errno::BADF)?;
+            self.restore_locks(open);
+            (open.locks.existing(arguments.owner)?, open.file()?)
         };
         let mut found = match description {
             Some(description) => conflict(&description, arguments.lk)?,
@@ -49,30 +47,41 @@ impl PassthroughFilesystem {
 
     pub(super) fn set_lock(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         arguments: &LkIn,
         wait: bool,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let wish = Wish::parse(arguments)?;
+        let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
+        let record = move |wish| {
+            let holder = Holder { region: &region, node: locked.id, owner };
+            locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, wish))
+        };
         let description = {
             let mut open = node.open();
-            let OpenNode { locks, files, .. } = &mut **open.as_mut().ok_or(Errno::BADF)?;
+            let open = open.as_mut().ok_or(Errno::BADF)?;
+            self.restore_locks(open);
+            let OpenNode { locks, files, .. } = &mut **open;
             if wish.is_unlock() {
-                match locks.existing(arguments.owner) {
+                match locks.existing(owner)? {
                     Some(description) => description,
                     None => return Ok(Answer::Done),
                 }
             } else {
-                let file = &files.first().ok_or(Errno::BADF)?.file;
-                let open = || Ok((for_locking(file)?, self.place(exchange).map_err(|_| Errno::NOLCK)?));
+                let file = files.first().ok_or(Errno::BADF)?.file()?;
+                let open = || Ok((for_locking(&file)?, self.place(exchange).map_err(|_| Errno::NOLCK)?));
                 locks.description(&self.region, node.id, arguments, open)?
             }
         };
+        if wish.is_unlock() {
+            record(wish)?;
+        }
         match wish.try_on(&description) {
-            Ok(()) => Ok(Answer::Done),
+            Ok(()) if wish.is_unlock() => Ok(Answer::Done),
+            Ok(()) => record(wish).inspect_err(|_| wish.undo_on(&description)).map(|()| Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
-                let started = self.waits.start(wish, description, exchange.defer());
+                let started = self.waits.start(wish, description, record, exchange.defer());
                 started.inspect_err(|_| self.tell_of_waits())?;
                 Ok(Answer::Later)
             }
@@ -86,12 +95,4 @@ impl PassthroughFilesystem {
             tracing::warn!("volume {volume:?}: {WAITS} callers wait for locks; more get ENOLCK until some have theirs");
         }
     }
-}
-
-/// A new open file description to lock on, open for as much as the source allows: a lock for writing needs one that
-/// is open for writing (`fcntl(2)`), and the kernel has checked that the caller's is.
-fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
-    reopen(file.as_fd(), OFlags::RDWR | OFlags::NONBLOCK)
-        .or_else(|_| reopen(file.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK))
-        .map_err(|_| Errno::NOLCK)
 }

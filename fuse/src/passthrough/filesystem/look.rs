@@ -30,7 +30,7 @@ impl PassthroughFilesystem {
         let directory = self.directory(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&*directory, component(name)?, flags, Mode::empty())?;
-        self.enter(file, &parent.mount, made)
+        self.enter(file, parent, made)
     }
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
@@ -45,7 +45,7 @@ impl PassthroughFilesystem {
 
     fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
-            Some(open) => Arc::clone(&open.file),
+            Some(open) => open.file()?,
             None => self.descriptor(node)?,
         };
         let found = attributes_of(file.as_fd())?;

@@ -148,9 +148,10 @@ fn serving() {
     let region = Arc::new(Region::adopt(region).expect("a region"));
     let keeper;
     if let Some(last) = last {
-        let missing = fetch(last, &descriptors(&region).expect("a region"));
+        let gone = fetch(last, &descriptors(&region).expect("a region"));
+        forget_descriptors(&region, &gone);
         keeper = keep();
-        let loaded = load(Arc::clone(&region), Some(source), options, &missing, Arc::default()).expect("loaded");
+        let loaded = load(Arc::clone(&region), Some(source), options, Arc::default()).expect("loaded");
         assert_eq!(loaded.losses(), tables::Losses::default(), "nothing is lost");
         loaded.start(device).expect("serving");
     } else {

@@ -1,0 +1,103 @@
+//! Reopening what no process has open any more, because the server and its keeper were killed together.
+//!
+//! Each open file is reopened when it is first used. A thread of its own does so for all of them, at once: a
+//! file that is removed from the source before that could not be found again. What is removed through the volume is
+//! reopened first. Locks are taken again before anybody else can ask the volume for a lock of the file.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+
+use super::super::locks::for_locking;
+use super::super::node::Node;
+use super::super::open_files::OpenFile;
+use super::super::open_node::OpenNode;
+use super::PassthroughFilesystem;
+
+impl PassthroughFilesystem {
+    /// Reopens what is to be reopened, without being waited for.
+    pub fn start_reopening(self: &Arc<Self>) {
+        if self.is_reopening.load(Ordering::Relaxed) {
+            let filesystem = Arc::clone(self);
+            // Without the thread, each is reopened when it is used.
+            let _started = thread::Builder::new().name("reopen".to_owned()).spawn(move || filesystem.reopen_all());
+        }
+    }
+
+    fn reopen_all(&self) {
+        let files = self.files.to_be_reopened();
+        let mut nodes = HashSet::new();
+        for open in &files {
+            if nodes.insert(open.node.id) {
+                self.restore_locks_of(open);
+            }
+        }
+        let gone = files.iter().filter(|open| open.file().is_err_and(|errno| errno == Errno::STALE));
+        let gone = gone.map(|open| self.discharge_gone(&open.node)).count();
+        self.is_reopening.store(false, Ordering::Relaxed);
+        if gone > 0 {
+            let volume = &self.options.name;
+            tracing::warn!(
+                "volume {volume:?}: {gone} open files without a name went with the server and its keeper; calls with them \
+                 fail with ESTALE"
+            );
+        }
+    }
+
+    /// As [`Self::restore_locks`]. Opens without the lock of the node, for which others may wait.
+    fn restore_locks_of(&self, open: &OpenFile) {
+        let owners = open.node.open().as_ref().map_or(0, |shared| shared.locks.to_be_restored());
+        let descriptions = (0..owners).map(|_| for_locking(&*open.file()?));
+        let mut descriptions: Vec<_> = descriptions.collect();
+        if let Some(shared) = &mut *open.node.open() {
+            // More than there were may be needed by now; another request opens them.
+            self.report(shared.restore_locks(|| descriptions.pop().unwrap_or(Err(Errno::NFILE))));
+        }
+    }
+
+    /// Takes the locks again that were on descriptions which no process has any more.
+    pub(super) fn restore_locks(&self, shared: &mut OpenNode) {
+        if shared.locks.to_be_restored() > 0 {
+            let file = shared.file();
+            self.report(shared.restore_locks(|| for_locking(&*file.clone()?)));
+        }
+    }
+
+    fn report(&self, lost: usize) {
+        if lost > 0 {
+            let volume = &self.options.name;
+            tracing::warn!(
+                "volume {volume:?}: {lost} open files lost their locks with the server and its keeper, because other \
+                 processes locked the same meanwhile; calls with them fail with EIO until they are closed"
+            );
+        }
+    }
+
+    /// What a file without a name took is free, if it is gone.
+    fn discharge_gone(&self, node: &Node) {
+        if let (true, Some(usage)) = (node.is_nameless(), &self.usage) {
+            usage.lock().discharge(node);
+        }
+    }
+
+    /// Reopens what `name` leads to before the name goes.
+    pub(super) fn reopen_before_removal(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) {
+        if !self.is_reopening.load(Ordering::Relaxed) {
+            return;
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(directory, name, flags, Mode::empty()) else { return };
+        let Ok((identity, _)) = self.mounts.identify(file.as_fd(), Some(parent)) else { return };
+        let Some(node) = self.nodes.find(&identity) else { return };
+        if let Some(shared) = &*node.open() {
+            // Those that cannot be reopened now could not be used either.
+            shared.files.iter().for_each(|open| drop(open.file()));
+        }
+    }
+}

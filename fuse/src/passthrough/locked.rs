@@ -1,0 +1,216 @@
+//! What the owner of locks has locked, in cells of the region, so that a successor can lock the same again when no process has
+//! the owner's description any more.
+//!
+//! 1. A lock is recorded when it is granted, before its caller is told. *Killed before:* the caller asks again.
+//! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the unlock is asked for
+//!    again.
+//! 3. Each change of a record stores one word, or makes or erases a cell.
+//!
+//! So the records of a request that was answered are right, whenever the server dies.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use rustix::io::Errno;
+
+use super::locks::Wish;
+use super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
+use crate::region::Region;
+use crate::region::cells::Record;
+use crate::session::abi::FileLock;
+
+/// The locks of one owner on one file.
+#[derive(Debug, Default)]
+pub struct Locked(Vec<Record<HeldCell>>);
+
+/// Whose locks they are.
+#[derive(Clone, Copy)]
+pub struct Holder<'a> {
+    /// Where they are recorded.
+    pub region: &'a Arc<Region>,
+    /// The file's node.
+    pub node: u64,
+    /// The owner.
+    pub owner: u64,
+}
+
+impl Locked {
+    /// A lock that a dead server has recorded.
+    pub fn inherit(&mut self, record: Record<HeldCell>) {
+        self.0.push(record);
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether they are gone, and others may have locked the same.
+    pub fn is_lost(&self) -> bool {
+        self.0.iter().any(|record| record.form.load(Relaxed) & LOCKS_LOST != 0)
+    }
+
+    /// They are gone, and others may have locked the same. A successor finds it so.
+    pub fn lose(&mut self) {
+        self.0.truncate(1);
+        self.0.iter().for_each(|record| record.form.store(LOCKS_LOST, Release));
+    }
+
+    /// Locks on `description` what is recorded, or fails at once.
+    ///
+    /// # Errors
+    /// `EAGAIN` when somebody else has locked it, and those of `fcntl(2)`.
+    pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
+        self.0.iter().try_for_each(|record| wish(record).try_on(description))
+    }
+
+    /// Records what was granted, or an unlock.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
+        match wish {
+            Wish::Whole(operation) => self.record_whole(holder, operation),
+            Wish::Range(range) => {
+                self.clear(holder, range.start, range.end)?;
+                if wish.is_unlock() { Ok(()) } else { self.add(holder, range) }
+            }
+        }
+    }
+
+    fn record_whole(&mut self, holder: Holder<'_>, operation: libc::c_int) -> Result<(), Errno> {
+        let form = match operation {
+            libc::LOCK_SH => libc::F_RDLCK.cast_unsigned() | WHOLE,
+            libc::LOCK_EX => libc::F_WRLCK.cast_unsigned() | WHOLE,
+            _ => {
+                self.0.retain(|record| record.form.load(Relaxed) & WHOLE == 0);
+                return Ok(());
+            }
+        };
+        match self.0.iter().find(|record| record.form.load(Relaxed) & WHOLE != 0) {
+            Some(record) => record.form.store(form, Release),
+            None => self.0.push(holder.record(form, 0, 0)?),
+        }
+        Ok(())
+    }
+
+    /// Nothing of the range is locked any more.
+    fn clear(&mut self, holder: Holder<'_>, start: u64, end: u64) -> Result<(), Errno> {
+        let mut rest = None;
+        for record in &self.0 {
+            let (form, first, last) = parts(record);
+            if is_range(form) && first < start && end < last {
+                // At most one lock contains the range and more on both sides: the locks of an owner do not overlap.
+                rest = Some(holder.record(form, end + 1, last)?);
+            }
+        }
+        self.0.retain(|record| {
+            let (form, first, last) = parts(record);
+            if !is_range(form) || last < start || end < first {
+                return true;
+            }
+            if first < start {
+                record.end.store(start - 1, Release);
+            } else if end < last {
+                record.start.store(end + 1, Release);
+            }
+            first < start || end < last
+        });
+        self.0.extend(rest);
+        Ok(())
+    }
+
+    /// The range is locked, of which nothing was.
+    fn add(&mut self, holder: Holder<'_>, range: FileLock) -> Result<(), Errno> {
+        // A caller that locks a file piece by piece has one lock.
+        let before = self.0.iter().find(|record| {
+            let (form, _, last) = parts(record);
+            is_range(form) && form == range.typ && last.checked_add(1) == Some(range.start)
+        });
+        match before {
+            Some(record) => record.end.store(range.end, Release),
+            None => self.0.push(holder.record(range.typ, range.start, range.end)?),
+        }
+        Ok(())
+    }
+}
+
+impl Holder<'_> {
+    fn record(self, form: u32, start: u64, end: u64) -> Result<Record<HeldCell>, Errno> {
+        let record = Record::new(self.region, |cell: &HeldCell| {
+            cell.form.store(form, Relaxed);
+            cell.node.store(self.node, Relaxed);
+            cell.owner.store(self.owner, Relaxed);
+            cell.start.store(start, Relaxed);
+            cell.end.store(end, Relaxed);
+        });
+        record.map_err(no_memory)
+    }
+}
+
+fn is_range(form: u32) -> bool {
+    form & (WHOLE | LOCKS_LOST) == 0
+}
+
+fn parts(record: &HeldCell) -> (u32, u64, u64) {
+    (record.form.load(Relaxed), record.start.load(Relaxed), record.end.load(Relaxed))
+}
+
+/// The lock that is recorded.
+fn wish(record: &HeldCell) -> Wish {
+    let (form, start, end) = parts(record);
+    let typ = form & !WHOLE;
+    if form & WHOLE == 0 {
+        return Wish::Range(FileLock { start, end, typ, pid: 0 });
+    }
+    Wish::Whole(if typ == libc::F_WRLCK.cast_unsigned() { libc::LOCK_EX } else { libc::LOCK_SH })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Kind;
+
+    const READ: u32 = libc::F_RDLCK as u32;
+    const WRITE: u32 = libc::F_WRLCK as u32;
+    const NONE: u32 = libc::F_UNLCK as u32;
+
+    /// What is recorded after these were granted, in order.
+    fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
+        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let holder = Holder { region: &region, node: 2, owner: 3 };
+        let mut locked = Locked::default();
+        for (typ, start, end) in granted.iter().copied() {
+            locked.record(holder, Wish::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
+        }
+        let mut ranges: Vec<_> = locked.0.iter().map(|record| parts(record)).collect();
+        ranges.sort_unstable_by_key(|(_, start, _)| *start);
+        assert_eq!(region.cells().tagged().count(), ranges.len(), "other cells are erased");
+        ranges
+    }
+
+    #[test]
+    fn ranges_are_recorded_as_the_kernel_has_them() {
+        assert_eq!(after(&[(WRITE, 10, 19), (NONE, 13, 14)]), [(WRITE, 10, 12), (WRITE, 15, 19)]);
+        assert_eq!(after(&[(WRITE, 10, 19), (READ, 13, 14)]), [(WRITE, 10, 12), (READ, 13, 14), (WRITE, 15, 19)]);
+        assert_eq!(after(&[(WRITE, 10, 19), (NONE, 0, 14)]), [(WRITE, 15, 19)]);
+        assert_eq!(after(&[(WRITE, 10, 19), (NONE, 15, 30)]), [(WRITE, 10, 14)]);
+        assert_eq!(after(&[(READ, 0, 4), (READ, 10, 14), (WRITE, 0, 20)]), [(WRITE, 0, 20)]);
+        assert_eq!(after(&[(WRITE, 5, 5), (WRITE, 6, 6), (WRITE, 7, 7)]), [(WRITE, 5, 7)]);
+        assert_eq!(after(&[(WRITE, 5, i64::MAX as u64), (NONE, 0, i64::MAX as u64)]), []);
+    }
+
+    #[test]
+    fn a_lock_of_a_whole_file_is_recorded_once_and_changes_its_kind() {
+        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let holder = Holder { region: &region, node: 2, owner: 3 };
+        let mut locked = Locked::default();
+        for operation in [libc::LOCK_SH, libc::LOCK_EX] {
+            locked.record(holder, Wish::Whole(operation)).expect("recorded");
+            assert!(matches!(&locked.0[..], [one] if matches!(wish(one), Wish::Whole(is) if is == operation)));
+        }
+        locked.record(holder, Wish::Whole(libc::LOCK_UN)).expect("recorded");
+        assert!(locked.is_empty());
+    }
+}
