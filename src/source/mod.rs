@@ -20,7 +20,7 @@ use std::time::Instant;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
-pub use api::{Access, ApiSource, Contact, Contacts, Plan, PodName, StartError, Unreachable};
+pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub use files::{FileSource, PodInput, SourceError};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 pub use tokens::Tokens;
@@ -45,11 +45,11 @@ impl Source {
         }
     }
 
-    /// Says what is wrong with a volume at this moment, if anything is, for who cares. Never waits.
-    pub fn tell(&self, volume: &str, reason: Option<&str>) {
+    /// Tells the condition of a volume at this moment, for those who see the pod at the source. Never waits.
+    pub fn tell(&self, volume: &str, condition: Condition) {
         match self {
             Source::Files(_) | Source::Push(_) => {}
-            Source::Api(api) => api.tell(volume, reason),
+            Source::Api(api) => api.tell(volume, condition),
         }
     }
 

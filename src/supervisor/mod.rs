@@ -380,7 +380,9 @@ impl Supervisor {
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for place in self.sharing.places(leader) {
             self.report.volume(place, &self.volumes[place], volume);
-            self.source.tell(self.volumes[place].name.as_str(), volume.problem());
+            if let Some(condition) = volume.condition() {
+                self.source.tell(self.volumes[place].name.as_str(), condition);
+            }
         }
     }
 

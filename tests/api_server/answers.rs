@@ -157,6 +157,7 @@ impl Cluster {
                 watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
             }
             ("create", None) if resource.kind == "Event" => create(&mut state.store, resource, asked),
+            ("patch", None) if resource.kind == "Event" => patch(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
                 let (lifetime, serial) = (self.faults.mood().token_lifetime, state.tokens);
@@ -294,6 +295,30 @@ fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     store.put(object);
     let created = store.get(&key).expect("it was just put");
     Ok(json_response(StatusCode::CREATED, &resource.render(created, false)))
+}
+
+/// A JSON merge patch (RFC 7386).
+fn patch(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
+    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
+    let key = Key::new(resource.plural, namespace, name);
+    let mut object = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
+    merge(&mut object, &asked.body);
+    store.put(object);
+    let patched = store.get(&key).expect("it was just put");
+    Ok(json_response(StatusCode::OK, &resource.render(patched, false)))
+}
+
+fn merge(object: &mut Value, change: &Value) {
+    let Value::Object(changes) = change else {
+        *object = change.clone();
+        return;
+    };
+    for (field, change) in changes {
+        match change {
+            Value::Null => drop(object.as_object_mut().and_then(|fields| fields.remove(field))),
+            change => merge(&mut object[field.as_str()], change),
+        }
+    }
 }
 
 /// Where a list goes on.

@@ -64,7 +64,7 @@ fn path(asked: &Asked, problems: &mut Vec<String>) {
             problems.push(format!("the {what} {name:?} is one that no object has"));
         }
     }
-    if !matches!(asked.verb.as_str(), "get" | "list" | "watch" | "create") {
+    if !matches!(asked.verb.as_str(), "get" | "list" | "watch" | "create" | "patch") {
         problems.push(format!("{} is not a verb that is needed", asked.verb));
     }
 }
@@ -73,7 +73,7 @@ fn query(asked: &Asked, problems: &mut Vec<String>) {
     let known: &[&str] = match asked.verb.as_str() {
         "list" => &OF_LIST,
         "watch" => &OF_WATCH,
-        "create" => &OF_CREATE,
+        "create" | "patch" => &OF_CREATE,
         _ => &["resourceVersion"],
     };
     for (index, (key, value)) in asked.query.iter().enumerate() {
@@ -152,6 +152,16 @@ fn headers(asked: &Asked, problems: &mut Vec<String>) {
 }
 
 fn body(asked: &Asked, problems: &mut Vec<String>) {
+    if asked.verb == "patch" {
+        if asked.content_type != "application/merge-patch+json" {
+            problems.push(format!("Content-Type of a patch is {:?}", asked.content_type));
+        }
+        match asked.resource_and_subresource().as_str() {
+            "events" => fields::<Event>(&asked.body, problems),
+            other => problems.push(format!("{other} is nothing to be patched")),
+        }
+        return;
+    }
     if asked.verb != "create" {
         if !asked.body.is_null() || !asked.content_type.is_empty() {
             problems.push(format!("{} has no body", asked.verb));

@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use crate::api_server::{Asked, Disturbance, Order};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::api_server::{Answer, Asked, Disturbance, Order};
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -120,7 +123,78 @@ fn cm_04_me_02_a_missing_object_is_waited_for_in_the_kubelets_words() {
     rig.put_config("1");
     running.wait_ready();
     wait_content(&running.volume("config").join("key"), "1");
-    assert_eq!(rig.server.objects("Event").len(), 1, "told once");
+    let of_reason = |reason: &str| {
+        let events = rig.server.objects("Event");
+        events.into_iter().filter(|event| event["reason"] == reason).collect::<Vec<_>>()
+    };
+    eventually("its success is told", || of_reason("SuccessfulMountVolume").len() == 1);
+    let success = of_reason("SuccessfulMountVolume").remove(0);
+    let message = r#"MountVolume.SetUp succeeded for volume "config""#;
+    assert_eq!((success["type"].as_str(), success["message"].as_str()), (Some("Normal"), Some(message)));
+    assert_eq!(of_reason("FailedMount").len(), 1, "told once");
+}
+
+#[test]
+fn a_volume_that_fails_again_and_again_has_one_event_that_counts() {
+    let rig = Rig::of_config("1");
+    let mut running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    let events = || rig.server.objects("Event");
+    let count = |reason: &str| {
+        let events = events().into_iter().filter(|event| event["reason"] == reason).collect::<Vec<_>>();
+        assert!(events.len() <= 1, "{events:?}");
+        events.first().map_or(0, |event| event["count"].as_u64().expect("a count"))
+    };
+    let fail = |number: u64| {
+        rig.server.delete("ConfigMap", "default", "app");
+        eventually("the failure is counted", || count("FailedMount") == number);
+        rig.put_config(&number.to_string());
+        eventually("the success is counted", || count("SuccessfulMountVolume") == number);
+    };
+    fail(1);
+    let first = events();
+    fail(2);
+    let name = |event: &Value| event["metadata"]["name"].clone();
+    assert_eq!(events().iter().map(name).collect::<Vec<_>>(), first.iter().map(name).collect::<Vec<_>>());
+    // The next podfs of the pod goes on with the same events, although nobody told it how often they were.
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let _running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    fail(3);
+    assert_eq!(events().len(), 2);
+    // The server has deleted them: another series begins.
+    for event in events() {
+        rig.server.delete("Event", "default", event["metadata"]["name"].as_str().expect("a name"));
+    }
+    fail(1);
+    fail(2);
+}
+
+#[test]
+fn an_event_that_cannot_be_posted_is_posted_later() {
+    let rig = Rig::new("[{name: config, configMap: {name: app}}]");
+    for answer in [Answer::Error(500), Answer::TooMany(1), Answer::Error(503)] {
+        rig.server.fail_only("create", "events", 1, answer);
+    }
+    let mut running = rig.start();
+    eventually("the pod has an event", || rig.server.objects("Event").len() == 1);
+    assert_eq!(rig.server.pending_failures(), 0);
+    assert_eq!(rig.server.count("create", "events"), 4);
+    rig.put_config("1");
+    running.wait_ready();
+}
+
+#[test]
+fn a_volume_of_a_kind_that_podfs_does_not_serve_has_an_event() {
+    let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: data, csi: {driver: d}}]");
+    rig.put_config("1");
+    let running = rig.start();
+    eventually("the pod has an event", || rig.server.objects("Event").len() == 1);
+    let message = rig.server.objects("Event").remove(0)["message"].as_str().expect("a message").to_owned();
+    let expected = r#"MountVolume.SetUp failed for volume "data" : csi volumes are not supported by this version; "#;
+    assert!(message.starts_with(expected), "{message}");
+    assert_eq!(rig.status()["volumes"][0]["state"], "live", "{}", running.log());
 }
 
 #[test]

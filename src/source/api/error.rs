@@ -36,6 +36,8 @@ pub(super) enum Class {
     Forbidden,
     /// There is no such object.
     NotFound,
+    /// There is such an object already (409).
+    Conflict,
     /// The server refuses the request for another reason.
     Refused,
     /// The server says something that an API server does not say.
@@ -147,6 +149,7 @@ fn class(code: u16) -> Class {
         401 => Class::Unauthorized,
         403 => Class::Forbidden,
         404 => Class::NotFound,
+        409 => Class::Conflict,
         410 => Class::Gone,
         408 | 429 | 500..=599 => Class::Busy,
         400..=499 => Class::Refused,

@@ -1,219 +1,265 @@
 //! Events: what is wrong with volumes, told to the pod in the kubelet's form (ME-02), so that `kubectl describe pod` shows it.
 //!
-//! Nobody depends on them: what cannot be posted is let go. A trouble that passes within a second is none, and one that
-//! stays is told once. There are at most as many events as the kubelet would allow itself: a burst, and then one every
-//! few minutes.
+//! An event is a series: what happens again increments the `count` of the same object. Its name follows from the pod, the
+//! volume's message and the reason, so a podfs that was started anew goes on with the series of the one before. The server
+//! deletes events after a time of its own, an hour usually; a series whose object is gone begins again.
+//!
+//! Nothing else depends on events. What cannot be posted because the server is away or busy is posted later; what the server
+//! refuses is tried again with the next repetition.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
+use uuid::Uuid;
 
 use super::address::Resource;
 use super::client::Client;
+use super::error::{ApiError, Class};
+use super::notices::{Condition, Notices};
+use super::retry::{Pause, Retry};
 use crate::manifest::pod::PodIdentity;
 
-/// How long a trouble has to last.
-const SETTLE: Duration = Duration::from_secs(1);
-const BURST: u32 = 25;
-const REFILL: Duration = Duration::from_secs(300);
 /// Longest message the API takes.
 const MAX_MESSAGE: usize = 1024;
-const QUEUE: usize = 64;
+/// Most series whose count is remembered. The server tells the counts of others.
+const MAX_COUNTS: usize = 256;
 
-/// Where troubles are told. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct Troubles(Sender<Trouble>);
+/// Where the conditions of volumes are told. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Conditions(Arc<Told>);
 
-/// How a volume is now.
-struct Trouble {
-    volume: String,
-    /// What is wrong with it, if anything is.
-    reason: Option<String>,
+#[derive(Default)]
+struct Told {
+    /// The last condition of each volume that was not taken yet.
+    last: Mutex<BTreeMap<String, Condition>>,
+    changed: Notify,
 }
 
-impl Troubles {
-    /// Says what is wrong with a volume at this moment, if anything is. Never waits.
-    pub(super) fn tell(&self, volume: &str, reason: Option<&str>) {
-        // Who falls behind that far has enough to tell.
-        let _ = self.0.try_send(Trouble { volume: volume.to_owned(), reason: reason.map(str::to_owned) });
+impl Conditions {
+    /// Tells the condition of a volume at this moment. Never waits.
+    pub(super) fn tell(&self, volume: &str, condition: Condition) {
+        let mut last = self.0.last.lock().expect("no code panics while it is locked");
+        last.insert(volume.to_owned(), condition);
+        self.0.changed.notify_one();
+    }
+
+    fn take(&self) -> BTreeMap<String, Condition> {
+        std::mem::take(&mut *self.0.last.lock().expect("no code panics while it is locked"))
     }
 }
 
-/// What a volume has to tell.
-#[derive(Default)]
-struct Story {
-    /// What is wrong, and when it will have lasted long enough to be told.
-    now: Option<(String, Instant)>,
-    /// What was told last.
-    told: Option<String>,
-}
-
-/// Posts the troubles of a pod's volumes, as whoever holds the first result tells them.
+/// Posts events about the conditions of a pod's volumes, which are told to the first result.
 pub(super) fn post(
     client: Client,
     pod: PodIdentity,
     node: Option<String>,
-) -> (Troubles, impl Future<Output = ()> + Send + 'static) {
-    let (tell, told) = channel(QUEUE);
-    (Troubles(tell), Poster { client, pod, node, stories: BTreeMap::new(), budget: Budget::new() }.run(told))
+) -> (Conditions, impl Future<Output = ()> + Send + 'static) {
+    let conditions = Conditions::default();
+    let poster = Poster {
+        retry: Retry::new(client.clone()),
+        client,
+        pod,
+        node: node.unwrap_or_default(),
+        counts: HashMap::new(),
+        notices: Notices::new(Instant::now()),
+    };
+    (conditions.clone(), poster.run(conditions))
 }
 
 struct Poster {
     client: Client,
     pod: PodIdentity,
-    node: Option<String>,
-    stories: BTreeMap<String, Story>,
-    budget: Budget,
+    node: String,
+    /// How often each series was posted, by the name of its object.
+    counts: HashMap<String, u64>,
+    notices: Notices,
+    retry: Retry,
 }
 
 impl Poster {
-    async fn run(mut self, mut told: Receiver<Trouble>) {
+    /// Goes on for as long as the thread that talks to the server does.
+    async fn run(mut self, conditions: Conditions) {
+        let mut pause: Option<Pause> = None;
         loop {
-            let due = self.stories.values().filter_map(|story| story.now.as_ref().map(|(_, due)| *due)).min();
-            let wait = async {
-                match due {
-                    Some(due) => sleep_until(due).await,
-                    None => pending().await,
+            for (volume, condition) in conditions.take() {
+                self.notices.hear(volume, condition, Instant::now());
+            }
+            while pause.is_none()
+                && let Some((volume, condition)) = self.notices.due(Instant::now())
+            {
+                pause = self.post(&volume, &condition).await;
+            }
+            let due = self.notices.next_due(Instant::now());
+            let go_on = async {
+                match (&pause, due) {
+                    (Some(pause), _) => self.retry.wait(pause).await,
+                    (None, Some(due)) => sleep_until(due).await,
+                    (None, None) => pending().await,
                 }
             };
             tokio::select! {
-                trouble = told.recv() => match trouble {
-                    Some(trouble) => self.hear(trouble),
-                    None => return,
-                },
-                () = wait => self.post_what_is_due().await,
+                () = conditions.0.changed.notified() => {}
+                () = go_on => pause = None,
             }
         }
     }
 
-    fn hear(&mut self, Trouble { volume, reason }: Trouble) {
-        let story = self.stories.entry(volume).or_default();
-        match reason {
-            None => *story = Story::default(),
-            Some(reason) if story.told.as_ref() == Some(&reason) => story.now = None,
-            Some(reason) => {
-                let due = story.now.as_ref().map_or_else(|| Instant::now() + SETTLE, |(_, due)| *due);
-                story.now = Some((reason, due));
+    /// Posts what is due for a volume. Gives the pause after which it is to be posted again, if it could not be.
+    async fn post(&mut self, volume: &str, condition: &Condition) -> Option<Pause> {
+        let event = Event::of(volume, condition);
+        let was_posted = match self.count(&event).await {
+            Ok(()) => true,
+            Err(error) if error.class.passes() => return Some(self.retry.failed(&error)),
+            Err(error) => {
+                debug!("an event is not posted: {error}");
+                false
+            }
+        };
+        self.retry.reset();
+        self.notices.done(volume, was_posted, Instant::now());
+        None
+    }
+
+    /// Begins the series of an event, or counts one more in it.
+    async fn count(&mut self, event: &Event) -> Result<(), ApiError> {
+        if self.counts.len() > MAX_COUNTS {
+            self.counts.clear();
+        }
+        let mut name = event.name(&self.pod);
+        if let Some(count) = self.counts.get(&name) {
+            match self.patch(&name, json!({"count": count + 1, "lastTimestamp": now()})).await {
+                // The server has deleted it: another series begins.
+                Err(error) if error.class == Class::NotFound => drop(self.counts.remove(&name)),
+                // Without the right to patch, each one is an object of its own.
+                Err(error) if error.class == Class::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
+                outcome => return outcome.map(drop),
+            }
+        }
+        let object = event.object(&self.pod, &self.node, &name);
+        match self.client.create(Resource::EVENT, &self.pod.namespace, &[], &object).await {
+            // A podfs before this one has begun the series.
+            Err(error) if error.class == Class::Conflict => {
+                let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;
+                let count = known["count"].as_u64().unwrap_or(1) + 1;
+                self.patch(&name, json!({"count": count})).await.map(drop)
+            }
+            Err(error) => Err(error),
+            Ok(_) => {
+                self.counts.insert(name, 1);
+                Ok(())
             }
         }
     }
 
-    async fn post_what_is_due(&mut self) {
-        let now = Instant::now();
-        let mut due = Vec::new();
-        for (volume, story) in &mut self.stories {
-            if let Some((reason, _)) = story.now.take_if(|(_, at)| *at <= now) {
-                due.push(message(volume, &reason));
-                story.told = Some(reason);
-            }
-        }
-        for message in due {
-            if !self.budget.take(now) {
-                debug!("too many events: {message}");
-                continue;
-            }
-            let event = event(&self.pod, self.node.as_deref(), &message);
-            if let Err(error) = self.client.create(Resource::EVENT, &self.pod.namespace, &[], &event).await {
-                debug!("an event is let go: {error}");
-            }
-        }
+    async fn patch(&mut self, name: &str, change: Value) -> Result<Value, ApiError> {
+        let patched = self.client.patch(Resource::EVENT, &self.pod.namespace, name, &change).await?;
+        self.counts.insert(name.to_owned(), patched["count"].as_u64().unwrap_or(1));
+        Ok(patched)
     }
 }
 
-/// The kubelet's words.
-fn message(volume: &str, reason: &str) -> String {
-    let mut message = format!("MountVolume.SetUp failed for volume {volume:?} : {reason}");
-    while message.len() > MAX_MESSAGE {
-        message.pop();
-    }
-    message
+/// An event in the kubelet's words.
+struct Event {
+    kind: &'static str,
+    reason: &'static str,
+    message: String,
 }
 
-fn event(pod: &PodIdentity, node: Option<&str>, message: &str) -> Value {
-    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    // As long as the name of a pod may be, there is room for a number behind it.
-    let name =
-        format!("{}.{:016x}", &pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']), fastrand::u64(..));
-    json!({
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": { "name": name, "namespace": pod.namespace },
-        "involvedObject": {
-            "apiVersion": "v1", "kind": "Pod",
-            "namespace": pod.namespace, "name": pod.name, "uid": pod.uid.as_str(),
-        },
-        "type": "Warning",
-        "reason": "FailedMount",
-        "message": message,
-        "source": { "component": "podfs", "host": node.unwrap_or_default() },
-        "reportingComponent": "podfs",
-        "reportingInstance": node.unwrap_or_default(),
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    })
-}
-
-/// How many events may be posted at a moment.
-struct Budget {
-    left: u32,
-    refilled: Instant,
-}
-
-impl Budget {
-    fn new() -> Self {
-        Self { left: BURST, refilled: Instant::now() }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        while self.left < BURST && now.duration_since(self.refilled) >= REFILL {
-            self.left += 1;
-            self.refilled += REFILL;
+impl Event {
+    fn of(volume: &str, condition: &Condition) -> Event {
+        let (kind, reason, mut message) = match condition {
+            Condition::Failing(reason) => {
+                ("Warning", "FailedMount", format!("MountVolume.SetUp failed for volume {volume:?} : {reason}"))
+            }
+            Condition::Mounted => {
+                ("Normal", "SuccessfulMountVolume", format!("MountVolume.SetUp succeeded for volume {volume:?}"))
+            }
+        };
+        while message.len() > MAX_MESSAGE {
+            message.pop();
         }
-        if self.left == BURST {
-            self.refilled = now;
-        }
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
+        Event { kind, reason, message }
     }
+
+    /// The same for the same event of the same pod.
+    fn name(&self, pod: &PodIdentity) -> String {
+        let text = format!("{}\0{}\0{}", pod.uid.as_str(), self.reason, self.message);
+        let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
+        nth_name(pod, number)
+    }
+
+    fn object(&self, pod: &PodIdentity, node: &str, name: &str) -> Value {
+        let now = now();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": { "name": name, "namespace": pod.namespace },
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod",
+                "namespace": pod.namespace, "name": pod.name, "uid": pod.uid.as_str(),
+            },
+            "type": self.kind,
+            "reason": self.reason,
+            "message": self.message,
+            "source": { "component": "podfs", "host": node },
+            "reportingComponent": "podfs",
+            "reportingInstance": node,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        })
+    }
+}
+
+/// As long as the name of a pod may be, there is room for a number behind it.
+fn nth_name(pod: &PodIdentity, number: u64) -> String {
+    let start = pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']);
+    format!("{start}.{number:016x}")
+}
+
+fn now() -> String {
+    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn failing(reason: &str) -> Event {
+        Event::of("config", &Condition::Failing(reason.to_owned()))
+    }
+
     #[test]
     fn me_02_an_event_is_in_the_kubelets_words() {
         let pod = PodIdentity::stand_in();
-        let event = event(&pod, Some("n1"), &message("config", "configmap \"app\" not found"));
+        let event = failing("configmap \"app\" not found");
+        let object = event.object(&pod, "n1", &event.name(&pod));
         let expected = "MountVolume.SetUp failed for volume \"config\" : configmap \"app\" not found";
-        assert_eq!((event["message"].as_str(), event["reason"].as_str()), (Some(expected), Some("FailedMount")));
-        assert_eq!(event["involvedObject"]["uid"].as_str(), Some(pod.uid.as_str()));
-        let name = event["metadata"]["name"].as_str().expect("a name");
+        assert_eq!((object["message"].as_str(), object["reason"].as_str()), (Some(expected), Some("FailedMount")));
+        assert_eq!(object["involvedObject"]["uid"].as_str(), Some(pod.uid.as_str()));
+        let mounted = Event::of("config", &Condition::Mounted);
+        assert_eq!((mounted.kind, mounted.reason), ("Normal", "SuccessfulMountVolume"));
+        assert_eq!(mounted.message, "MountVolume.SetUp succeeded for volume \"config\"");
+    }
+
+    #[test]
+    fn the_same_event_of_the_same_pod_has_the_same_name() {
+        let pod = PodIdentity::stand_in();
+        let name = failing("a").name(&pod);
         assert!(name.starts_with("podfs.") && name.len() == 22, "{name}");
+        assert_eq!(failing("a").name(&pod), name);
+        assert_ne!(failing("b").name(&pod), name);
     }
 
     #[test]
     fn a_long_message_is_cut_at_a_character() {
-        let message = message("config", &"ä".repeat(1000));
+        let message = failing(&"ä".repeat(1000)).message;
         assert!(message.len() <= MAX_MESSAGE && message.ends_with('ä'));
-    }
-
-    #[test]
-    fn after_a_burst_there_is_an_event_every_five_minutes() {
-        let start = Instant::now();
-        let mut budget = Budget::new();
-        assert_eq!((0..100).filter(|_| budget.take(start)).count(), 25);
-        assert!(!budget.take(start + REFILL / 2));
-        assert!(budget.take(start + REFILL));
-        assert!(!budget.take(start + REFILL));
-        assert_eq!((0..100).filter(|_| budget.take(start + REFILL * 4)).count(), 3);
     }
 }

@@ -18,6 +18,7 @@
 //! | `follow` | everything that is followed, put together as snapshots |
 //! | `complaints` | what is wrong with objects, in the log |
 //! | `events` | what is wrong with volumes, told to the pod |
+//! | `notices` | which events are due |
 //! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
 //!
 //! One thread owns the connection and all that is followed. It publishes snapshots; [`ApiSource::changed`] only waits for
@@ -34,6 +35,7 @@ mod events;
 mod exec;
 mod follow;
 mod follower;
+mod notices;
 mod poller;
 mod retry;
 mod settings;
@@ -53,10 +55,11 @@ use super::Snapshot;
 use super::files::FileSource;
 use crate::volume::Volume;
 use client::Client;
-use events::Troubles;
+use events::Conditions;
 use follow::Follow;
 
 pub use contacts::{Contact, Contacts, Unreachable};
+pub use notices::Condition;
 pub use settings::Access;
 pub use start::{PodName, StartError};
 
@@ -78,15 +81,15 @@ pub struct Plan {
 pub struct ApiSource {
     updates: Receiver<Snapshot>,
     contacts: Contacts,
-    troubles: Option<Troubles>,
+    conditions: Option<Conditions>,
 }
 
 /// What the thread has begun.
 struct Begun {
     follow: Follow,
     snapshot: Snapshot,
-    /// Where to tell what is wrong with the pod's volumes.
-    troubles: Option<Troubles>,
+    /// Where to tell the conditions of the pod's volumes.
+    conditions: Option<Conditions>,
 }
 
 impl ApiSource {
@@ -108,19 +111,19 @@ impl ApiSource {
         let serve = move || {
             runtime.block_on(async {
                 // Whoever opens the source waits for what is sent.
-                let Begun { follow, snapshot, troubles } = match begin(plan, of_thread).await {
+                let Begun { follow, snapshot, conditions } = match begin(plan, of_thread).await {
                     Ok(it) => it,
                     Err(error) => return drop(begun.send(Err(error))),
                 };
                 let (publish, updates) = watch::channel(snapshot.clone());
-                drop(begun.send(Ok((updates, snapshot, troubles))));
+                drop(begun.send(Ok((updates, snapshot, conditions))));
                 follow.publish(publish).await;
             });
         };
         thread::Builder::new().name("api".into()).spawn(serve).map_err(StartError::Thread)?;
         let gone = || StartError::Thread(io::Error::other("it has ended"));
-        let (updates, snapshot, troubles) = beginning.recv().map_err(|_| gone())??;
-        Ok((ApiSource { updates, contacts, troubles }, snapshot))
+        let (updates, snapshot, conditions) = beginning.recv().map_err(|_| gone())??;
+        Ok((ApiSource { updates, contacts, conditions }, snapshot))
     }
 
     /// The next snapshot that differs in what is known. Cancel-safe.
@@ -134,10 +137,10 @@ impl ApiSource {
         self.updates.borrow_and_update().clone()
     }
 
-    /// Says what is wrong with a volume at this moment, if anything is, for the server to show with the pod.
-    pub fn tell(&self, volume: &str, reason: Option<&str>) {
-        if let Some(troubles) = &self.troubles {
-            troubles.tell(volume, reason);
+    /// Tells the condition of a volume at this moment, for the server to show with the pod.
+    pub fn tell(&self, volume: &str, condition: Condition) {
+        if let Some(conditions) = &self.conditions {
+            conditions.tell(volume, condition);
         }
     }
 
@@ -157,10 +160,10 @@ async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
         None => Follow::new(client.clone(), plan.files, plan.volumes, contacts),
     };
     let snapshot = follow.first().await;
-    let troubles = snapshot.pod.as_ref().map(|pod| {
-        let (troubles, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());
+    let conditions = snapshot.pod.as_ref().map(|pod| {
+        let (conditions, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());
         tokio::spawn(post);
-        troubles
+        conditions
     });
-    Ok(Begun { follow, snapshot, troubles })
+    Ok(Begun { follow, snapshot, conditions })
 }

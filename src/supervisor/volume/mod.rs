@@ -30,7 +30,7 @@ use super::site::Site;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::payload::Allocatable;
-use crate::source::Tokens;
+use crate::source::{Condition, Tokens};
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Volume, VolumeSource};
 use passthrough::PassthroughVolume;
@@ -314,6 +314,12 @@ impl PodVolume {
     /// What is wrong with it, if anything is.
     pub fn problem(&self) -> Option<&str> {
         self.state.reason().filter(|_| !self.is_settling)
+    }
+
+    /// Whether it is mounted and current; unknown while it waits for what was asked for only seconds ago.
+    pub fn condition(&self) -> Option<Condition> {
+        let failing = |reason: &str| Condition::Failing(reason.to_owned());
+        (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
     }
 
     /// The last thing that went wrong, even if it is all right again.

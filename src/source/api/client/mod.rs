@@ -201,6 +201,20 @@ impl Client {
         parse(&asked, &body)
     }
 
+    /// Changes an object as a JSON merge patch says. Gives what it is then.
+    pub(super) async fn patch(
+        &self,
+        resource: Resource,
+        namespace: &str,
+        name: &str,
+        change: &Value,
+    ) -> Result<Value, ApiError> {
+        let asked = format!("patch {}/{name} in namespace {namespace}", resource.plural);
+        let request = |server: &Url| (Method::PATCH, path(server, resource, Some(namespace), &[name]), Some(change));
+        let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
+        parse(&asked, &body)
+    }
+
     /// Waits until the server answers after it did not.
     pub(super) async fn recovered(&self) {
         self.0.recovered.notified().await;
@@ -301,6 +315,7 @@ impl Client {
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<(Response, Option<Room>), ApiError> {
         let (method, url, body) = request(&connection.server);
+        let is_patch = method == Method::PATCH;
         let mut request = Request::new(method, url);
         let headers = request.headers_mut();
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
@@ -308,7 +323,8 @@ impl Client {
             headers.insert(AUTHORIZATION, authorization.clone());
         }
         if let Some(body) = body {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            let content = if is_patch { "application/merge-patch+json" } else { "application/json" };
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(content));
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };

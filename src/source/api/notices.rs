@@ -1,0 +1,213 @@
+//! Which events are due: what is wrong with each volume of the pod, and that it was mounted after all.
+//!
+//! 1. A failure is due when it has lasted for a second, and again every ten minutes for as long as it lasts.
+//! 2. A success is due only after a failure that was posted.
+//! 3. There are at most as many events as the kubelet would allow itself: a burst, and then one every few minutes. The
+//!    repetitions of 1. do not count: there is one for each volume at most.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a condition has to last before it is posted.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How often a failure that lasts is posted again.
+const REPEAT: Duration = Duration::from_secs(600);
+const BURST: u32 = 25;
+const REFILL: Duration = Duration::from_secs(300);
+
+/// How a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It is mounted, and current.
+    Mounted,
+    /// It could not be mounted or refreshed, for this reason.
+    Failing(String),
+}
+
+/// What is known of the conditions of the pod's volumes, and of what was posted about them.
+pub(super) struct Notices {
+    volumes: BTreeMap<String, Notice>,
+    budget: Budget,
+}
+
+/// What is to be posted about a volume.
+#[derive(Default)]
+struct Notice {
+    /// The condition, and when it is due.
+    due: Option<(Condition, Instant)>,
+    /// Whether this condition was posted before.
+    is_repetition: bool,
+    /// Whether a failure was posted, and no success since.
+    has_failed: bool,
+}
+
+impl Notices {
+    pub(super) fn new(now: Instant) -> Notices {
+        Notices { volumes: BTreeMap::new(), budget: Budget { left: BURST, refilled: now } }
+    }
+
+    /// A volume has this condition now.
+    pub(super) fn hear(&mut self, volume: String, condition: Condition, now: Instant) {
+        let notice = self.volumes.entry(volume).or_default();
+        let before = notice.due.take();
+        if before.as_ref().is_some_and(|(before, _)| *before == condition) {
+            notice.due = before;
+            return;
+        }
+        if condition == Condition::Mounted && !notice.has_failed {
+            return;
+        }
+        // Another reason for a failure that was not posted yet begins no new time.
+        let due = match (&condition, before) {
+            (Condition::Failing(_), Some((Condition::Failing(_), due))) if !notice.is_repetition => due,
+            _ => now + SETTLE,
+        };
+        notice.due = Some((condition, due));
+        notice.is_repetition = false;
+    }
+
+    /// One of the conditions to be posted now, with its volume.
+    pub(super) fn due(&mut self, now: Instant) -> Option<(String, Condition)> {
+        let is_affordable = self.budget.left_at(now) > 0;
+        let is_due = |(volume, notice): (&String, &Notice)| match &notice.due {
+            Some((condition, due)) if *due <= now && (is_affordable || notice.is_repetition) => {
+                Some((volume.clone(), condition.clone()))
+            }
+            _ => None,
+        };
+        self.volumes.iter().find_map(is_due)
+    }
+
+    /// When there is something to post again.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let affordable = if self.budget.left > 0 { now } else { self.budget.refilled + REFILL };
+        let due = |notice: &Notice| {
+            let (_, due) = notice.due.as_ref()?;
+            Some(if notice.is_repetition { *due } else { (*due).max(affordable) })
+        };
+        self.volumes.values().filter_map(due).min()
+    }
+
+    /// What was due for a volume was posted, or will not be.
+    pub(super) fn done(&mut self, volume: &str, was_posted: bool, now: Instant) {
+        let Some(notice) = self.volumes.get_mut(volume) else { return };
+        match notice.due.take() {
+            Some((condition @ Condition::Failing(_), _)) => {
+                if was_posted && !notice.is_repetition {
+                    self.budget.left = self.budget.left.saturating_sub(1);
+                }
+                notice.has_failed |= was_posted;
+                notice.due = Some((condition, now + REPEAT));
+                notice.is_repetition = true;
+            }
+            Some((Condition::Mounted, _)) => {
+                if was_posted {
+                    self.budget.left = self.budget.left.saturating_sub(1);
+                }
+                *notice = Notice::default();
+            }
+            None => {}
+        }
+    }
+}
+
+/// How many events may be posted.
+struct Budget {
+    left: u32,
+    refilled: Instant,
+}
+
+impl Budget {
+    fn left_at(&mut self, now: Instant) -> u32 {
+        while self.left < BURST && now.duration_since(self.refilled) >= REFILL {
+            self.left += 1;
+            self.refilled += REFILL;
+        }
+        if self.left == BURST {
+            self.refilled = now;
+        }
+        self.left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failing(reason: &str) -> Condition {
+        Condition::Failing(reason.to_owned())
+    }
+
+    /// Posts all that is due.
+    fn post(notices: &mut Notices, now: Instant) -> Vec<Condition> {
+        let mut posted = Vec::new();
+        while let Some((volume, condition)) = notices.due(now) {
+            notices.done(&volume, true, now);
+            posted.push(condition);
+        }
+        posted
+    }
+
+    #[test]
+    fn a_failure_that_lasts_is_posted_after_a_second_and_every_ten_minutes() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        notices.hear("v".to_owned(), failing("a"), start);
+        assert_eq!((notices.due(start), notices.next_due(start)), (None, Some(start + SETTLE)));
+        notices.hear("v".to_owned(), failing("b"), start + SETTLE / 2);
+        let mut now = start + SETTLE;
+        for _ in 0..100 {
+            assert_eq!(post(&mut notices, now), [failing("b")], "the time of the first reason counts");
+            notices.hear("v".to_owned(), failing("b"), now + REPEAT / 2);
+            assert_eq!(post(&mut notices, now + REPEAT / 2), []);
+            assert_eq!(notices.next_due(now), Some(now + REPEAT));
+            now += REPEAT;
+        }
+    }
+
+    #[test]
+    fn a_success_is_posted_after_a_failure_that_was_posted_and_only_then() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        notices.hear("v".to_owned(), Condition::Mounted, start);
+        assert_eq!(notices.next_due(start), None);
+        notices.hear("v".to_owned(), failing("a"), start);
+        notices.hear("v".to_owned(), Condition::Mounted, start);
+        assert_eq!(notices.next_due(start), None, "it passed within the second");
+        notices.hear("v".to_owned(), failing("a"), start);
+        assert_eq!(post(&mut notices, start + SETTLE), [failing("a")]);
+        let now = start + REPEAT / 2;
+        notices.hear("v".to_owned(), Condition::Mounted, now);
+        notices.hear("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
+        assert_eq!(post(&mut notices, now + SETTLE), [Condition::Mounted]);
+        assert_eq!(notices.next_due(now), None);
+    }
+
+    #[test]
+    fn what_cannot_be_posted_stays_due_or_waits_for_its_next_time() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        notices.hear("v".to_owned(), failing("a"), start);
+        let now = start + SETTLE;
+        assert_eq!(notices.due(now), notices.due(now), "nobody said that it was posted");
+        notices.done("v", false, now);
+        assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
+        notices.hear("v".to_owned(), Condition::Mounted, now);
+        assert_eq!(notices.next_due(now), None, "no failure was posted");
+    }
+
+    #[test]
+    fn after_a_burst_there_is_an_event_every_five_minutes_and_repetitions_are_free() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        (0..100).for_each(|volume| notices.hear(format!("v{volume}"), failing("a"), start));
+        let now = start + SETTLE;
+        assert_eq!(post(&mut notices, now).len(), 25);
+        assert_eq!(notices.next_due(now), Some(notices.budget.refilled + REFILL));
+        assert_eq!(post(&mut notices, now + REFILL).len(), 1);
+        // Those 26 are repeated, and one more is new.
+        assert_eq!(post(&mut notices, now + REPEAT).len(), 26);
+    }
+}
