@@ -356,6 +356,8 @@ impl PodVolume {
                 // There is nothing to be seen of it; what puts it right is another change.
                 self.heard = None;
                 match (refresh.is_settling, &self.state) {
+                    // It was a problem before, and is the same one still.
+                    (true, State::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, State::Waiting(_)) => self.settle(reason),
                     (true, State::Live(_)) => {}
                     (true, State::Behind(..)) | (false, _) => self.fail(reason),
