@@ -94,8 +94,14 @@ impl Rig {
     }
 
     /// `podfs status` of the pod.
+    #[track_caller]
     pub fn status(&self) -> Value {
-        self.fixture.pods().remove(0)
+        let mut pods = Vec::new();
+        eventually("the pod has a status", || {
+            pods = self.fixture.pods();
+            !pods.is_empty()
+        });
+        pods.remove(0)
     }
 
     /// What the status says of an object that is asked for.
