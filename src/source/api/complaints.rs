@@ -82,7 +82,7 @@ impl Complaints {
         self.log(now);
     }
 
-    /// Nothing is wrong with an object, or nobody asks for it any more.
+    /// Nothing is wrong with an object, or no volume refers to it any more.
     pub(super) fn over(&mut self, object: &str, now: Instant) {
         if !self.0.is_empty() {
             self.end(object, None, now);

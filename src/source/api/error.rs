@@ -7,6 +7,8 @@ use reqwest::StatusCode;
 use rustls::CertificateError;
 use serde::Deserialize;
 
+use super::tls::is_authority_itself;
+
 const BROKE: &str = "the connection to the server broke";
 
 /// A request that did not succeed. Its text is one sentence for the user.
@@ -197,10 +199,11 @@ fn without_links(text: &str) -> String {
 
 fn of_tls(error: &rustls::Error) -> (Class, String) {
     use rustls::Error as Tls;
+    const OTHER_AUTHORITY: &str = "its certificate is not signed by the certificate authority of the settings";
     let cause = match error {
-        Tls::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "its certificate is not signed by the certificate authority of the settings".to_owned()
-        }
+        Tls::InvalidCertificate(CertificateError::UnknownIssuer) => OTHER_AUTHORITY.to_owned(),
+        // A server that made its own certificate, and not the one of the settings.
+        error if is_authority_itself(error) => OTHER_AUTHORITY.to_owned(),
         Tls::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "its certificate has expired".to_owned()
         }

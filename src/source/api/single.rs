@@ -46,7 +46,8 @@ impl Task {
     }
 }
 
-/// Follows an object until nobody wants to hear of it, or nothing can change: a claim or a PersistentVolume that is bound.
+/// Follows an object until its listener is gone, or until it cannot change any more: a claim or a PersistentVolume that is
+/// bound.
 /// The content of an immutable object is read once (MG-02); its metadata tells when it was deleted and made again.
 pub(super) async fn follow_object(
     client: Client,

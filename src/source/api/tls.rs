@@ -118,7 +118,7 @@ impl ServerCertVerifier for OrItself {
 }
 
 /// Whether a certificate was refused only because it may sign others.
-fn is_authority_itself(error: &Error) -> bool {
+pub(super) fn is_authority_itself(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) = error else { return false };
     matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }

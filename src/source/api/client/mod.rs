@@ -43,8 +43,9 @@ const MAX_LIST: usize = 32 << 20;
 /// The kind of an object, and of a list, of which the server sends the metadata only.
 pub(super) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
-/// How long requests wait for the first one to have made a connection.
-const QUEUE: Duration = Duration::from_secs(1);
+/// How long requests wait for the first one to have made a connection, and for one that tries a server that was away. When
+/// all pods of a node come back at once, that takes a while, and each further try would cost another handshake.
+const QUEUE: Duration = Duration::from_secs(3);
 
 /// An API server, as podfs talks to it. Cheap to clone.
 #[derive(Clone)]
@@ -73,6 +74,18 @@ struct Reach {
     outage: Outage,
     /// When the connection was made.
     since: Instant,
+    /// When the last request was made that has to make a connection, and how many of these go on.
+    tried: Instant,
+    trying: u32,
+}
+
+/// A request that has to make a connection, until it ends.
+struct Trying<'a>(&'a Client);
+
+impl Drop for Trying<'_> {
+    fn drop(&mut self) {
+        self.0.reach().trying -= 1;
+    }
 }
 
 struct Current {
@@ -121,7 +134,12 @@ impl Client {
             connection: Mutex::new(current),
             first: Mutex::new(()),
             turn: Mutex::new(()),
-            reach: StdMutex::new(Reach { outage: Outage::default(), since: Instant::now() }),
+            reach: StdMutex::new(Reach {
+                outage: Outage::default(),
+                since: Instant::now(),
+                tried: Instant::now(),
+                trying: 0,
+            }),
             recovered: Notify::new(),
             allowed: Notify::new(),
             refused: AtomicBool::new(false),
@@ -228,8 +246,21 @@ impl Client {
     /// Waits until it is this request's turn to try a server that cannot be reached. Cancel-safe.
     pub(super) async fn turn_to_try(&self) {
         let _turn = self.0.turn.lock().await;
-        let pause = self.reach().outage.pause(tokio::time::Instant::now());
-        sleep(pause).await;
+        loop {
+            let pause = self.reach().outage.pause(tokio::time::Instant::now());
+            sleep(pause).await;
+            let reach = self.reach();
+            if reach.trying == 0 || reach.tried.elapsed() >= QUEUE {
+                return;
+            }
+        }
+    }
+
+    fn try_to_reach(&self) -> Trying<'_> {
+        let mut reach = self.reach();
+        reach.tried = Instant::now();
+        reach.trying += 1;
+        Trying(self)
     }
 
     /// How long the server has been reached.
@@ -337,7 +368,9 @@ impl Client {
                 (http, Some(room))
             }
         };
+        let trying = (!connection.is_made()).then(|| self.try_to_reach());
         let outcome = timeout(DEADLINE, http.execute(request)).await;
+        drop(trying);
         let was_made = connection.note(matches!(outcome, Ok(Ok(_))));
         drop(turn);
         let answer = outcome.map_err(|_| late(asked))?.map_err(|error| ApiError::transport(asked, &error))?;
