@@ -70,12 +70,25 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Resul
 
 /// Every line that was appended is there, once and in its order.
 fn append(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
+    /// Lines after which the file is looked at and begun anew, so that the last look takes no longer than any other.
+    const LINES: u64 = 10_000;
     let path = place.at("appended");
     let mut file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(failed("create"))?;
-    let rounds = repeat(&mut |round| file.write_all(format!("line {round}\n").as_bytes()).map_err(failed("append")));
-    let text = fs::read_to_string(&path).map_err(failed("read"))?;
-    let lines: Vec<_> = (0..rounds).map(|round| format!("line {round}\n")).collect();
-    if text == lines.concat() { Ok(()) } else { Err(format!("{} bytes after {rounds} lines", text.len())) }
+    let check = |rounds: u64| {
+        let text = fs::read_to_string(&path).map_err(failed("read"))?;
+        let lines: String = (rounds - rounds % LINES..rounds).map(|round| format!("line {round}\n")).collect();
+        if text == lines { Ok(()) } else { Err(format!("{} bytes after {rounds} lines", text.len())) }
+    };
+    let rounds = repeat(&mut |round| {
+        file.write_all(format!("line {round}\n").as_bytes()).map_err(failed("append"))?;
+        if round % LINES == LINES - 1 {
+            let text = fs::read_to_string(&path).map_err(failed("read"))?;
+            expect("the number of lines", text.lines().count() as u64, LINES)?;
+            file.set_len(0).map_err(failed("truncate"))?;
+        }
+        Ok(())
+    });
+    check(rounds)
 }
 
 /// Every block that was written is there, whether it was asked for before the file was closed or after.
