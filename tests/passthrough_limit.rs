@@ -4,11 +4,11 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use std::ptr;
 
-use rustix::fs::{FallocateFlags, copy_file_range, fallocate, statvfs};
+use rustix::fs::{FallocateFlags, XattrFlags, copy_file_range, fallocate, setxattr, statvfs};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use common::eventually;
@@ -128,6 +128,89 @@ fn many_small_files_are_counted_by_what_they_take() {
         fs::hard_link(mounted.path().join("file100"), mounted.path().join(format!("link{number}"))).expect("a link");
     }
     fs::write(mounted.path().join("one more"), "x").expect("there is room");
+}
+
+/// Bytes that a directory, and all that is in it, takes on the disk, as `du(1)` counts them.
+fn taken_in_all(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).expect("a listing").map(|entry| entry.expect("an entry"));
+    let below: u64 = entries
+        .map(|entry| match entry.metadata().expect("attributes") {
+            found if found.is_dir() => taken_in_all(&entry.path()),
+            found => found.blocks() * 512,
+        })
+        .sum();
+    below + fs::metadata(directory).expect("attributes").blocks() * 512
+}
+
+/// Checks that as much can be written as into a new volume.
+#[track_caller]
+fn assert_everything_fits(mounted: &Mounted) {
+    let path = mounted.path().join("everything");
+    let fits = fill(&mut File::create(&path).expect("created"));
+    fs::remove_file(path).expect("removed");
+    assert!(fits + 64 * KIB >= LIMIT, "{fits} bytes fit");
+}
+
+#[test]
+fn extended_attributes_ask_for_room() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let flood = |directory: &Path| {
+        (0..2000u32).find(|number| {
+            // File systems share blocks of attributes that are the same.
+            let value: Vec<u8> = (0..3000u32).map(|at| (at.wrapping_mul(31) ^ number) as u8).collect();
+            let path = directory.join(number.to_string());
+            let made = File::create_new(&path);
+            let set = |_: File| Ok(setxattr(&path, c"user.flood", &value, XattrFlags::empty())?);
+            is_full(made.and_then(set))
+        })
+    };
+    let full = flood(mounted.path()).expect("it gets full");
+    assert!((200..=260).contains(&full), "{full} attributes of one block fit");
+    let taken = taken_in_all(mounted.source());
+    assert!(taken <= LIMIT + 16 * KIB, "{taken} bytes are taken of {LIMIT}");
+    let first = mounted.path().join("0");
+    setxattr(&first, c"user.flood", b"less", XattrFlags::empty()).expect("a shorter value needs no room");
+    for entry in fs::read_dir(mounted.path()).expect("a listing") {
+        fs::remove_file(entry.expect("an entry").path()).expect("removed");
+    }
+    assert_everything_fits(&mounted);
+
+    // A directory keeps the blocks that names took in it, on the disk and in the account, until it is removed.
+    let below = mounted.path().join("below");
+    fs::create_dir(&below).expect("a directory");
+    flood(&below).expect("it gets full");
+    fs::remove_dir_all(&below).expect("removed");
+    assert_everything_fits(&mounted);
+}
+
+#[test]
+fn empty_files_with_long_names_ask_for_room_and_give_it_back() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let name = |round: u32, number: u32| mounted.path().join(format!("{round}{number:0>200}"));
+    for round in 0..3 {
+        let made = (0..15_000).take_while(|number| File::create_new(name(round, *number)).is_ok()).count();
+        let taken = taken_in_all(mounted.source());
+        assert!(taken <= 2 * LIMIT + 64 * KIB, "{taken} bytes are taken of {LIMIT} in round {round}");
+        assert!(made > 1000, "{made} files were made in round {round}");
+        (0..made).for_each(|number| fs::remove_file(name(round, number as u32)).expect("removed"));
+        assert_everything_fits(&mounted);
+    }
+}
+
+#[test]
+fn nothing_new_fits_into_a_full_volume() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = |name: &str| mounted.path().join(name);
+    fs::create_dir(path("directory")).expect("a directory");
+    fill(&mut File::create(path("file")).expect("created"));
+    assert!(is_full(File::create_new(path("empty")).map(drop)));
+    assert!(is_full(File::options().write(true).custom_flags(libc::O_TMPFILE).open(mounted.path()).map(drop)));
+    assert!(is_full(fs::create_dir(path("other"))));
+    assert!(is_full(symlink("target", path("link"))));
+    assert!(is_full(fs::hard_link(path("file"), path("linked"))));
+    fs::rename(path("file"), path("directory/moved")).expect("a name can move");
+    fs::remove_file(path("directory/moved")).expect("removed");
+    assert_everything_fits(&mounted);
 }
 
 #[test]

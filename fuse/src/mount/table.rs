@@ -30,6 +30,10 @@ pub fn keep() -> io::Result<()> {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
+    /// The kernel's number for it, as `statx(2)` and `name_to_handle_at(2)` report it.
+    pub id: u64,
+    /// What it denies to the files on it.
+    pub restrictions: Restrictions,
     /// Where it is mounted.
     pub at: PathBuf,
     /// Its file system type.
@@ -40,6 +44,28 @@ pub struct Mounted {
     pub root: PathBuf,
     /// What it is a mount of, in the file system's own words.
     pub source: String,
+}
+
+/// What a mount denies to the files on it (`mount(8)`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restrictions {
+    /// Setuid, setgid and file capabilities have no effect.
+    pub nosuid: bool,
+    /// Devices cannot be opened.
+    pub nodev: bool,
+    /// Programs cannot be run.
+    pub noexec: bool,
+}
+
+impl Restrictions {
+    /// All of them.
+    pub const ALL: Self = Self { nosuid: true, nodev: true, noexec: true };
+
+    /// Reads the options of a mount: `rw,nosuid,relatime`.
+    fn of_options(options: &[u8]) -> Self {
+        let has = |name: &str| options.split(|byte| *byte == b',').any(|option| option == name.as_bytes());
+        Self { nosuid: has("nosuid"), nodev: has("nodev"), noexec: has("noexec") }
+    }
 }
 
 /// The mounts exactly at `path`, which holds no symbolic links; the topmost comes last.
@@ -83,13 +109,15 @@ fn read() -> io::Result<Vec<u8>> {
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let id = str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
     let root = path(fields.next()?);
     let at = path(fields.next()?);
+    let restrictions = Restrictions::of_options(fields.next()?);
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
-    Some(Mounted { at, fs_type, device, root, source })
+    Some(Mounted { id, restrictions, at, fs_type, device, root, source })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -118,8 +146,11 @@ mod tests {
 
     #[test]
     fn a_line_gives_mount_point_and_type() {
-        let line = br"36 35 98:0 / /var/with\040blank\134 rw,noatime master:1 shared:2 - fuse.podfs podfs rw";
+        let line =
+            br"36 35 98:0 / /var/with\040blank\134 rw,nosuid,noatime,noexec master:1 shared:2 - fuse.podfs podfs rw";
         let expected = Mounted {
+            id: 36,
+            restrictions: Restrictions { nosuid: true, nodev: false, noexec: true },
             at: PathBuf::from(r"/var/with blank\"),
             fs_type: FS_TYPE.to_owned(),
             device: "98:0".to_owned(),

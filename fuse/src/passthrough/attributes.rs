@@ -1,4 +1,11 @@
-//! Attributes: from the source's `statx(2)` to what the kernel is told.
+//! Attributes: from the source's `statx(2)` to the attributes that the kernel gets.
+//!
+//! The kernel decides by attributes what a file can do, so the [restrictions](Mount::restrictions) of the file's mount
+//! stand in them:
+//!
+//! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
+//! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
+//! 3. On a `noexec` mount nobody may execute a regular file.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -9,6 +16,7 @@ use rustix::io::Errno;
 use super::mounted::Cache;
 use super::mounts::Mount;
 use super::node::Node;
+use crate::mount::table::Restrictions;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
 /// How long the kernel may believe a name, and attributes.
@@ -92,11 +100,11 @@ pub fn attr(found: &Statx, mount: &Mount) -> Attr {
         atimensec: found.stx_atime.tv_nsec,
         mtimensec: found.stx_mtime.tv_nsec,
         ctimensec: found.stx_ctime.tv_nsec,
-        mode: found.stx_mode.into(),
+        mode: visible_mode(found, mount).into(),
         nlink: found.stx_nlink,
         uid: found.stx_uid,
         gid: found.stx_gid,
-        rdev: device_number(found.stx_rdev_major, found.stx_rdev_minor),
+        rdev: visible_device(found, mount, device_number),
         blksize: found.stx_blksize,
         flags: 0,
     }
@@ -111,7 +119,7 @@ pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
         nlink: found.stx_nlink,
         uid: found.stx_uid,
         gid: found.stx_gid,
-        mode: found.stx_mode,
+        mode: visible_mode(found, mount),
         ino: mount.ino(found.stx_ino),
         size: found.stx_size,
         blocks: found.stx_blocks,
@@ -119,12 +127,24 @@ pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
         btime: time(&found.stx_btime),
         ctime: time(&found.stx_ctime),
         mtime: time(&found.stx_mtime),
-        rdev_major: found.stx_rdev_major,
-        rdev_minor: found.stx_rdev_minor,
+        rdev_major: visible_device(found, mount, |major, _| major),
+        rdev_minor: visible_device(found, mount, |_, minor| minor),
         dev_major: found.stx_dev_major,
         dev_minor: found.stx_dev_minor,
         ..Default::default()
     }
+}
+
+fn visible_mode(found: &Statx, mount: &Mount) -> u16 {
+    const SETUID_SETGID: u16 = 0o6000;
+    const EXECUTE: u16 = 0o111;
+    let Restrictions { nosuid, noexec, .. } = mount.restrictions();
+    let hidden = if nosuid { SETUID_SETGID } else { 0 } | if noexec { EXECUTE } else { 0 };
+    if kind(found) == FileType::RegularFile { found.stx_mode & !hidden } else { found.stx_mode }
+}
+
+fn visible_device(found: &Statx, mount: &Mount, number: impl Fn(u32, u32) -> u32) -> u32 {
+    if mount.restrictions().nodev { 0 } else { number(found.stx_rdev_major, found.stx_rdev_minor) }
 }
 
 /// `new_encode_dev` of the kernel.

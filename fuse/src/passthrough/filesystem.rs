@@ -187,7 +187,7 @@ impl PassthroughFilesystem {
             Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments, exchange),
             Operation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
 
-            Operation::Open { flags } => self.open(node, flags, exchange),
+            Operation::Open { flags } => self.open(node, flags, caller, exchange),
             Operation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
             Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller, exchange),
             Operation::Read(arguments) => self.read(arguments, exchange.buffer),
@@ -305,7 +305,10 @@ impl PassthroughFilesystem {
         let Some(advice) = &self.options.socket_advice else { return };
         if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
             let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
-            tracing::warn!("volume {volume:?}: nobody can connect to the socket {path} through FUSE; {advice}");
+            tracing::warn!(
+                "volume {volume:?}: nobody can connect to the socket {} through FUSE; {advice}",
+                path.escape_debug()
+            );
         }
     }
 

@@ -6,13 +6,17 @@
 //!
 //! An anchor that no process has any more is opened anew when it is needed: from the source, or by way of the directory that
 //! the mount was found in.
+//!
+//! The visible mount of the volume carries the flags of the mount that the source is on. A mount below the source may
+//! deny more (`nosuid`, `nodev`, `noexec`), and the kernel cannot know that of a FUSE file. So its [`Restrictions`]
+//! decide how the attributes of its files look (`attributes`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, openat, statx};
 use rustix::io::Errno;
 
 use super::handle::FileHandle;
@@ -20,7 +24,7 @@ use super::listing::Listing;
 use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
-use crate::mount::table::{FS_TYPE, mount_with_id};
+use crate::mount::table::{FS_TYPE, Mounted, Restrictions, mount_with_id, mounts};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -39,6 +43,7 @@ pub struct Mount {
     anchor: OnceLock<OwnedFd>,
     /// Where the anchor is found again that no process has any more.
     way: Option<Way>,
+    restrictions: Restrictions,
 }
 
 /// The way to a mount.
@@ -98,10 +103,19 @@ impl Mount {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
-    /// One that a dead server left.
-    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>) -> Mount {
+    /// One that a dead server left. `table` is the mount table of the host.
+    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>, table: &[Mounted]) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
-        Mount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way }
+        // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
+        // and would keep all volumes of the pod waiting.
+        let listed = table.iter().find(|mounted| mounted.id == id).map(|mounted| mounted.restrictions);
+        let restrictions = if index == 0 { Restrictions::default() } else { listed.unwrap_or(Restrictions::ALL) };
+        Mount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way, restrictions }
+    }
+
+    /// What it denies beyond what the volume's visible mount denies.
+    pub fn restrictions(&self) -> Restrictions {
+        self.restrictions
     }
 
     /// The kernel's number for it.
@@ -192,9 +206,14 @@ impl Mounts {
             }
             return Ok(mount);
         }
-        if is_passthrough(id) {
+        let mounted = mount_with_id(id).ok().flatten();
+        if mounted.as_ref().is_some_and(is_passthrough) {
             return Err(Errno::LOOP);
         }
+        let restrictions = match &mounted {
+            Some(mounted) => mounted.restrictions,
+            None => restrictions_of(file)?,
+        };
         // Not under the lock: a file system that hangs holds up nobody else.
         let anchor = handle.and_then(|handle| anchor(file, handle));
         let mut known = self.lock();
@@ -214,7 +233,9 @@ impl Mounts {
             }
         });
         let anchor = anchor.map(OnceLock::from).unwrap_or_default();
-        let mount = Arc::new(Mount { record: record.map_err(no_memory)?, id, index, anchor, way: None });
+        // The visible mount carries the flags of the first one, which is the source's.
+        let restrictions = if index == 0 { Restrictions::default() } else { restrictions };
+        let mount = Arc::new(Mount { record: record.map_err(no_memory)?, id, index, anchor, way: None, restrictions });
         known.insert(id, Arc::downgrade(&mount));
         Ok(mount)
     }
@@ -254,7 +275,21 @@ fn mount_id(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
-fn is_passthrough(id: u64) -> bool {
-    let mount = mount_with_id(id).ok().flatten();
-    mount.is_some_and(|mount| mount.fs_type == FS_TYPE && mount.source == PASSTHROUGH_SOURCE)
+fn is_passthrough(mount: &Mounted) -> bool {
+    mount.fs_type == FS_TYPE && mount.source == PASSTHROUGH_SOURCE
+}
+
+/// What a mount denies that is attached nowhere, or in another mount namespace.
+fn restrictions_of(file: BorrowedFd<'_>) -> Result<Restrictions, Errno> {
+    let flags = fstatvfs(file)?.f_flag;
+    Ok(Restrictions {
+        nosuid: flags.contains(StatVfsMountFlags::NOSUID),
+        nodev: flags.contains(StatVfsMountFlags::NODEV),
+        noexec: flags.contains(StatVfsMountFlags::NOEXEC),
+    })
+}
+
+/// The mount table, for [`Mount::inherit`]. Without it, every mount below the source denies everything that a mount can.
+pub(super) fn table() -> Vec<Mounted> {
+    mounts().unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::mounted::{DataPath, Options};
-use super::mounts::{Mount, Mounts, Way};
+use super::mounts::{Mount, Mounts, Way, table};
 use super::node::{Found, Identity, Inherited, Node, Nodes, ROOT};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
@@ -24,7 +24,7 @@ use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
-use super::usage::Usage;
+use super::usage::{Usage, growth_of};
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
 use crate::session::Session;
@@ -69,7 +69,11 @@ impl Tables {
         let by_server = usage.is_some() || options.remote.is_some();
         let data_path = if by_server { DataPath::Server } else { probe(session) };
         let status = if options.remote.is_some() { whole(source.as_fd())? } else { Kstatfs::default() };
-        let found = Found { identity, mount, kind: kind(&found), charge: bytes_taken(&found) };
+        let charge = match kind(&found) {
+            FileType::Directory => growth_of(source.as_fd())?,
+            _ => bytes_taken(&found),
+        };
+        let found = Found { identity, mount, kind: kind(&found), charge };
         let share = Share::new(&options.name);
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
@@ -208,6 +212,7 @@ impl<'a> Reader<'a> {
 
     fn mounts(&mut self, source: Option<&OwnedFd>) -> HashMap<u64, Arc<Mount>> {
         let mut mounts = HashMap::new();
+        let table = table();
         let mut records = self.records::<MountCell>();
         // A mount was met after the one that it is mounted on.
         records.sort_unstable_by_key(|record| record.index.load(Relaxed));
@@ -218,7 +223,7 @@ impl<'a> Reader<'a> {
             let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
             // Where the file system has no handles, there is nothing to find.
             let way = (word != 0).then(|| source.map_or_else(|| Way::recorded(&record, &mounts), Way::Source));
-            let mount = Mount::inherit(record, anchor, way);
+            let mount = Mount::inherit(record, anchor, way, &table);
             mounts.insert(mount.index(), Arc::new(mount));
         }
         mounts

@@ -5,6 +5,16 @@
 //! has. Files are charged when they grow and discharged when their last name or last open file goes; each look at a
 //! file puts right what the source did on its own, such as blocks that it only decided on when it wrote them.
 //!
+//! Whatever can make a file, a directory or an attribute grow asks for room first. Directories grow with their names, and
+//! file systems such as ext4 do not shrink them again: a directory that held many names keeps its blocks until it is
+//! removed. The root cannot be removed, so it has rules of its own:
+//!
+//! 1. Its first block is free, and what it grows beyond that is charged like any other growth.
+//! 2. When a request finds no room, and most names of the root are gone, the blocks that the root kept are free from
+//!    then on: new names go there.
+//! 3. So that these blocks do not add up, the root may grow by no more than the limit. The volume takes twice its limit
+//!    at most.
+//!
 //! The account and what each node is charged with stand in the region. A charge changes both: it is written down as a
 //! whole before, and a successor that finds it so makes it once more. What a node is charged with is always set, never
 //! added to, so what is done again for a request that is asked for again changes nothing.
@@ -12,6 +22,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{FileType, Mode, OFlags, openat};
@@ -33,35 +44,50 @@ pub struct Usage {
     limit: u64,
     region: Arc<Region>,
     right: Mutex<()>,
+    /// Bytes of the root directory that are free of charge.
+    root_free: AtomicU64,
+    /// Whether names were removed since the root was last looked through.
+    names_removed: AtomicBool,
 }
 
 /// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
 /// until it is charged with what it takes.
 pub struct Account<'a> {
-    limit: u64,
+    usage: &'a Usage,
     counters: &'a Counters,
     _right: MutexGuard<'a, ()>,
 }
 
 impl Usage {
-    /// Counts what is in `source` already; the directory itself is free.
+    /// Counts what is in `source` already; the first block of the directory itself is free.
     ///
     /// # Errors
     /// When the source cannot be read.
     pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<Usage, Errno> {
-        region.header().counters.used.store(taken_below(source)?, Release);
+        region.header().counters.used.store(taken_below(source)?.saturating_add(growth_of(source)?), Release);
         Ok(Self::inherit(limit, region))
     }
 
     /// As a dead server left it.
     pub fn inherit(limit: u64, region: Arc<Region>) -> Usage {
-        Usage { limit, region, right: Mutex::new(()) }
+        Usage {
+            limit,
+            region,
+            right: Mutex::new(()),
+            root_free: AtomicU64::new(BLOCK),
+            names_removed: AtomicBool::new(true),
+        }
     }
 
     /// Keeps everybody else from the account until it is dropped.
     pub fn lock(&self) -> Account<'_> {
         let right = self.right.lock().expect("a thread that panics ends the process");
-        Account { limit: self.limit, counters: &self.region.header().counters, _right: right }
+        Account { usage: self, counters: &self.region.header().counters, _right: right }
+    }
+
+    /// A name was removed somewhere.
+    pub fn name_removed(&self) {
+        self.names_removed.store(true, Release);
     }
 
     /// The file system as a whole, as far as the limit lets it be used.
@@ -103,18 +129,63 @@ impl Account<'_> {
         Ok(length)
     }
 
+    /// Whether there is room for one more name in `parent`, open as `directory`, and for a thing of `blocks` blocks.
+    ///
     /// # Errors
-    /// `ENOSPC` when a directory or a link does not fit any more.
-    pub fn check_room_for_node(&self) -> Result<(), Errno> {
-        if self.room() >= BLOCK { Ok(()) } else { Err(Errno::NOSPC) }
+    /// `ENOSPC` when there is not.
+    pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
+        let root_is_full = || {
+            let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
+            parent.id == ROOT && grown >= self.usage.limit && grown >= self.usage.root_free.load(Relaxed)
+        };
+        if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
+    }
+
+    /// Whether an extended attribute of `length` bytes fits.
+    ///
+    /// # Errors
+    /// `ENOSPC` when it does not.
+    pub fn check_room_for_attribute(&self, length: usize) -> Result<(), Errno> {
+        if self.room() >= (length.max(1) as u64).next_multiple_of(BLOCK) { Ok(()) } else { Err(Errno::NOSPC) }
+    }
+
+    /// A name that moves to another directory may make that one grow by a block, also in a full volume: programs that
+    /// make room move things about. A volume that takes more than its limit allows it no more.
+    ///
+    /// # Errors
+    /// `ENOSPC` when more is taken than the limit.
+    pub fn check_not_exceeded(&self) -> Result<(), Errno> {
+        if self.used() <= self.usage.limit { Ok(()) } else { Err(Errno::NOSPC) }
+    }
+
+    /// Frees the blocks that the root, open as `directory`, has kept of names which are gone. Returns whether this made
+    /// room.
+    pub fn free_blocks_of_root(&mut self, root: &Node, directory: BorrowedFd<'_>) -> bool {
+        if root.kind != FileType::Directory || !self.usage.names_removed.swap(false, Relaxed) {
+            return false;
+        }
+        let Ok(size) = attributes_of(directory).map(|found| bytes_taken(&found)) else { return false };
+        let before = self.usage.root_free.load(Relaxed);
+        if size <= before || !names_take_at_most(directory, size / 4).unwrap_or(false) {
+            return false;
+        }
+        self.usage.root_free.store(size.min(self.usage.limit.saturating_add(8 * BLOCK)), Relaxed);
+        self.settle(root, directory);
+        true
     }
 
     /// Charges `node`, open as `file`, with what it takes now.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
-        // The root is free, and what cannot be looked at stays as it was.
-        if let (false, Ok(found)) = (node.id == ROOT, attributes_of(file)) {
-            self.charge(node, bytes_taken(&found));
+        // What cannot be looked at stays as it was.
+        if let Ok(found) = attributes_of(file) {
+            let free = if node.id == ROOT { self.free_of(node) } else { 0 };
+            self.charge(node, bytes_taken(&found).saturating_sub(free));
         }
+    }
+
+    /// Bytes of the root that are not charged. A root that is a file is charged with all its bytes.
+    fn free_of(&self, root: &Node) -> u64 {
+        if root.kind == FileType::Directory { self.usage.root_free.load(Relaxed) } else { 0 }
     }
 
     /// `node` takes nothing any more.
@@ -148,8 +219,28 @@ impl Account<'_> {
     }
 
     fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.used())
+        self.usage.limit.saturating_sub(self.used())
     }
+}
+
+/// Bytes that a directory takes beyond its first block.
+///
+/// # Errors
+/// When it cannot be looked at.
+pub fn growth_of(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
+    attributes_of(directory).map(|found| bytes_taken(&found).saturating_sub(BLOCK))
+}
+
+/// Whether the names of a directory take no more than `most` bytes there, as ext4 stores them.
+fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errno> {
+    const HEAD: u64 = 8;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut taken: u64 = 0;
+    Listing::new(openat(directory, c".", flags, Mode::empty())?).read(0, |_, entry| {
+        taken += (HEAD + entry.name.len() as u64).next_multiple_of(4);
+        Ok(taken <= most)
+    })?;
+    Ok(taken <= most)
 }
 
 /// What is taken by what is below a directory. Other mounts are not counted, links are not followed.

@@ -7,15 +7,15 @@ use std::thread::sleep;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    XattrFlags, chmod, chownat, ftruncate, linkat, mkdirat, mknodat, openat, readlinkat, removexattr, renameat_with,
-    setxattr, symlinkat, unlinkat, utimensat,
+    XattrFlags, chmod, chownat, ftruncate, getxattr_query, linkat, mkdirat, mknodat, openat, readlinkat, removexattr,
+    renameat_with, setxattr, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::caller::{acting_for, is_in_group};
 use super::super::mounts::{proc_path, reopen};
-use super::super::node::Node;
+use super::super::node::{Node, ROOT};
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
@@ -82,6 +82,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let file = self.descriptor(old)?;
+        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
         outcome::forgive(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
@@ -99,6 +100,7 @@ impl PassthroughFilesystem {
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
         outcome::forgive(unlinked, Errno::NOENT, exchange, |_| true)?;
         self.discharge(going, exchange);
+        self.name_removed();
         Ok(Answer::Done)
     }
 
@@ -121,6 +123,7 @@ impl PassthroughFilesystem {
         outcome::forgive(removed, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
         self.discharge(going, exchange);
+        self.name_removed();
         Ok(Answer::Done)
     }
 
@@ -149,6 +152,9 @@ impl PassthroughFilesystem {
             self.reopen_before_removal(&to, new_parent, new_name);
         }
         let going = if replaces { self.going(&to, new_parent, new_name) } else { None };
+        if going.is_none() && parent.id != new_parent.id {
+            self.check_room(exchange, |account| account.check_not_exceeded())?;
+        }
         // These leave something under the old name, so that alone does not tell whether it was done.
         if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::WHITEOUT) {
             let there = outcome::number_of(&from, name).unwrap_or(0);
@@ -164,6 +170,7 @@ impl PassthroughFilesystem {
         let renamed = outcome::forgive(renamed, Errno::NOENT, exchange, done);
         outcome::forgive(renamed, Errno::EXIST, exchange, done)?;
         self.discharge(going, exchange);
+        self.name_removed();
         self.settle(new_parent, to.as_fd());
         Ok(Answer::Done)
     }
@@ -173,7 +180,9 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         // A SETATTR that changes nothing comes before a write that the kernel does by itself.
         // For a change of owner the source does it by itself.
-        if valid & CHANGES == 0 || valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE {
+        let hidden = node.mount.restrictions().nosuid && valid & fattr::SIZE != 0;
+        let killed = valid & (fattr::KILL_SUIDGID | fattr::SIZE) == fattr::KILL_SUIDGID | fattr::SIZE;
+        if valid & CHANGES == 0 || killed || hidden {
             take_privileges(file.as_fd(), caller)?;
         }
         if valid & fattr::MODE != 0 {
@@ -225,13 +234,23 @@ impl PassthroughFilesystem {
         if flags.contains(XattrFlags::CREATE) {
             exchange.begin(0);
         }
+        // From here to the charge nobody else takes the room.
+        let mut account = self.usage.as_ref().map(Usage::lock);
+        if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
+            let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);
+            if grows {
+                self.ask(account, |account| account.check_room_for_attribute(value.len()))?;
+            }
+        }
         let set = setxattr(&path, &name, value, flags);
         outcome::forgive(set, Errno::EXIST, exchange, |_| outcome::has_value(&path, &name, value))?;
         if arguments.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
             let mode = u32::from(attributes_of(file.as_fd())?.stx_mode) & 0o7777;
             chmod(&path, Mode::from_raw_mode(mode & !SETGID))?;
         }
-        self.settle(node, file.as_fd());
+        if let Some(account) = &mut account {
+            account.settle(node, file.as_fd());
+        }
         Ok(Answer::Done)
     }
 
@@ -258,8 +277,8 @@ impl PassthroughFilesystem {
         component(name)?;
         let directory = self.directory(parent)?;
         let mut account = self.usage.as_ref().map(Usage::lock);
-        if exchange.earlier().is_none() {
-            account.as_ref().map_or(Ok(()), Account::check_room_for_node)?;
+        if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
+            self.ask(account, |account| account.check_room_for_name(parent, directory.as_fd(), 1))?;
         }
         exchange.begin(0);
         let made = acting_for(caller, umask, || make(directory.as_fd()));
@@ -278,6 +297,39 @@ impl PassthroughFilesystem {
     pub(super) fn settle(&self, node: &Node, file: BorrowedFd<'_>) {
         if let Some(usage) = &self.usage {
             usage.lock().settle(node, file);
+        }
+    }
+
+    /// Fails a request that makes something grow for which there is no room. One that a dead server may have executed
+    /// already is let through.
+    pub(super) fn check_room(
+        &self,
+        exchange: &Exchange<'_>,
+        check: impl Fn(&Account<'_>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        match &self.usage {
+            Some(usage) if exchange.earlier().is_none() => self.ask(&mut usage.lock(), check),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks the account for room, and once more if the root directory has kept blocks that nothing uses.
+    pub(super) fn ask<T>(
+        &self,
+        account: &mut Account<'_>,
+        ask: impl Fn(&Account<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let asked = ask(account);
+        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(ROOT) } else { None };
+        let freed = root.is_some_and(|root| {
+            root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
+        });
+        if freed { ask(account) } else { asked }
+    }
+
+    fn name_removed(&self) {
+        if let Some(usage) = &self.usage {
+            usage.name_removed();
         }
     }
 

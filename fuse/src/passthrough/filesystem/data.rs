@@ -18,7 +18,7 @@ use super::super::node::Node;
 use super::super::open_files::OpenFile;
 use super::super::open_node::BackingId;
 use super::super::share::Taken;
-use super::super::usage::Usage;
+use super::super::usage::{Account, Usage};
 use super::change::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
@@ -39,7 +39,13 @@ pub fn probe(session: &Session) -> DataPath {
 }
 
 impl PassthroughFilesystem {
-    pub(super) fn open(&self, node: &Arc<Node>, flags: u32, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    pub(super) fn open(
+        &self,
+        node: &Arc<Node>,
+        flags: u32,
+        caller: Caller,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         if let Some(open) = self.file_opened_earlier(exchange) {
             return Ok(Answer::Open(self.share(&open, flags, true)));
         }
@@ -49,6 +55,10 @@ impl PassthroughFilesystem {
         let taken = self.place(exchange)?;
         let opened = self.open_flags(flags);
         let file = Self::open_file_again(node, opened)?;
+        // The kernel does not see these bits, so it does not ask for their removal when the file is written to.
+        if node.mount.restrictions().nosuid && flags & OFlags::RWMODE.bits() != OFlags::RDONLY.bits() {
+            take_privileges(file.as_fd(), caller)?;
+        }
         let open = self.files.add(exchange.number(), Arc::clone(node), file, opened, taken)?;
         Ok(Answer::Open(self.share(&open, flags, false)))
     }
@@ -70,6 +80,7 @@ impl PassthroughFilesystem {
         let given = OFlags::from_bits_retain(arguments.flags);
         let flags = self.open_flags(arguments.flags) | (given & (OFlags::EXCL | OFlags::TRUNC));
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
+        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
         let make = || openat(&*directory, name, flags | OFlags::CREATE, mode);
         exchange.begin(0);
         let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
@@ -101,6 +112,7 @@ impl PassthroughFilesystem {
         let flags = self.open_flags(arguments.flags).difference(OFlags::NOFOLLOW);
         let flags = flags | (given & OFlags::EXCL) | OFlags::TMPFILE;
         let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
+        self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
         let file = acting_for(caller, arguments.umask, || openat(&*directory, c".", flags, mode))?;
         let (node, answer) = self.created(parent, file, taken, arguments.flags, exchange)?;
         node.set_nameless(true);
@@ -115,7 +127,7 @@ impl PassthroughFilesystem {
         flags: u32,
         exchange: &Exchange<'_>,
     ) -> Result<(Arc<Node>, Answer), Errno> {
-        let (node, found) = self.enter_open(&file, parent, false)?;
+        let (node, found) = self.enter_open(&file, parent, true)?;
         if kind(&found) != FileType::RegularFile {
             self.forget(node.id, 1);
             return Err(Errno::STALE);
@@ -123,6 +135,8 @@ impl PassthroughFilesystem {
         self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         let open = self.files.add(exchange.number(), Arc::clone(&node), file, self.open_flags(flags), taken);
         let open = open.inspect_err(|_| self.forget(node.id, 1))?;
+        // An ACL that it inherits may take a block.
+        self.settle(&node, open.file()?.as_fd());
         let shared = self.share(&open, flags, false);
         let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
         Ok((node, Answer::Created(entry, shared)))
@@ -233,8 +247,8 @@ impl PassthroughFilesystem {
             own.as_fd()
         };
         let mut account = self.usage.as_ref().map(Usage::lock);
-        if let Some(account) = &account {
-            let most = account.room_for(file, arguments.offset, data.len() as u64)?;
+        if let Some(account) = &mut account {
+            let most = self.ask(account, |account| account.room_for(file, arguments.offset, data.len() as u64))?;
             data = &data[..data.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
         }
         if arguments.write_flags & WRITE_KILL_SUIDGID != 0 {
@@ -291,11 +305,14 @@ impl PassthroughFilesystem {
         let flags = FallocateFlags::from_bits_retain(arguments.mode);
         let frees = FallocateFlags::PUNCH_HOLE | FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
         let mut account = self.usage.as_ref().map(Usage::lock);
-        if let Some(account) = account.as_ref().filter(|_| !flags.intersects(frees))
+        if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
             // All or nothing.
-            && account.room_for(file.as_fd(), arguments.offset, arguments.length)? < arguments.length
-        {
-            return Err(Errno::NOSPC);
+            let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
+            let all = |account: &Account<'_>| match account.room_for(target, offset, length)? {
+                most if most < length => Err(Errno::NOSPC),
+                most => Ok(most),
+            };
+            self.ask(account, all)?;
         }
         fallocate(&*file, flags, arguments.offset, arguments.length)?;
         if let Some(account) = &mut account {
@@ -321,8 +338,8 @@ impl PassthroughFilesystem {
         let (source, target) = (from.data()?, to.data()?);
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
         let mut account = self.usage.as_ref().map(Usage::lock);
-        if let Some(account) = &account {
-            length = account.room_for(target.as_fd(), arguments.off_out, length)?;
+        if let Some(account) = &mut account {
+            length = self.ask(account, |account| account.room_for(target.as_fd(), arguments.off_out, length))?;
         }
         let (mut off_in, mut off_out) = (arguments.off_in, arguments.off_out);
         let length = usize::try_from(length).unwrap_or(usize::MAX);

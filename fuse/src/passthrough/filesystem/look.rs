@@ -17,6 +17,9 @@ use super::{PassthroughFilesystem, component};
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Question};
 
+/// What gives a program capabilities.
+const CAPABILITY: &CStr = c"security.capability";
+
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
         let (node, entry) = self.find(parent, name, false)?;
@@ -94,6 +97,9 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         let path = proc_path(file.as_fd());
         let name = attribute_name(name)?;
+        if node.mount.restrictions().nosuid && name.as_c_str() == CAPABILITY {
+            return Err(Errno::NODATA);
+        }
         if size == 0 {
             return size_alone(getxattr_query(&path, &name).map_err(|errno| no_acl(&name, errno))?);
         }
@@ -115,7 +121,11 @@ impl PassthroughFilesystem {
         let length = listxattr(proc_path(file.as_fd()), &mut all[..])?;
         // The source shows everything to podfs, and these only to those who may administer the system.
         let mut administers = None;
+        let nosuid = node.mount.restrictions().nosuid;
         let mut shown = |name: &&[u8]| {
+            if nosuid && *name == CAPABILITY.to_bytes_with_nul() {
+                return false;
+            }
             !name.starts_with(b"trusted.") || *administers.get_or_insert_with(|| administers_system(caller))
         };
         buffer.extend(all[..length].split_inclusive(|byte| *byte == 0).filter(|name| shown(name)).flatten());
