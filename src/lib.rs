@@ -23,6 +23,7 @@ pub mod host;
 pub mod manifest;
 pub mod metrics;
 pub mod payload;
+mod printable;
 pub mod quantity;
 pub mod secrecy;
 pub mod source;

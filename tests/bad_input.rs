@@ -258,7 +258,7 @@ fn a_pod_needs_a_name_and_a_uid_that_can_be_a_directory() {
     let nameless = config_pod().replace("name: web, labels", "labels");
     assert_refused(&nameless, &[], &["/pod.yaml: metadata.name: is required"]);
     let escaping = config_pod().replace("name: web, labels", "name: web, uid: ../../etc, labels");
-    assert_refused(&escaping, &[], &["/pod.yaml: metadata.uid: cannot name a directory", "leave it out"]);
+    assert_refused(&escaping, &[], &["/pod.yaml: metadata.uid: must be letters, digits and '-'", "leave it out"]);
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,6 +32,46 @@ fn assert_refuses(fixture: &Fixture, command: &mut Command, code: i32, parts: &[
     outcome.says(code, parts);
     assert!(!fixture.path("run").exists(), "the run directory stays behind");
     outcome
+}
+
+#[test]
+fn directories_that_others_can_change_are_refused() {
+    for name in ["run", "root"] {
+        let fixture = fixture();
+        let directory = fixture.path(name);
+        fs::create_dir(&directory).expect("a directory");
+        fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("its mode");
+        let sentence = format!("{name} can be written to by other users (mode 0777)");
+        fixture.refused(&mut fixture.command()).says(2, &[&sentence, "take that right away"]);
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("its mode");
+        chown(&directory, Some(65534), None).expect("its owner");
+        let sentence = format!("{name} belongs to uid 65534");
+        fixture.refused(&mut fixture.command()).says(2, &[&sentence, "give it to root"]);
+        chown(&directory, Some(0), None).expect("its owner");
+        let mut running = fixture.run();
+        assert_eq!(running.stop().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_lock_file_that_is_a_link_or_a_fifo_is_refused_at_once() {
+    let fixture = fixture();
+    let lock = fixture.path("run/u1/lock");
+    fs::create_dir_all(lock.parent().expect("a directory")).expect("a directory");
+    let victim = fixture.path("victim");
+    fs::write(&victim, "kept").expect("written");
+    symlink(&victim, &lock).expect("a link");
+    fixture.refused(&mut fixture.command()).says(1, &["cannot lock"]);
+    assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");
+    fs::remove_file(&lock).expect("removed");
+    nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    fixture.refused(&mut fixture.command()).says(1, &["it is not a regular file"]);
+    fs::remove_file(&lock).expect("removed");
+    // What is counted is not written through a link either.
+    symlink(&victim, fixture.path("run/u1/counts.json")).expect("a link");
+    let mut running = fixture.run();
+    assert_eq!(running.stop().code(), Some(0));
+    assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");
 }
 
 /// The same command, run through `setpriv` with these arguments.

@@ -266,6 +266,22 @@ fn variable(process: Pid, name: &str) -> Option<String> {
 }
 
 #[test]
+fn a_server_gets_only_the_variables_that_it_needs() {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut command = fixture.command();
+    command.env("AWS_SECRET_ACCESS_KEY", "hunter2").env("RUST_LOG", "info");
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    assert_eq!(variable(running.pid(), "AWS_SECRET_ACCESS_KEY").as_deref(), Some("hunter2"));
+    assert_eq!(variable(running.server(), "RUST_LOG").as_deref(), Some("info"));
+    for name in ["AWS_SECRET_ACCESS_KEY", "PODFS_CONFIG", "PATH", "HOME"] {
+        assert_eq!(variable(running.server(), name), None, "{name}");
+    }
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
 fn a_pod_keeps_the_settings_that_it_was_started_with() {
     let fixture = Fixture::new(&config_pod());
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));

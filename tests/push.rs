@@ -4,12 +4,14 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
 
 use common::outcome::{Outcome, finish};
 use common::*;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde_json::{Value, json};
 
 /// A ConfigMap that may be missing, a Secret, and what a projected volume takes from the cluster.
@@ -232,4 +234,31 @@ fn a_supervisor_that_follows_keeps_what_is_shown_and_waits_for_a_push() {
     // The same content is no other generation.
     assert_eq!(generation(&pushed.file("projected", "access", "")), shown);
     assert_eq!(pushed.running.stop().code(), Some(0));
+}
+
+#[test]
+fn nothing_is_sent_to_a_process_of_another_user() {
+    let fixture = Fixture::new(&manifest());
+    let directory = fixture.path("run/u1");
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::write(directory.join("lock"), "").expect("written");
+    let kind = (AddressFamily::Unix, SockType::Stream);
+    let socket = socket(kind.0, kind.1, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    bind(socket.as_raw_fd(), &UnixAddr::new(&directory.join("control.sock")).expect("an address")).expect("bound");
+    // Who listens is whoever called listen(2). The system call changes the user of this one thread.
+    let listener = std::thread::spawn(move || {
+        // SAFETY: it changes numbers of the calling thread, which ends at once.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
+        assert_eq!(changed, 0);
+        listen(&socket, Backlog::new(5).expect("a number")).expect("it listens");
+        UnixListener::from(socket)
+    });
+    let listener = listener.join().expect("no panic");
+    fixture.write("pushed.yaml", &everything().join("\n---\n"));
+    let mut push = fixture.operator("push");
+    push.args(["--pod", "u1", "-f"]).arg(fixture.path("pushed.yaml"));
+    finish(&mut push).says(1, &["uid 65534 listens on", "nothing was sent to it"]);
+    let mut received = Vec::new();
+    listener.accept().expect("a connection").0.read_to_end(&mut received).expect("its end");
+    assert_eq!(received, b"");
 }

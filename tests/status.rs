@@ -236,6 +236,34 @@ fn a_lock_file_without_a_record_is_shown_and_other_directories_are_not() {
 }
 
 #[test]
+fn what_a_record_says_does_not_act_on_the_terminal() {
+    let fixture = fixture();
+    fs::create_dir_all(fixture.path("run/u1")).expect("a directory");
+    let name = "\u{1b}[2J\u{9b}31m\u{202e}gpj";
+    let record = json!({"pid": 1, "pod": {"namespace": "shop", "name": name}, "run": [], "directories": []});
+    fs::write(fixture.path("run/u1/lock"), record.to_string()).expect("written");
+    let outcome = fixture.status(&[]);
+    for text in [&outcome.stdout, &outcome.stderr] {
+        assert!(!text.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{text:?}");
+        assert!(text.contains(r"\u001b[2J\u009b31m\u202egpj"), "{text:?}");
+    }
+    // For programs it is the same name.
+    assert_eq!(fixture.pods()[0]["name"], json!(name));
+}
+
+#[test]
+fn a_run_directory_that_others_can_write_to_is_not_believed() {
+    let fixture = fixture();
+    let run = fixture.path("run");
+    fs::create_dir_all(run.join("u1")).expect("a directory");
+    fs::write(run.join("u1/lock"), "").expect("written");
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).expect("its mode");
+    fixture.status(&[]).says(1, &["run can be written to by other users (mode 0777)"]);
+    fixture.cleanup(&[]).says(1, &["run can be written to by other users (mode 0777)"]);
+    assert!(run.join("u1/lock").exists());
+}
+
+#[test]
 fn a_pod_whose_supervisor_was_killed_is_served_without_one_until_the_next() {
     let fixture = fixture();
     let mut running = fixture.run();

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::ManifestError;
+use crate::printable::printable;
 use crate::source::{SourceError, StartError};
 use crate::supervisor::SupervisorError;
 use crate::supervisor::claim::ClaimError;
@@ -34,7 +35,7 @@ impl Failure {
     }
 
     pub(super) fn report(self) -> ExitCode {
-        eprintln!("podfs: {self}");
+        eprintln!("podfs: {}", printable(&self.to_string()));
         ExitCode::from(self.code)
     }
 }
@@ -70,7 +71,7 @@ impl From<ClaimError> for Failure {
     fn from(error: ClaimError) -> Self {
         match error {
             ClaimError::Directory(error) => error.into(),
-            ClaimError::TooLong { .. } => Self::input(error),
+            ClaimError::TooLong { .. } | ClaimError::Untrusted(_) => Self::input(error),
             other => Self::general(other),
         }
     }

@@ -24,6 +24,7 @@ use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
+use crate::supervisor::trust;
 use crate::supervisor::{self, Assignment, upgrade};
 
 /// Less is no limit, but a mistake: a server has to live long enough to serve something.
@@ -128,6 +129,7 @@ impl Run {
             source => (source, snapshot),
         };
         let metrics = self.metrics_addr.map(listen_for_scrapers).transpose()?.flatten();
+        trust::check(&self.root_dir).map_err(Failure::input)?;
         let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use crate::manifest::pod::PodUid;
+use crate::printable::printable;
 use crate::supervisor::status::{PodState, PodStatus};
 use crate::upkeep::{survey, table};
 
@@ -102,10 +103,10 @@ fn json(pods: &[PodStatus]) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// Whoever reads may have seen enough.
+/// Prints text or JSON, for a terminal too. Whoever reads may have seen enough.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     use std::io::{ErrorKind, Write};
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match std::io::stdout().write_all(printable(text).as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::general(anyhow::Error::new(error).context("cannot write to standard output")))
         }

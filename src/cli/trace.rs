@@ -10,6 +10,7 @@ use clap::{Args, ValueHint};
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::pod_directory;
+use crate::printable::Printer;
 use crate::supervisor::control::{Answer, Question, ask};
 
 /// How often a server that does not answer, because another one is just taking its place, is asked.
@@ -89,6 +90,8 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
 fn copy(requests: &mut PipeReader) -> Result<bool, Failure> {
     let mut buffer = vec![0; 64 << 10];
     let mut out = io::stdout().lock();
+    // The server that writes the lines talks to containers.
+    let mut printer = Printer::default();
     loop {
         let length = match requests.read(&mut buffer) {
             Ok(0) => return Ok(true),
@@ -96,7 +99,7 @@ fn copy(requests: &mut PipeReader) -> Result<bool, Failure> {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return Err(Failure::general(anyhow!("cannot read the trace: {error}"))),
         };
-        match out.write_all(&buffer[..length]).and_then(|()| out.flush()) {
+        match out.write_all(printer.add(&buffer[..length]).as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
             Err(error) => return Err(Failure::general(anyhow!("cannot write to standard output: {error}"))),

@@ -18,6 +18,7 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use serde::{Deserialize, Serialize};
 
+use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
 
 /// The locked file in the pod's run directory.
@@ -55,6 +56,9 @@ pub enum ClaimError {
         /// Bytes of the longest of these paths.
         length: usize,
     },
+    /// Others than root can change the run directory.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
     /// The run directory cannot be made.
     #[error(transparent)]
     Directory(#[from] MountError),
@@ -126,7 +130,8 @@ pub struct PodName {
 impl Record {
     /// What the lock file in this directory says, if there is one that says anything.
     pub fn read(directory: &Path) -> Option<Record> {
-        let bytes = std::fs::read(directory.join(LOCK)).ok()?;
+        let mut bytes = Vec::new();
+        trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
         // A file that is just being written, or that could not be, is empty.
         if bytes.is_empty() { Some(Record::default()) } else { serde_json::from_slice(&bytes).ok() }
     }
@@ -134,7 +139,7 @@ impl Record {
 
 /// Whether somebody holds the claim on the pod of this directory.
 pub fn is_held(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory.join(LOCK)) else { return false };
+    let Ok(file) = trust::open(OpenOptions::new().read(true), &directory.join(LOCK)) else { return false };
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
@@ -156,9 +161,13 @@ impl Claim {
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
         let until = Instant::now() + CLEANING;
+        trust::check(run_directory)?;
         loop {
             run.make(&directory)?;
-            let file = match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
+            // In a directory such as /tmp, somebody else may have made it first.
+            trust::check(&directory)?;
+            let mut options = OpenOptions::new();
+            let file = match trust::open(options.read(true).write(true).create(true).truncate(false), &path) {
                 // A supervisor that ends just now has taken the directory back.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(failed)?,
@@ -204,7 +213,8 @@ impl Claim {
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
         let taken =
             |pid| ClaimError::Taken { uid: directory.file_name().unwrap_or_default().display().to_string(), pid };
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+        trust::check(directory)?;
+        let file = trust::open(OpenOptions::new().read(true).write(true), &path).map_err(failed)?;
         let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) if is_still_at(&lock, &path) => lock,
             Ok(lock) => return Err(taken(read(&mut lock.unlock().map_err(|(_, errno)| failed(errno.into()))?).pid)),

@@ -143,6 +143,17 @@ pub enum AskError {
         /// What is wrong.
         reason: String,
     },
+    /// A process that is not root's listens.
+    #[error(
+        "uid {uid} listens on {}, not podfs; nothing was sent to it; find out who has made the socket, and remove it",
+        .path.display()
+    )]
+    OtherUser {
+        /// The socket.
+        path: PathBuf,
+        /// Whose process it is.
+        uid: u32,
+    },
     /// The socket cannot be used.
     #[error("cannot ask on {}: {cause}", .path.display())]
     Failed {
@@ -196,6 +207,10 @@ impl Asked {
             }
             Err(cause) => return Err(AskError::Failed { path, cause }),
         };
+        // A question may hold Secrets.
+        if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
+            return Err(AskError::OtherUser { path, uid });
+        }
         let asked = Asked { pid: peer(&stream).unwrap_or_default(), stream };
         put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, PATIENCE))?;
         Ok(asked)
@@ -252,6 +267,11 @@ pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
 /// The process that began to listen at the other end, whatever the file system says of it.
 pub fn peer(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().and_then(|peer| u32::try_from(peer.pid()).ok())
+}
+
+/// The user whose process began to listen at the other end.
+fn peer_user(stream: &UnixStream) -> Option<u32> {
+    getsockopt(stream, PeerCredentials).ok().map(|peer| peer.uid())
 }
 
 /// Somebody who wishes for an upgrade, and waits to hear how it goes.

@@ -58,6 +58,7 @@ pub mod site;
 mod socket;
 pub mod status;
 mod tally;
+pub mod trust;
 pub mod upgrade;
 pub mod volume;
 mod work;

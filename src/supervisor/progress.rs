@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use crate::manifest::pod::PodIdentity;
+use crate::printable::{printable, printable_with_colours};
 
 /// Most volumes that are listed as waiting.
 const MOST_ROWS: usize = 8;
@@ -99,6 +100,7 @@ impl Upcoming<'_> {
 
 /// As much as there is room for, without what would move the cursor.
 fn fitted(line: &str, width: usize) -> String {
+    let line = printable(line);
     let shown: Vec<_> = line.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect();
     // What ends at the last column may or may not begin a new line.
     let room = width.saturating_sub(1).max(1);
@@ -193,7 +195,8 @@ pub(crate) struct StandardError;
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let write = || {
-            let _nobody_reads = io::stderr().write_all(bytes);
+            let text = String::from_utf8_lossy(bytes);
+            let _nobody_reads = io::stderr().write_all(printable_with_colours(&text).as_bytes());
         };
         match &*shown() {
             Some(bar) => bar.suspend(write),

@@ -2,7 +2,8 @@
 //! another supervisor goes on with the pod. Little is counted here, and seldom; what volumes count stands in their regions.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use super::claim::COUNTS;
+use super::trust;
 
 /// The kubelet's groups for how long an operation took, in seconds.
 const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -52,7 +54,9 @@ impl Tally {
     /// Goes on from what is kept in this run directory. What cannot be read is counted anew.
     pub(super) fn of(directory: &Path) -> Tally {
         let file = directory.join(COUNTS);
-        let kept = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let mut text = Vec::new();
+        let read = trust::open(OpenOptions::new().read(true), &file).and_then(|mut kept| kept.read_to_end(&mut text));
+        let kept = read.ok().and_then(|_| serde_json::from_slice(&text).ok());
         Tally { file: Some(file), ..kept.unwrap_or_default() }
     }
 
@@ -87,7 +91,11 @@ impl Tally {
 
     fn keep(&self) {
         let Some(file) = &self.file else { return };
-        let kept = serde_json::to_vec(self).map_err(Into::into).and_then(|text| fs::write(file, text));
+        let write = |text: Vec<u8>| {
+            let mut kept = trust::open(OpenOptions::new().write(true).create(true).truncate(true), file)?;
+            kept.write_all(&text)
+        };
+        let kept = serde_json::to_vec(self).map_err(Into::into).and_then(write);
         if let Err(error) = kept {
             debug!("{} cannot be written: {error}; the next supervisor of the pod counts anew", file.display());
         }
@@ -96,6 +104,8 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -23,6 +23,7 @@ use crate::supervisor::cgroup;
 use crate::supervisor::claim::{CONTROL, COUNTS, Claim, ClaimError, LOCK, Record, SERVER};
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::server::kill_server;
+use crate::supervisor::trust;
 
 /// One thing that was done, or not.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,6 +82,8 @@ impl<'a> Cleanup<'a> {
     /// When the run directory or the mount table cannot be read.
     pub fn clean(mut self, run_directory: &Path, root_directory: &Path) -> io::Result<()> {
         let run_directory = std::path::absolute(run_directory)?;
+        trust::check(&run_directory)?;
+        trust::check(root_directory)?;
         let mut entries = match std::fs::read_dir(&run_directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             entries => entries?.filter_map(|entry| Some(entry.ok()?.path())).collect(),

@@ -10,6 +10,7 @@ use crate::metrics::Reading;
 use crate::supervisor::claim::{self, Record, SERVER};
 use crate::supervisor::control::{self, Answer, AskError, Question};
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
+use crate::supervisor::trust;
 
 /// How long all of them together may take. Asking one takes two seconds at most.
 const PATIENCE: Duration = Duration::from_millis(2500);
@@ -17,8 +18,9 @@ const PATIENCE: Duration = Duration::from_millis(2500);
 /// The directories of all pods in the run directory, by uid. There are none when nothing was ever served here.
 ///
 /// # Errors
-/// When the run directory cannot be read.
+/// When the run directory cannot be read, or others than root can change it.
 pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
+    trust::check(run_directory)?;
     let entries = match std::fs::read_dir(run_directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -103,7 +105,7 @@ fn ask<T>(
         Err(error) => {
             let pid = match &error {
                 AskError::Silent { pid, .. } | AskError::Nonsense { pid, .. } => Some(*pid),
-                AskError::NobodyListens(_) | AskError::Failed { .. } => None,
+                AskError::NobodyListens(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
             };
             not_answering(directory, pid, error.to_string())
         }

@@ -35,6 +35,7 @@ pub use field::InvalidField;
 pub(crate) use field::{numeric_id, required};
 pub use field_path::{InvalidFieldPath, PodField};
 pub use host_path::{HostPath, HostPathType};
+pub(crate) use names::{is_dns_label, is_domain};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};

@@ -6,7 +6,7 @@ const MAX_LABEL: usize = 63;
 const MAX_DOMAIN: usize = 253;
 
 /// Whether a text is a DNS label (RFC 1123), the form of volume names: `app-config`.
-pub(super) fn is_dns_label(text: &str) -> bool {
+pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= MAX_LABEL && is_domain_part(text)
 }
 
@@ -29,7 +29,8 @@ pub(super) fn check_qualified(key: &str) -> Result<(), &'static str> {
     Err("a name is 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
 }
 
-fn is_domain(text: &str) -> bool {
+/// Whether a text is a DNS name (RFC 1123), the form of most objects' names: `web.example`.
+pub(crate) fn is_domain(text: &str) -> bool {
     text.len() <= MAX_DOMAIN && text.split('.').all(is_domain_part)
 }
 

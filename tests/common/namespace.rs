@@ -71,7 +71,7 @@ pub fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&Path>, MsFlags::MS_BIND, None::<&Path>).expect("a bind mount");
 }
 
-/// Mounts an empty tmpfs.
+/// Mounts an empty tmpfs, which only root can write to.
 pub fn mount_tmpfs(at: &Path) {
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=1m")).expect("a tmpfs");
+    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=1m,mode=755")).expect("a tmpfs");
 }

@@ -5,12 +5,18 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
-use crate::volume::{InvalidField, required};
+use crate::volume::{InvalidField, is_dns_label, is_domain, required};
 
 /// Where uids derived from names live. It never changes: the paths of volumes depend on it.
 const UID_NAMESPACE: Uuid = Uuid::from_u128(0x9a8108f7_80b0_46e0_9e0d_a80b8f5e918c);
 /// Longest name of a directory, in bytes.
 const MAX_UID: usize = 255;
+const NAME_RULE: &str = "must be a DNS name: lower-case letters, digits, '-' and '.', with a letter or digit at both ends of \
+                         each part, and at most 253 characters";
+const NAMESPACE_RULE: &str = "must be a DNS label: lower-case letters, digits and '-', with a letter or digit at both ends, \
+                              and at most 63 characters";
+const UID_RULE: &str = "must be letters, digits and '-', with no '-' at the beginning, and at most 255 characters; leave it \
+                        out to have one derived from namespace and name";
 /// The namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
@@ -31,6 +37,12 @@ impl PodIdentity {
         let name = required("name", metadata.name.as_deref())?;
         let namespace = metadata.namespace.as_deref().filter(|namespace| !namespace.is_empty());
         let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
+        if !is_domain(name) {
+            return Err(InvalidField::new("name", NAME_RULE));
+        }
+        if !is_dns_label(namespace) {
+            return Err(InvalidField::new("namespace", NAMESPACE_RULE));
+        }
         let uid = match metadata.uid.as_deref() {
             Some(uid) => PodUid::parse(uid)?,
             None => PodUid::derived(namespace, name),
@@ -64,12 +76,11 @@ impl PodUid {
     /// Parses a uid.
     ///
     /// # Errors
-    /// When it cannot name a directory.
+    /// When it holds anything but letters, digits and `-`, or could be taken for an option.
     pub fn parse(uid: &str) -> Result<PodUid, InvalidField> {
-        let unsafe_as_name = matches!(uid, "" | "." | "..") || uid.contains(['/', '\0']) || uid.len() > MAX_UID;
-        if unsafe_as_name {
-            let sentence = "cannot name a directory; leave it out to have one derived from namespace and name";
-            return Err(InvalidField::new("uid", sentence));
+        let plain = uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if !plain || uid.is_empty() || uid.starts_with('-') || uid.len() > MAX_UID {
+            return Err(InvalidField::new("uid", UID_RULE));
         }
         Ok(PodUid(uid.to_owned()))
     }

@@ -33,12 +33,26 @@ fn a_pod_without_uid_gets_the_same_one_every_time() {
 }
 
 #[test]
-fn a_uid_is_safe_as_a_path_element() {
+fn a_uid_is_safe_as_a_path_element_and_as_an_argument() {
     let long = "u".repeat(256);
-    for uid in ["", ".", "..", "a/b", "/", "../../etc", r"a\0b", &long] {
+    for uid in ["", ".", "..", "a/b", "/", "../../etc", r"a\0b", r"a\u001b[2J", "-x", "--help", "a_b", "ü", &long] {
         let error = error(&format!("name: web, uid: \"{uid}\""), "containers: []");
-        assert!(error.starts_with("pod.yaml: metadata.uid: cannot name a directory"), "{error}");
+        assert!(error.starts_with("pod.yaml: metadata.uid: must be letters, digits and '-'"), "{error}");
     }
+}
+
+#[test]
+fn names_are_dns_names() {
+    let (long_name, long_label) = ("n".repeat(254), "n".repeat(64));
+    for name in [r"a\nb", r"a\u001b[2Jb", r"a\u202eb", "A", "a_b", "-a", "a..b", "a/b", &long_name] {
+        let error = error(&format!("name: \"{name}\""), "containers: []");
+        assert!(error.starts_with("pod.yaml: metadata.name: must be a DNS name"), "{error}");
+    }
+    for namespace in [r"a\nb", r"a\u009bb", "A", "a.b", "a/b", &long_label] {
+        let error = error(&format!("name: web, namespace: \"{namespace}\""), "containers: []");
+        assert!(error.starts_with("pod.yaml: metadata.namespace: must be a DNS label"), "{error}");
+    }
+    assert_eq!(parse("name: web.example, namespace: shop-1", "containers: []").identity.name, "web.example");
 }
 
 #[test]

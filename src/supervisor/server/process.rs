@@ -69,22 +69,20 @@ impl Process {
             Profile::Audit => "audit",
             Profile::Passthrough => "passthrough",
         };
-        let pod_name = pod.to_string();
+        // In one word with its option, no value can be taken for another option.
+        let (pod_name, uid) = (format!("--pod={pod}"), format!("--uid={}", pod.uid));
         let start = Start {
             program: &path,
             arguments: &[
                 "podfs",
                 "server",
-                "--pod",
                 &pod_name,
-                "--uid",
-                pod.uid.as_str(),
+                &uid,
                 "--profile",
                 profile,
                 "--log-format",
                 audience.log_format(),
             ],
-            without: super::super::upgrade::LEGACY,
             input: theirs.into(),
             cgroup: cgroup.map(Cgroup::directory),
         };
@@ -186,7 +184,10 @@ pub(crate) fn kill_server(pid: i32, uid: &str) {
     let Ok(watch) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     let words: Vec<_> = command.split(|byte| *byte == 0).collect();
-    if words.get(1) != Some(&&b"server"[..]) || !words.contains(&uid.as_bytes()) {
+    // Earlier versions of podfs gave the uid in a word of its own.
+    let option = format!("--uid={uid}");
+    let is_of_pod = words.contains(&option.as_bytes()) || words.contains(&uid.as_bytes());
+    if words.get(1) != Some(&&b"server"[..]) || !is_of_pod {
         return;
     }
     let _ = pidfd_send_signal(&watch, Signal::KILL);

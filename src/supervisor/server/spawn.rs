@@ -19,14 +19,16 @@ use rustix::pipe::{PipeFlags, pipe_with};
 /// From `linux/sched.h`; the one in libc is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
+/// What a server gets of the environment: how it logs. An operator's environment may hold secrets, and a server that a
+/// container has taken over could read them. The last one is how the project's tests find the processes that they started.
+const VARIABLES: [&str; 5] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM", "PODFS_TEST_FIXTURE"];
+
 /// What is started.
 pub(super) struct Start<'a> {
     /// The program's path.
     pub(super) program: &'a Path,
     /// Its arguments, the first of which is its name.
     pub(super) arguments: &'a [&'a str],
-    /// The variable that it does not get of this process' environment.
-    pub(super) without: &'a str,
     /// Its standard input.
     pub(super) input: OwnedFd,
     /// The directory of its cgroup. A server outside serves as well, where this cannot be had.
@@ -42,8 +44,8 @@ impl Start<'_> {
     pub(super) fn spawn(self) -> io::Result<i32> {
         let program = CString::new(self.program.as_os_str().as_bytes())?;
         let arguments = self.arguments.iter().map(|argument| CString::new(*argument)).collect::<Result<Vec<_>, _>>()?;
-        let variables = std::env::vars_os().filter(|(name, _)| name != self.without);
-        let environment = variables.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
+        let set = VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let environment = set.map(|(name, value)| variable(name.as_ref(), &value)).collect::<Result<Vec<_>, _>>()?;
         let (argv, envp) = (pointers(&arguments), pointers(&environment));
         let (failure, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.

@@ -1,0 +1,80 @@
+//! Text that a terminal shows as it is: what would move the cursor, change colours or turn the direction of text around is
+//! escaped. Names that a container chose, and what a server process that was taken over says, go through here.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// `text` with control characters (but line ends and tabs) and bidirectional controls written as `\u001b`, which is also how
+/// JSON writes them.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |sign| matches!(sign, '\n' | '\t'))
+}
+
+/// As [`printable`], for text that has been coloured: it keeps ESC.
+pub(crate) fn printable_with_colours(text: &str) -> Cow<'_, str> {
+    escaped(text, |sign| matches!(sign, '\n' | '\t' | '\r' | '\x1b'))
+}
+
+fn escaped(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let acts = |sign: char| !keep(sign) && (sign.is_control() || turns_direction(sign));
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::with_capacity(text.len() + 8);
+    for sign in text.chars() {
+        if acts(sign) {
+            let _always_fits = write!(plain, "\\u{:04x}", u32::from(sign));
+        } else {
+            plain.push(sign);
+        }
+    }
+    Cow::Owned(plain)
+}
+
+/// Bidirectional controls, and the line ends of Unicode.
+fn turns_direction(sign: char) -> bool {
+    matches!(sign, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A stream of bytes as printable text. A character may come in two parts.
+#[derive(Default)]
+pub(crate) struct Printer {
+    rest: Vec<u8>,
+}
+
+impl Printer {
+    /// What `bytes` add to the text.
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> String {
+        self.rest.extend_from_slice(bytes);
+        let whole = match str::from_utf8(&self.rest) {
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            _ => self.rest.len(),
+        };
+        let begun = self.rest.split_off(whole);
+        let text = printable(&String::from_utf8_lossy(&self.rest)).into_owned();
+        self.rest = begun;
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_on_a_terminal_is_escaped() {
+        assert_eq!(printable("plain ü\n\tline"), "plain ü\n\tline");
+        assert_eq!(printable("\x1b[2J\r\u{7f}\u{9b}31m"), "\\u001b[2J\\u000d\\u007f\\u009b31m");
+        assert_eq!(printable("\u{202e}gpj.exe\u{2066}\u{2028}"), "\\u202egpj.exe\\u2066\\u2028");
+        assert_eq!(printable_with_colours("\x1b[32m\u{9b}"), "\x1b[32m\\u009b");
+    }
+
+    #[test]
+    fn a_character_may_come_in_parts() {
+        let mut printer = Printer::default();
+        let bytes = "ü\u{202e}ö\x1b".as_bytes();
+        let text: String = bytes.iter().map(|byte| printer.add(&[*byte])).collect();
+        assert_eq!(text, "ü\\u202eö\\u001b");
+        assert_eq!(printer.add(b"\xff!"), "\u{fffd}!");
+    }
+}
