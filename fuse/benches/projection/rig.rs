@@ -36,10 +36,21 @@ pub fn serve() {
 
 /// A projection with its own server process, mounted and visible.
 pub struct Mounted {
-    // Unmounted before the projection ends, and that before its server.
+    // The volume is unmounted before the projection ends, and that before its server is killed: the projection asks the
+    // server to end it, and a keeper of descriptors would hold the socket open without an answer.
     _visible: VisibleMount,
     pub projection: Projection,
-    server: Child,
+    _server: ServerProcess,
+}
+
+/// Killed when it is dropped.
+struct ServerProcess(Child);
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Mounted {
@@ -63,14 +74,7 @@ impl Mounted {
         let mut directories = Directories::default();
         let point = MountPoint::prepare(path, Leftovers::RemoveDead, &mut directories).expect("a mount point");
         let visible = projection.show(&point).expect("a visible mount");
-        Self { _visible: visible, projection, server }
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        Self { _visible: visible, projection, _server: ServerProcess(server) }
     }
 }
 
