@@ -369,8 +369,12 @@ impl Running {
     #[track_caller]
     pub fn kill_server_and_keeper<T>(&self, ask: impl FnOnce() -> T) -> T {
         let server = self.server();
-        let keepers = self.keepers();
-        assert!(!keepers.is_empty(), "the server has a keeper");
+        let mut keepers = Vec::new();
+        // A successor answers before its keeper has the keeper's name.
+        eventually("the server has a keeper", || {
+            keepers = self.keepers();
+            !keepers.is_empty()
+        });
         for process in std::iter::once(server).chain(keepers) {
             let _ = kill(process, Signal::SIGKILL);
         }
