@@ -44,5 +44,5 @@ impl Completions {
 fn print(shell: impl Generator) -> Result<(), Failure> {
     let mut text = Vec::new();
     generate(shell, &mut documented(Cli::command()), "podfs", &mut text);
-    super::status::print(&String::from_utf8_lossy(&text))
+    super::status::print_for_programs(&String::from_utf8_lossy(&text))
 }

@@ -12,7 +12,7 @@ use sd_notify::NotifyState;
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
-use super::status::{pod_directory, pods, print};
+use super::status::{pod_directory, pods, print_for_programs};
 use crate::metrics::{Exposition, Format, exporter};
 use crate::supervisor::metrics::unspoken;
 use crate::supervisor::signals::StopSignals;
@@ -60,7 +60,7 @@ impl Metrics {
         };
         match self.metrics_addr {
             Some(address) => serve(address, self.run_dir),
-            None => print(&read(&directories, &Silent::default()).text(Format::OpenMetrics)),
+            None => print_for_programs(&read(&directories, &Silent::default()).text(Format::OpenMetrics)),
         }
     }
 }

@@ -103,10 +103,20 @@ fn json(pods: &[PodStatus]) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// Prints text or JSON, for a terminal too. Whoever reads may have seen enough.
+/// Prints text for people, or JSON: escaped, because a person may read it later. The reader may stop reading.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
+    print_exactly(&printable(text))
+}
+
+/// Prints text that programs read: as it is, unless standard output is a terminal.
+pub(super) fn print_for_programs(text: &str) -> Result<(), Failure> {
+    use std::io::IsTerminal;
+    if std::io::stdout().is_terminal() { print(text) } else { print_exactly(text) }
+}
+
+fn print_exactly(text: &str) -> Result<(), Failure> {
     use std::io::{ErrorKind, Write};
-    match std::io::stdout().write_all(printable(text).as_bytes()) {
+    match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::general(anyhow::Error::new(error).context("cannot write to standard output")))
         }
