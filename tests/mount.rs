@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::*;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 /// A volume in `volume.yaml` and a ConfigMap `app` with the file `a` of content 1.
 fn fixture(volume: &str) -> Fixture {
@@ -60,6 +61,53 @@ fn a_volume_is_shown_and_followed_until_ctrl_c() {
     wait_content(&at(&fixture).join("a"), "2");
     interrupt(running, &fixture);
     assert!(!at(&fixture).exists(), "podfs made the directory, and takes it away");
+}
+
+#[test]
+fn a_volume_that_another_process_unmounts_ends_podfs() {
+    let source = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let host = format!("name: host\nhostPath: {{path: {}, type: Directory}}\n", source.path().display());
+    for volume in [CONFIG, &host] {
+        let fixture = fixture(volume);
+        let mut running = start(&fixture, &mut command(&fixture));
+        umount2(&at(&fixture), MntFlags::empty()).expect("unmounted");
+        assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+        let line = format!("another process unmounted {}; podfs ends", at(&fixture).display());
+        assert_eq!(running.log().matches(&line).count(), 1, "{}", running.log());
+        assert_eq!(fixture.processes(), []);
+        assert!(!at(&fixture).exists(), "the directory that podfs made goes");
+    }
+}
+
+#[test]
+fn a_volume_below_a_symbolic_link_and_at_a_relative_path_is_not_taken_for_unmounted() {
+    let volume = fixture("");
+    fs::create_dir(volume.path("real")).expect("a directory");
+    fs::create_dir(volume.path("source")).expect("a directory");
+    std::os::unix::fs::symlink("real", volume.path("link")).expect("a link");
+    let host = format!("name: host\nhostPath: {{path: {}}}\n", volume.path("source").display());
+    volume.write("volume.yaml", &host);
+    let mut podfs = Command::new(PODFS);
+    podfs.args(["mount", "--volume", "volume.yaml", "link/at"]).current_dir(volume.path("")).stdin(Stdio::null());
+    let mut running = start(&volume, &mut podfs);
+    mount_tmpfs(&volume.path("other"));
+    umount2(&volume.path("other"), MntFlags::empty()).expect("unmounted");
+    fs::write(volume.path("real/at/file"), "1").expect("podfs serves on");
+    umount2(&volume.path("real/at"), MntFlags::empty()).expect("unmounted");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    assert!(running.log().contains("real/at; podfs ends"), "{}", running.log());
+}
+
+#[test]
+fn a_volume_goes_on_when_other_mounts_come_and_go() {
+    let fixture = fixture(CONFIG);
+    let running = start(&fixture, &mut command(&fixture));
+    let other = fixture.path("other");
+    mount_tmpfs(&other);
+    umount2(&other, MntFlags::empty()).expect("unmounted");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&at(&fixture).join("a"), "2");
+    interrupt(running, &fixture);
 }
 
 #[test]

@@ -59,13 +59,14 @@ mod socket;
 pub mod status;
 mod tally;
 pub mod trust;
+mod unmount_watch;
 pub mod upgrade;
 pub mod volume;
 mod work;
 
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{self, Duration};
 
@@ -77,6 +78,7 @@ use tracing::{debug, info, warn};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::table::mounts_at;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -94,6 +96,7 @@ use scaffold::{Scaffold, ScaffoldError};
 use server::PodServer;
 use sharing::Sharing;
 use site::Site;
+use unmount_watch::UnmountWatch;
 use upgrade::Continuing;
 use volume::search::Searches;
 use volume::{End, PodVolume, Refresh, Setting};
@@ -212,6 +215,7 @@ pub async fn run(
         let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
         listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
     }
+    let unmount_watch = UnmountWatch::of(&site);
     let scaffold = Arc::new(Mutex::new(scaffold));
     let setting =
         Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace, keep_old_generations };
@@ -240,6 +244,7 @@ pub async fn run(
         volumes,
         upgrades,
         searches: Searches::default(),
+        unmount_watch,
     };
     drop(setting);
     supervisor.report_server();
@@ -332,6 +337,7 @@ struct Supervisor {
     upgrades: mpsc::Receiver<Upgrading>,
     /// NFS servers that are silent.
     searches: Searches,
+    unmount_watch: Option<UnmountWatch>,
 }
 
 impl Supervisor {
@@ -341,6 +347,10 @@ impl Supervisor {
         loop {
             self.start_work();
             self.report.progress();
+            if let Some(path) = self.unmounted() {
+                info!("another process unmounted {}; podfs ends", path.display());
+                return Ok(Order::Stop);
+            }
             let next = self.next_work();
             tokio::select! {
                 (signal, order) = orders.received() => {
@@ -358,9 +368,17 @@ impl Supervisor {
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
+                () = unmount_watch::changed(self.unmount_watch.as_ref()) => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
+    }
+
+    /// Where another process has unmounted the volume. While podfs works on it, podfs itself may mount it anew.
+    fn unmounted(&self) -> Option<&Path> {
+        self.unmount_watch.as_ref().filter(|_| self.working.is_empty())?;
+        let path = self.idle.values().find_map(PodVolume::mounted_at)?;
+        mounts_at(path).is_ok_and(|mounts| mounts.is_empty()).then_some(path)
     }
 
     fn report_server(&mut self) {

@@ -405,6 +405,14 @@ impl PodVolume {
         }
     }
 
+    /// Where podfs has mounted it, as the mount table names the path.
+    pub(super) fn mounted_at(&self) -> Option<&Path> {
+        match &self.body {
+            Body::Projected(projected) => projected.mounted_at(),
+            Body::Passthrough(passthrough) => passthrough.mounted_at(),
+        }
+    }
+
     fn shown(&self) -> Option<Shown> {
         match &self.body {
             Body::Projected(projected) => projected.shown(),

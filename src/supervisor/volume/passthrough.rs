@@ -123,6 +123,11 @@ impl PassthroughVolume {
         Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
     }
 
+    /// Where it is mounted.
+    pub(super) fn mounted_at(&self) -> Option<&Path> {
+        self.mounted.as_ref().map(|mounted| mounted.visible.path())
+    }
+
     /// Where the volume is, or was tried to be.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()

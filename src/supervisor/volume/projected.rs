@@ -1,5 +1,6 @@
 //! A volume that podfs assembles: committed generation by generation.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -73,6 +74,11 @@ impl ProjectedVolume {
 
     pub(super) fn point(&self) -> &MountPoint {
         &self.point
+    }
+
+    /// Where it is mounted.
+    pub(super) fn mounted_at(&self) -> Option<&Path> {
+        self.mounted.as_ref().map(|mounted| mounted.visible.path())
     }
 
     /// What is to be seen.
