@@ -124,6 +124,39 @@ fn a_volume_that_waits_is_shown_with_its_reason_until_it_is_there() {
 }
 
 #[test]
+fn every_answer_names_all_volumes_in_the_order_of_the_manifest_also_before_they_are_mounted() {
+    const QUESTION: &[u8] = br#"{"version":1,"message":"status"}"#;
+    let names: Vec<_> = (0..40).map(|number| format!("v{number}")).collect();
+    let volumes: Vec<_> = names.iter().map(|name| format!("{{name: {name}, configMap: {{name: app}}}}")).collect();
+    let fixture = Fixture::new(&pod(&format!("[{}]", volumes.join(", "))));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut running = fixture.start();
+    eventually("there is a lock", || {
+        fs::read_dir(fixture.path("run")).is_ok_and(|mut entries| entries.next().is_some())
+    });
+    let socket = fixture.run_files().join("control.sock");
+    let ask = || {
+        let mut stream = UnixStream::connect(&socket).ok()?;
+        stream.write_all(&u32::try_from(QUESTION.len()).expect("short").to_ne_bytes()).ok()?;
+        stream.write_all(QUESTION).ok()?;
+        stream.read_exact(&mut [0; 4]).ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok()?;
+        Some(serde_json::from_slice::<Value>(&answer).expect("an answer")["message"]["status"].take())
+    };
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !running.is_ready() {
+        assert!(std::time::Instant::now() < deadline, "podfs is not ready:\n{}", running.log());
+        let Some(status) = ask() else { continue };
+        let told: Vec<_> =
+            status["volumes"].as_array().expect("volumes").iter().map(|volume| &volume["name"]).collect();
+        assert_eq!(told, names.iter().collect::<Vec<_>>(), "{status:#}");
+    }
+    running.wait_ready();
+    assert_eq!(fixture.pods()[0]["state"], "running");
+}
+
+#[test]
 fn a_supervisor_that_hangs_holds_up_no_other() {
     let fixture = fixture();
     let first = fixture.run();

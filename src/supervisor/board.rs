@@ -55,6 +55,8 @@ pub(super) struct VolumeReport {
     pub(super) path: Option<PathBuf>,
     pub(super) group: Option<u32>,
     pub(super) state: State,
+    /// Whether a refresh of it has ended, or its source is being looked for.
+    pub(super) tried: bool,
     /// Since when it shows its generation.
     since: Instant,
     /// What the generations before take that it still keeps.
@@ -73,7 +75,9 @@ pub(super) struct VolumeReport {
 }
 
 impl Board {
-    pub(super) fn new(identity: PodIdentity) -> Self {
+    /// All `volumes` wait.
+    pub(super) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
+        let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
         let known = Known {
             identity,
             started: SystemTime::now(),
@@ -81,7 +85,7 @@ impl Board {
             trouble: None,
             contacts: Contacts::default(),
             tokens: Tokens::default(),
-            volumes: BTreeMap::new(),
+            volumes: waiting,
         };
         Self { known: Arc::new(Mutex::new(known)), tally: Arc::default() }
     }
@@ -137,17 +141,27 @@ impl Board {
 impl Known {
     /// The volume at this place was refreshed, as a part of `mounted`.
     pub(super) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+        self.found(place, volume, mounted);
+        if let Some(report) = self.volumes.get_mut(&place) {
+            report.tried = true;
+        }
+    }
+
+    /// The volume at this place is a part of `mounted`, as it is before its next refresh.
+    pub(super) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let before = self.volumes.remove(&place);
         let state = mounted.state().clone();
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
+        let tried = before.as_ref().is_some_and(|before| before.tried);
         let report = VolumeReport {
             name: volume.name.to_string(),
             kind: volume.word().to_owned(),
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
-            since: match &before {
-                Some(_) => same.map_or_else(Instant::now, |before| before.since),
-                None => since(state.generation()),
+            tried,
+            since: match tried {
+                true => same.map_or_else(Instant::now, |before| before.since),
+                false => since(state.generation()),
             },
             old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
@@ -230,6 +244,27 @@ fn object((object, contact): (String, Contact)) -> ObjectStatus {
 }
 
 impl VolumeReport {
+    /// A volume of which nothing is known but what the manifest says.
+    fn waiting(volume: &Volume, pod: &PodIdentity) -> Self {
+        Self {
+            name: volume.name.to_string(),
+            kind: volume.word().to_owned(),
+            path: None,
+            group: None,
+            state: State::first(volume),
+            tried: false,
+            since: Instant::now(),
+            old: OldUsage::default(),
+            last_error: None,
+            restarts: 0,
+            source_is_silent: false,
+            watch: None,
+            claim: volume.claim_name(&pod.name),
+            has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
+            hanging: Hanging::default(),
+        }
+    }
+
     fn generation(&self) -> Option<&GenerationName> {
         self.state.generation()
     }

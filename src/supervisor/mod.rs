@@ -248,7 +248,7 @@ pub async fn run(
     };
     drop(setting);
     supervisor.report_server();
-    supervisor.report_sources();
+    supervisor.report_volumes();
     if let Some(continuing) = continuing {
         continuing.complete();
     }
@@ -385,13 +385,16 @@ impl Supervisor {
         self.report.server(self.server.record(), self.server.version());
     }
 
-    /// Until a source of the host has answered, its volume is known to wait for it.
-    fn report_sources(&mut self) {
+    /// Tells of each volume before its first refresh: where it is, and, of one that shows something of the host, that it
+    /// waits for its source until that has answered.
+    fn report_volumes(&mut self) {
         let idle = std::mem::take(&mut self.idle);
-        let of_host = |volume: &PodVolume| !matches!(volume.spec().source, VolumeSource::Projection(_));
-        idle.iter()
-            .filter(|(_, volume)| of_host(volume))
-            .for_each(|(place, volume)| self.report_volume(*place, volume));
+        for (place, volume) in &idle {
+            match volume.spec().source {
+                VolumeSource::Projection(_) => self.report.found(*place, &self.volumes[*place], volume),
+                _ => self.report_volume(*place, volume),
+            }
+        }
         self.idle = idle;
     }
 

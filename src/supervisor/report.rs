@@ -109,7 +109,7 @@ impl Report {
         audience: Audience,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
-        let (board, status) = (Board::new(identity.clone()), String::new());
+        let (board, status) = (Board::new(identity.clone(), volumes), String::new());
         // A server that writes to the same terminal would be written over.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = Progress::new(audience == Audience::People && is_quiet);
@@ -132,6 +132,11 @@ impl Report {
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
     pub(super) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.board.known().refreshed(place, volume, mounted);
+    }
+
+    /// The volume at this place is a part of `mounted`, as it is before its next refresh.
+    pub(super) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+        self.board.known().found(place, volume, mounted);
     }
 
     /// What has become of the servers, and the version of the one that serves.
@@ -214,15 +219,14 @@ impl Report {
     /// Every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
         let known = self.board.known();
-        let volumes = &known.volumes;
-        volumes.len() == self.expected && !volumes.values().any(|volume| matches!(volume.state, State::Waiting(_)))
+        known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, State::Waiting(_)))
     }
 
     fn show_progress(&mut self) {
         let known = self.board.known();
         let pod = (self.subject == Subject::Pod).then_some(&self.identity);
         let mut upcoming = Upcoming { pod, expected: self.expected, up: Vec::new(), waiting: Vec::new() };
-        for volume in known.volumes.values() {
+        for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
                 State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
                 State::Live(_) | State::Behind(..) => upcoming.up.push(&volume.name),
@@ -233,13 +237,13 @@ impl Report {
 
     fn describe(&self) -> String {
         let known = self.board.known();
-        let volumes = &known.volumes;
-        let shown = volumes.values().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
+        let volumes = || known.volumes.values().filter(|volume| volume.tried);
+        let shown = volumes().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
         let mut text = format!("{shown} of {} volumes are up", self.expected);
         if let Some(trouble) = known.server_is_dead() {
             text += &format!("; {trouble}");
         }
-        for volume in volumes.values() {
+        for volume in volumes() {
             match &volume.state {
                 State::Waiting(reason) => text += &format!("; {} waits: {reason}", volume.name),
                 State::Behind(_, reason) => text += &format!("; {} is not refreshed: {reason}", volume.name),

@@ -32,7 +32,7 @@ pub struct PodStatus {
     /// The process that answers for them, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
-    /// Its volumes, in the order of the manifest, as far as they are known.
+    /// Its volumes, in the order of the manifest: all of them, if its supervisor tells, none otherwise.
     pub volumes: Vec<VolumeStatus>,
     /// What its supervisor asks an API server for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -114,6 +114,15 @@ pub enum State {
 }
 
 impl State {
+    /// The state before the first refresh.
+    pub(super) fn first(volume: &Volume) -> State {
+        let awaited = match volume.source {
+            VolumeSource::Projection(_) => "its first payload",
+            _ => "its source",
+        };
+        State::Waiting(awaited.to_owned())
+    }
+
     /// Why the volume is not live.
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -264,11 +273,7 @@ impl PodVolume {
     }
 
     fn new(spec: Volume, body: Body) -> Self {
-        let awaited = match body {
-            Body::Projected(_) => "its first payload",
-            Body::Passthrough(_) => "its source",
-        };
-        let state = State::Waiting(awaited.to_owned());
+        let state = State::first(&spec);
         Self { spec, body, state, is_settling: false, failures: 0, last_error: None, heard: None }
     }
 
