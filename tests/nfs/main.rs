@@ -1,17 +1,16 @@
-//! nfs volumes, as a user has them: a claim, its PersistentVolume, an NFS server, `podfs run`.
-//!
-//! The server is a real one, nfs-ganesha. The file system itself has tests of its own in the crate `podfs-fuse`.
+//! NFS: the client, its volumes, and pods that have them.
 
+mod client;
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../../fuse/tests/nfs_rig/mod.rs"]
+mod fuzz_seeds;
+mod mounted;
+#[path = "../nfs_rig/mod.rs"]
 mod nfs_rig;
-
-mod pods;
-
-mod away;
-mod moved;
-mod refused;
-mod served;
-mod shared;
-mod user_namespace;
+mod pod_volumes;
+mod public_suites;
+mod rig_itself;
+#[path = "../suites/mod.rs"]
+mod suites;
+mod takeover;
+mod volume;

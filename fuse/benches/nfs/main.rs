@@ -10,9 +10,9 @@
 //! | [`files`] | programs that read and write whole files, beside nfs-cat and nfs-cp; likewise |
 
 mod files;
-#[path = "../../tests/nfs_volume/mounted.rs"]
+#[path = "../../../tests/nfs/mounted.rs"]
 mod mounted;
-#[path = "../../tests/nfs_rig/mod.rs"]
+#[path = "../../../tests/nfs_rig/mod.rs"]
 mod nfs_rig;
 mod peer;
 mod raw;

@@ -1,0 +1,11 @@
+//! Pods and objects of an API server, and the metrics of what they come to.
+
+#[path = "../api_server/mod.rs"]
+mod api_server;
+mod api_server_itself;
+#[path = "../common/mod.rs"]
+mod common;
+mod metrics;
+mod rig;
+mod soak;
+mod source;

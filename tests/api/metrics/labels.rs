@@ -1,0 +1,82 @@
+//! What labels may hold.
+
+use std::collections::BTreeSet;
+
+use podfs::metrics::families::POD_LABELS;
+use podfs::metrics::{FAMILIES, Family};
+use serde_json::{Value, json};
+
+use crate::common::outcome::finish;
+use crate::common::*;
+use crate::metrics::pods::{of_all_sorts, put, volume};
+use crate::metrics::scrape::Scrape;
+
+/// Nothing of a text format that means something stands for itself in it.
+const HOSTILE: &str = "a\"b\\c\nd{e=\"f\"} 1 # EOF\n# EOF\u{7f}ü";
+
+#[test]
+fn hostile_names_are_labels_and_nothing_else() {
+    let token = json!([{"serviceAccountToken": {"path": "token", "audience": HOSTILE}}]);
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "shop", "uid": "hostile-labels"},
+        "spec": {
+            "containers": [{"name": "web", "image": "web"}],
+            "volumes": [
+                {"name": "config", "configMap": {"name": "app", "optional": true}},
+                {"name": "access", "projected": {"sources": token}},
+                {"name": "data", "persistentVolumeClaim": {"claimName": HOSTILE}},
+            ],
+        },
+    });
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [HOSTILE]},
+        "status": {"token": "hunter2", "expirationTimestamp": "2030-03-17T17:46:40Z"},
+    });
+    let fixture = Fixture::new(&manifest.to_string());
+    let mut command = fixture.command();
+    command.arg("--push");
+    let running = fixture.start_command(command);
+    running.wait_log("failed to fetch token: it was not pushed");
+    fixture.write("push.json", &request.to_string());
+    let pushed =
+        finish(fixture.operator("push").args(["--pod", "hostile-labels", "-f"]).arg(fixture.path("push.json")));
+    assert_eq!(pushed.code, Some(0), "{}", pushed.stderr);
+    let told = |scrape: &Scrape| {
+        let is_it = |(name, ..): &(String, Value, f64)| name == "podfs_token_expiration_timestamp_seconds";
+        scrape.strictly().into_iter().find(is_it).map(|(_, labels, _)| labels)
+    };
+    let mut labels = None;
+    eventually("the token is told", || {
+        labels = told(&fixture.scrape());
+        labels.is_some()
+    });
+    let [namespace, pod, uid] = POD_LABELS;
+    let values = [namespace, pod, uid, "audience"].map(|label| labels.as_ref().expect("it is told")[label].clone());
+    // A pod's own names cannot be hostile: podfs takes DNS names.
+    assert_eq!(values, ["shop", "web", "hostile-labels", HOSTILE]);
+}
+
+#[test]
+fn what_is_told_is_what_is_described() {
+    let fixture = of_all_sorts();
+    let running = fixture.run();
+    fixture.remove("objects/app.json");
+    fixture.scrape_until("podfs_volume_refresh_errors_total", &volume("config"), |errors| errors > 0.0);
+    put(&fixture, "2");
+    wait_content(&running.volume("config").join("a"), "2");
+    let scrape = fixture.scrape();
+    for (name, labels, _) in scrape.strictly() {
+        let ends = ["", "_bucket", "_sum", "_count"];
+        let family = ends.iter().find_map(|end| Family::find(name.strip_suffix(end)?)).expect(&name);
+        for label in labels.as_object().expect("labels").keys().map(String::as_str) {
+            let known = POD_LABELS.contains(&label) || family.labels.contains(&label) || label == "le";
+            assert!(known, "{name} has a label {label:?}");
+        }
+    }
+    // Those of an API server are told where there is one.
+    let of_server = |name: &str| name.starts_with("podfs_source_") || name.starts_with("podfs_token_");
+    let all: BTreeSet<_> = FAMILIES.iter().map(|family| family.name.to_owned()).collect();
+    let expected: BTreeSet<_> = all.into_iter().filter(|name| !of_server(name)).collect();
+    assert_eq!(scrape.families(), expected);
+}

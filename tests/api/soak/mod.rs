@@ -1,0 +1,103 @@
+//! Thousands of random changes with an API server that is unwell in random ways. A reader looks all the while: what a volume
+//! shows is always a state that its object had, whole, and never one older than what was seen before; and when the server is
+//! well again, it is the last.
+//!
+//! `cargo test --test api soak::` makes 1500 changes. `PODFS_API_SOAK=10000` makes as many as it says; `PODFS_API_SOAK_SEED`
+//! repeats the choices of a run, which tells its seed at the beginning. (Times are never the same.) Only longer runs have the
+//! faults that nothing but time reveals.
+
+mod fault;
+mod model;
+mod reader;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::api_server::{ApiServer, Style, User};
+use crate::common::{Fixture, PODFS, Running};
+use fastrand::Rng;
+use fault::Fault;
+use model::{Model, NODE, Object, VOLUMES};
+use reader::{Look, Reader};
+
+/// Changes, unless the environment says how many.
+pub const CHANGES: usize = 1500;
+/// How long a pod may take to show the last state once the server is well: pings find a frozen connection out within 25 s.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[test]
+fn volumes_show_whole_states_never_go_back_and_end_with_the_last() {
+    let (changes, seed) = (environment("PODFS_API_SOAK"), environment("PODFS_API_SOAK_SEED"));
+    let changes = changes.map_or(CHANGES, |changes| usize::try_from(changes).expect("a number of changes"));
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("{changes} changes; PODFS_API_SOAK_SEED={seed}");
+    let mut rng = Rng::with_seed(seed);
+
+    let server = ApiServer::start();
+    let user = User::node(NODE);
+    let kubeconfig = server.kubeconfig_of(&user, Style::TokenFile);
+    let model = Arc::new(Model::new(&server));
+    let fixture = Fixture::new("");
+    let mut command = Command::new(PODFS);
+    command.args(["run", "--pod-name", "default/web", "--kubeconfig"]).arg(&kubeconfig);
+    command.arg("--root-dir").arg(fixture.path("root")).arg("--run-dir").arg(fixture.path("run"));
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let mut reader = Reader::start(Arc::clone(&model), |volume| running.volume(volume));
+    converge(&model, &mut reader, "at the beginning", &running);
+
+    let mut made = 0;
+    while made < changes {
+        let fault = Fault::choose(&mut rng, made);
+        fault.begin(&server, &user);
+        for number in 1..=rng.usize(5..40) {
+            change(&mut rng, &server, &model);
+            made += 1;
+            fault.go_on(&server, number);
+            reader.look();
+        }
+        fault.end(&server, &user);
+        // What is gone does not say which state it had.
+        Object::ALL.into_iter().filter(|object| model.is_gone(*object)).for_each(|object| model.put(&server, object));
+        converge(&model, &mut reader, &format!("after {made} changes and {fault:?}"), &running);
+    }
+    drop(reader);
+    server.assert_conventions();
+    let requests = server.requests();
+    let connections = requests.last().map_or(0, |asked| asked.connection + 1);
+    println!("{made} changes, {} requests on {connections} connections", requests.len());
+}
+
+/// Makes one change, of the kind that happens to objects.
+fn change(rng: &mut Rng, server: &ApiServer, model: &Model) {
+    let object = Object::ALL[rng.usize(0..Object::ALL.len())];
+    if object != Object::Pod && !model.is_gone(object) && rng.u8(..) < 20 {
+        model.delete(server, object);
+    } else {
+        model.put(server, object);
+    }
+}
+
+/// Waits until every volume shows the last state of its objects.
+#[track_caller]
+fn converge(model: &Model, reader: &mut Reader, when: &str, running: &Running) {
+    let deadline = Instant::now() + PATIENCE;
+    let last: Look = VOLUMES
+        .iter()
+        .flat_map(|(volume, objects)| {
+            objects.iter().map(|object| ((*volume, object.name()), Some(model.last(*object))))
+        })
+        .collect();
+    loop {
+        let look = reader.look();
+        if look == last {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{when}: volumes show {look:?}, not {last:?}\n{}", running.log());
+    }
+}
+
+fn environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}

@@ -1,0 +1,12 @@
+//! Volumes whose pod and objects come from an API server: changes, outages, what is refused, and what is asked for.
+
+mod bundles;
+mod credentials;
+mod crowd;
+mod node;
+mod objects;
+mod outages;
+mod permissions;
+mod pods;
+mod refusals;
+mod tokens;

@@ -1,0 +1,224 @@
+//! Machines and places where podfs cannot mount: the exit code and the sentence tell, and nothing stays behind.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::outcome::Outcome;
+use crate::common::*;
+use nix::mount::{MsFlags, mount};
+
+/// A pod with the uid `u1` and the volume `config`, whose ConfigMap is there.
+fn fixture() -> Fixture {
+    let fixture = Fixture::new(&config_pod().replace("name: web, labels", "name: web, uid: u1, labels"));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+/// Where that volume belongs.
+fn mount_point(fixture: &Fixture) -> PathBuf {
+    fixture.path("root/pods/u1/volumes/kubernetes.io~configmap/config")
+}
+
+/// Runs podfs, which refuses, saying `parts` in one sentence; its run directory is gone.
+#[track_caller]
+fn assert_refuses(fixture: &Fixture, command: &mut Command, code: i32, parts: &[&str]) -> Outcome {
+    let outcome = fixture.refused(command);
+    outcome.says(code, parts);
+    assert!(!fixture.path("run").exists(), "the run directory stays behind");
+    outcome
+}
+
+#[test]
+fn directories_that_others_can_change_are_refused() {
+    for name in ["run", "root"] {
+        let fixture = fixture();
+        let directory = fixture.path(name);
+        fs::create_dir(&directory).expect("a directory");
+        fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("its mode");
+        let sentence = format!("{name} can be written to by other users (mode 0777)");
+        fixture.refused(&mut fixture.command()).says(2, &[&sentence, "take that right away"]);
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("its mode");
+        chown(&directory, Some(65534), None).expect("its owner");
+        let sentence = format!("{name} belongs to uid 65534");
+        fixture.refused(&mut fixture.command()).says(2, &[&sentence, "give it to root"]);
+        chown(&directory, Some(0), None).expect("its owner");
+        let mut running = fixture.run();
+        assert_eq!(running.stop().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_lock_file_that_is_a_link_or_a_fifo_is_refused_at_once() {
+    let fixture = fixture();
+    let lock = fixture.path("run/u1/lock");
+    fs::create_dir_all(lock.parent().expect("a directory")).expect("a directory");
+    let victim = fixture.path("victim");
+    fs::write(&victim, "kept").expect("written");
+    symlink(&victim, &lock).expect("a link");
+    fixture.refused(&mut fixture.command()).says(1, &["cannot lock"]);
+    assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");
+    fs::remove_file(&lock).expect("removed");
+    nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    fixture.refused(&mut fixture.command()).says(1, &["it is not a regular file"]);
+    fs::remove_file(&lock).expect("removed");
+    // What is counted is not written through a link either.
+    symlink(&victim, fixture.path("run/u1/counts.json")).expect("a link");
+    let mut running = fixture.run();
+    assert_eq!(running.stop().code(), Some(0));
+    assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");
+}
+
+/// The same command, run through `setpriv` with these arguments.
+fn with_privileges(command: &Command, arguments: &[&str]) -> Command {
+    let mut wrapped = Command::new("setpriv");
+    wrapped.args(arguments).arg(command.get_program()).args(command.get_args());
+    wrapped
+}
+
+#[test]
+fn another_user_than_root_is_told_to_be_root() {
+    let fixture = fixture();
+    // The capability lets the user reach the binary, wherever it was built.
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let reach = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"];
+    let mut command = with_privileges(&fixture.command(), &[&user[..], &reach].concat());
+    assert_refuses(&fixture, &mut command, 3, &["podfs mounts file systems, so it must run as root"]);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn root_without_the_capability_to_mount_is_told_which_one() {
+    let fixture = fixture();
+    let mut command = with_privileges(&fixture.command(), &["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
+    let parts = ["volume \"config\": ", "run podfs as root with CAP_SYS_ADMIN"];
+    assert_refuses(&fixture, &mut command, 3, &parts);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn without_the_fuse_device_the_machine_is_to_blame() {
+    let fixture = fixture();
+    let mut command = fixture.command();
+    // SAFETY: both calls are async-signal-safe; the mount namespace belongs to the child alone.
+    unsafe { command.pre_exec(hide_devices) };
+    assert_refuses(&fixture, &mut command, 3, &["cannot open /dev/fuse", "podfs needs /dev/fuse", "modprobe fuse"]);
+    fixture.assert_nothing_left();
+}
+
+/// Gives the process a mount namespace with an empty `/dev`.
+fn hide_devices() -> io::Result<()> {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+    mount(Some("none"), "/dev", Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+    Ok(())
+}
+
+#[test]
+fn a_file_at_the_mount_point_stays() {
+    let fixture = fixture();
+    let point = mount_point(&fixture);
+    fs::create_dir_all(point.parent().expect("a parent")).expect("directories");
+    fs::write(&point, "mine").expect("written");
+    let parts = ["volume \"config\": ", "kubernetes.io~configmap/config is not a directory", "remove it"];
+    assert_refuses(&fixture, &mut fixture.command(), 1, &parts);
+    assert_eq!(fs::read_to_string(&point).expect("kept"), "mine");
+}
+
+#[test]
+fn a_file_where_a_directory_is_needed_stays() {
+    let fixture = fixture();
+    fs::create_dir(fixture.path("root")).expect("a directory");
+    fs::write(fixture.path("root/pods"), "mine").expect("written");
+    let parts = ["volume \"config\": cannot make the directory ", "a file is in the way; remove it"];
+    assert_refuses(&fixture, &mut fixture.command(), 1, &parts);
+    assert_eq!(fs::read_to_string(fixture.path("root/pods")).expect("kept"), "mine");
+}
+
+#[test]
+fn a_mount_point_that_is_not_empty_is_not_covered() {
+    let fixture = fixture();
+    let point = mount_point(&fixture);
+    fs::create_dir_all(point.join("inner")).expect("directories");
+    let parts = ["volume \"config\": ", "kubernetes.io~configmap/config is not empty", "choose another directory"];
+    assert_refuses(&fixture, &mut fixture.command(), 1, &parts);
+    assert!(point.join("inner").is_dir());
+    assert_eq!(fixture.mounts(), [] as [&Path; 0]);
+}
+
+#[test]
+fn a_mount_of_somebody_else_is_not_covered() {
+    let fixture = fixture();
+    let point = mount_point(&fixture);
+    fs::create_dir_all(&point).expect("directories");
+    mount_tmpfs(&point, MsFlags::empty(), "");
+    let parts = ["volume \"config\": ", "kubernetes.io~configmap/config is already a mount point", "unmount it"];
+    assert_refuses(&fixture, &mut fixture.command(), 1, &parts);
+    assert_eq!(fixture.mounts(), [point]);
+}
+
+fn mount_tmpfs(at: &Path, flags: MsFlags, options: &str) {
+    mount(Some("none"), at, Some("tmpfs"), flags, Some(options)).expect("a tmpfs");
+}
+
+/// The fixture's command with `root` or `run` somewhere else.
+fn command_with(fixture: &Fixture, flag: &str, directory: &Path) -> Command {
+    let mut arguments: Vec<_> = fixture.command().get_args().map(ToOwned::to_owned).collect();
+    let flag = arguments.iter().position(|argument| argument == flag).expect("the flag");
+    arguments[flag + 1] = directory.into();
+    let mut command = Command::new(PODFS);
+    command.args(arguments);
+    command
+}
+
+/// A directory for `--root-dir` or `--run-dir` on a tmpfs with these flags and options.
+fn on_tmpfs(fixture: &Fixture, flags: MsFlags, options: &str) -> PathBuf {
+    let base = fixture.path("base");
+    fs::create_dir(&base).expect("a directory");
+    mount_tmpfs(&base, flags, options);
+    base.join("made")
+}
+
+#[test]
+fn a_read_only_file_system_is_named() {
+    for (flag, whose) in [("--root-dir", "volume \"config\": "), ("--run-dir", "")] {
+        let fixture = fixture();
+        let directory = on_tmpfs(&fixture, MsFlags::MS_RDONLY, "");
+        let mut command = command_with(&fixture, flag, &directory);
+        let parts =
+            [whose, "cannot make the directory ", "/base/made/", "choose a directory on a writable file system"];
+        assert_refuses(&fixture, &mut command, 1, &parts);
+        assert!(!fixture.path("root").exists(), "{flag}");
+    }
+}
+
+#[test]
+fn a_full_file_system_is_named_and_what_fitted_is_taken_back() {
+    for (flag, inodes, whose) in [("--root-dir", 4, "volume \"config\": "), ("--run-dir", 2, "")] {
+        let fixture = fixture();
+        // The tmpfs' own root is one of them.
+        let directory = on_tmpfs(&fixture, MsFlags::empty(), &format!("nr_inodes={inodes}"));
+        let mut command = command_with(&fixture, flag, &directory);
+        let parts =
+            [whose, "cannot make the directory ", "/base/made/", "make room on that file system", "No space left"];
+        assert_refuses(&fixture, &mut command, 1, &parts);
+        assert_eq!(fs::read_dir(fixture.path("base")).expect("a listing").count(), 0, "{flag}");
+        assert!(!fixture.path("root").exists(), "{flag}");
+    }
+}
+
+#[test]
+fn one_place_that_is_taken_leaves_nothing_of_the_other_volumes() {
+    let names = ["a", "b", "c", "d", "e"];
+    let volumes = names.map(|name| format!("{{name: {name}, configMap: {{name: app}}}}")).join(", ");
+    let fixture =
+        Fixture::new(&pod(&format!("[{volumes}]")).replace("name: web, labels", "name: web, uid: u1, labels"));
+    let taken = fixture.path("root/pods/u1/volumes/kubernetes.io~configmap/c");
+    fs::create_dir_all(taken.join("inner")).expect("directories");
+    assert_refuses(&fixture, &mut fixture.command(), 1, &["volume \"c\": ", "is not empty"]);
+    let siblings = fs::read_dir(taken.parent().expect("a parent")).expect("a listing");
+    assert_eq!(siblings.count(), 1, "what was made beside it is taken back");
+}

@@ -1,0 +1,293 @@
+//! `podfs cleanup`: what podfs that are gone have left, and nothing else.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::common::namespace::{bind, mount_tmpfs};
+use crate::common::stopped::Stopped;
+use crate::common::*;
+use nix::mount::{MntFlags, umount2};
+use tempfile::TempDir;
+
+/// A pod with a volume of each sort that leaves something.
+fn fixture() -> Fixture {
+    let fixture =
+        Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: device, hostPath: {path: /dev/null}}]"));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+fn empty_dir_fixture() -> Fixture {
+    Fixture::new(&pod("[{name: scratch, emptyDir: {}}]"))
+}
+
+/// What stands below a directory that is not inside a mount, with what is mounted.
+fn everything(fixture: &Fixture) -> (Vec<String>, Vec<std::path::PathBuf>) {
+    let mounts = fixture.mounts();
+    let mut found = Vec::new();
+    let mut directories = vec![fixture.path("root"), fixture.path("run")];
+    while let Some(directory) = directories.pop() {
+        found.push(directory.display().to_string());
+        if !mounts.contains(&directory) {
+            directories.extend(fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()));
+        }
+    }
+    found.sort();
+    (found, mounts)
+}
+
+#[test]
+fn a_pod_of_which_both_processes_were_killed_leaves_nothing() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    fixture.kill_both(&mut running);
+    assert_eq!(fixture.mounts().len(), 2);
+    let outcome = fixture.cleanup(&[]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    fixture.assert_nothing_left();
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    assert!(lines.contains(&&*format!("unmounted {}", volume.display())), "{lines:?}");
+    assert!(lines.contains(&&*format!("removed {}", volume.display())), "{lines:?}");
+    assert!(lines.contains(&&*format!("removed {}", fixture.path("run").display())), "{lines:?}");
+    let left = format!("left {}", fixture.path("").display());
+    assert!(!lines.iter().any(|line| line.starts_with(&left)), "{lines:?}");
+    let again = fixture.cleanup(&[]);
+    assert!(!again.stdout.contains(&*fixture.path("root").to_string_lossy()), "{}", again.stdout);
+}
+
+#[test]
+fn a_dry_run_says_the_same_and_changes_nothing() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    fixture.kill_both(&mut running);
+    let before = everything(&fixture);
+    let base = fixture.path("").display().to_string();
+    let ours = |text: &str, words: [&str; 3]| -> Vec<String> {
+        let plain = |line: &str| line.replace(words[0], "-").replace(words[1], "+").replace(words[2], "=");
+        text.lines().filter(|line| line.contains(&base)).map(plain).collect()
+    };
+    let planned = fixture.cleanup(&["--dry-run"]);
+    assert_eq!(everything(&fixture), before);
+    let done = fixture.cleanup(&[]);
+    let planned = ours(&planned.stdout, ["would unmount", "would remove", "would leave"]);
+    assert!(planned.len() > 5, "{planned:?}");
+    assert_eq!(planned, ours(&done.stdout, ["unmounted", "removed", "left"]));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_pod_that_is_served_is_not_touched() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let before = everything(&fixture);
+    let outcome = fixture.cleanup(&[]);
+    assert_eq!(everything(&fixture), before);
+    let left = format!("left {}: podfs (pid {}) has the pod", fixture.run_files().display(), running.pid());
+    assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&running.volume("config").join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn the_content_of_an_empty_dir_stays_for_the_next_podfs() {
+    let fixture = empty_dir_fixture();
+    let mut running = fixture.run();
+    fs::write(running.volume("scratch").join("kept"), "1").expect("written");
+    fixture.kill_both(&mut running);
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains("it holds the content of an emptyDir"), "{}", outcome.stdout);
+    assert_eq!(fixture.mounts(), Vec::<std::path::PathBuf>::new());
+    let mut next = fixture.run();
+    assert_eq!(fs::read_to_string(next.volume("scratch").join("kept")).expect("it is there"), "1");
+    assert_eq!(next.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn files_of_others_stay() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let beside = volume.parent().expect("a directory").join("foreign");
+    let in_run = fixture.run_files().join("foreign");
+    fixture.kill_both(&mut running);
+    for foreign in [&beside, &in_run] {
+        fs::write(foreign, "x").expect("written");
+    }
+    for (name, content) in [("lost+found", None), ("other", Some("[]"))] {
+        fs::create_dir(fixture.path("run").join(name)).expect("a directory");
+        if let Some(content) = content {
+            fs::write(fixture.path("run").join(name).join("lock"), content).expect("written");
+        }
+    }
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains(r#"it is not empty, "foreign" is in it"#), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("it holds files that are not podfs'"), "{}", outcome.stdout);
+    for foreign in [&beside, &in_run, &fixture.path("run/lost+found"), &fixture.path("run/other/lock")] {
+        assert!(foreign.exists(), "{}", foreign.display());
+    }
+    assert!(!volume.exists() && fixture.mounts().is_empty());
+}
+
+#[test]
+fn a_mount_inside_a_dead_volume_keeps_it() {
+    let fixture = empty_dir_fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("scratch");
+    let inner = volume.join("inner");
+    fs::create_dir(&inner).expect("a directory");
+    mount_tmpfs(&inner);
+    fixture.kill_both(&mut running);
+    let outcome = fixture.cleanup(&[]);
+    let left = format!("left {}: {} is mounted inside it", volume.display(), inner.display());
+    assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
+    assert_eq!(fixture.mounts(), [volume, inner]);
+}
+
+#[test]
+fn what_came_with_the_source_of_a_bind_mount_goes_with_it() {
+    let source = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let inner = source.path().join("inner");
+    fs::create_dir(&inner).expect("a directory");
+    mount_tmpfs(&inner);
+    let _unmounted = Unmount(&inner);
+    fs::write(inner.join("kept"), "1").expect("written");
+    let annotated = pod(&format!("[{{name: data, hostPath: {{path: {}}}}}]", source.path().display()))
+        .replace("labels: {app: web}", "annotations: {podfs.io/host-path.data: bind}");
+    let fixture = Fixture::new(&annotated);
+    let mut running = fixture.run();
+    assert!(running.volume("data").join("inner/kept").exists());
+    fixture.kill_both(&mut running);
+    fixture.cleanup(&[]);
+    fixture.assert_nothing_left();
+    assert!(inner.join("kept").exists());
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = umount2(self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_mount_on_a_directory_above_is_not_crossed() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volumes = running.volume("config").parent().and_then(Path::parent).expect("a directory").to_owned();
+    fixture.kill_both(&mut running);
+    fixture.mounts().iter().rev().for_each(|mount| umount2(mount, MntFlags::MNT_DETACH).expect("unmounted"));
+    // The same names, on another file system.
+    let other = TempDir::with_prefix("podfs-test-").expect("a directory");
+    fs::create_dir_all(other.path().join("kubernetes.io~configmap/config")).expect("directories");
+    bind(other.path(), &volumes);
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains("something is mounted on it or above it"), "{}", outcome.stdout);
+    assert!(other.path().join("kubernetes.io~configmap/config").is_dir());
+    umount2(&volumes, MntFlags::MNT_DETACH).expect("unmounted");
+    fixture.cleanup(&[]);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_mount_that_does_not_answer_holds_up_nothing_and_stays() {
+    let fixture = fixture();
+    let served = Served::with(&[("a", "1")]);
+    let record = serde_json::json!({"pid": 0, "run": [], "directories": [], "mounts": [served.path()]});
+    fs::create_dir_all(fixture.path("run/hung")).expect("a directory");
+    fs::write(fixture.path("run/hung/lock"), record.to_string()).expect("written");
+    let stopped = Stopped::server(&served);
+    let outcome = fixture.cleanup(&[]);
+    drop(stopped);
+    let left = format!("left {}: it does not answer, but its server may still be there", served.path().display());
+    assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
+    assert_eq!(fs::read_to_string(served.path().join("a")).expect("it is there"), "1");
+    assert!(fixture.path("run/hung/lock").exists(), "who comes next has to know of it");
+}
+
+#[test]
+fn a_dead_mount_that_nobody_knows_any_more_is_taken_away_below_the_root_directory_only() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    fixture.kill_both(&mut running);
+    fs::remove_dir_all(fixture.path("run")).expect("the run directory is lost");
+    let elsewhere = finish_elsewhere(&fixture);
+    let named = format!("left {0}: nobody answers for it; umount -l {0} takes it away", volume.display());
+    assert!(elsewhere.contains(&named), "{elsewhere}");
+    assert!(fixture.mounts().contains(&volume));
+    let outcome = fixture.cleanup(&[]);
+    assert!(outcome.stdout.contains(&format!("unmounted {}", volume.display())), "{}", outcome.stdout);
+    assert!(!fixture.mounts().contains(&volume));
+}
+
+/// A cleanup with another root directory.
+fn finish_elsewhere(fixture: &Fixture) -> String {
+    let mut command = fixture.operator("cleanup");
+    outcome::finish(command.arg("--root-dir").arg(fixture.path("elsewhere"))).stdout
+}
+
+#[test]
+fn cleanups_and_a_start_at_the_same_moment_agree() {
+    let fixture = fixture();
+    let mut killed = fixture.run();
+    fixture.kill_both(&mut killed);
+    let log = || File::create(fixture.path("cleanups")).expect("a file");
+    let start = || {
+        let mut command = fixture.operator("cleanup");
+        command.arg("--root-dir").arg(fixture.path("root")).stdout(log()).stderr(Stdio::null());
+        command.spawn().expect("podfs starts")
+    };
+    let mut cleanups: Vec<_> = (0..3).map(|_| start()).collect();
+    let mut next = fixture.run();
+    for cleanup in &mut cleanups {
+        assert!(cleanup.wait().expect("it ends").success());
+    }
+    wait_content(&next.volume("config").join("a"), "1");
+    assert_eq!(fixture.pods()[0]["state"], "running");
+    assert_eq!(next.stop().code(), Some(0));
+    assert_eq!(fixture.mounts(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_server_without_a_supervisor_ends_when_nothing_of_its_pod_is_mounted() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let server = fixture.kill_supervisor(&mut running);
+    unmount_below(&fixture.path("root"));
+    let text = format!("end the server of a pod whose volumes are all unmounted (pid {server})");
+    let outcome = fixture.cleanup(&["--dry-run"]);
+    assert!(outcome.stdout.contains(&text), "{}", outcome.stdout);
+    assert_eq!(fixture.processes().len(), 2, "the server and its keeper");
+    assert_eq!(fixture.cleanup(&[]).code, Some(0));
+    eventually("both end", || fixture.processes().is_empty());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_pod_whose_server_goes_on_without_its_supervisor_is_not_touched() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let server = fixture.kill_supervisor(&mut running);
+    let before = everything(&fixture);
+    for arguments in [&["--dry-run"][..], &[]] {
+        let outcome = fixture.cleanup(arguments);
+        assert!(
+            outcome.stdout.contains("the pod is still served; podfs run of the pod takes it over"),
+            "{}",
+            outcome.stdout
+        );
+        assert_eq!(everything(&fixture), before);
+    }
+    wait_content(&volume.join("a"), "1");
+    let mut next = fixture.run();
+    assert_eq!(next.server(), server);
+    assert_eq!(next.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}

@@ -1,0 +1,354 @@
+//! From the start of `podfs run` to its end: readiness, identity, ways to give the pod, a clean stop.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::*;
+use nix::sys::signal::{Signal, kill, killpg};
+use serde_json::{Value, json};
+
+/// A pod with one volume of each kind.
+fn pod_of_all_kinds() -> String {
+    pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}},
+      {name: about, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}},
+      {name: all, projected: {sources: [{configMap: {name: app}}, {secret: {name: tls}}]}}]")
+}
+
+fn fixture_of_all_kinds() -> Fixture {
+    let fixture = Fixture::new(&pod_of_all_kinds());
+    fixture.write("objects/app.json", &config_map("app", &[("app.conf", "a=1")]));
+    fixture.write("objects/tls.json", &secret("tls", &[("key", "pem")]));
+    fixture
+}
+
+/// A pod whose one volume `config` has the file `a` with content 1.
+fn small_fixture() -> Fixture {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+#[test]
+fn fu_09_a_mount_shows_its_files_from_the_start_and_is_there_at_readiness() {
+    let fixture = small_fixture();
+    let mut first = fixture.run();
+    let volume = first.volume("config");
+    first.stop();
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    let host = device(&fixture.path("")).expect("a device");
+    for _ in 0..10 {
+        let mut running = fixture.start();
+        while !running.is_ready() {
+            if device(&volume).is_ok_and(|device| device != host) {
+                assert_eq!(fs::read_to_string(volume.join("a")).expect("the volume's file"), "1");
+            }
+        }
+        assert_ne!(device(&volume).expect("a device"), host, "podfs is ready, and the volume is not mounted");
+        running.stop();
+    }
+}
+
+#[test]
+fn readiness_names_every_volume_at_the_kubelets_path_with_its_generation() {
+    // FU-11
+    let fixture = fixture_of_all_kinds();
+    let running = fixture.run();
+    let uid = running.json()["pod"]["uid"].as_str().expect("a uid");
+    let volumes = fixture.path("root/pods").join(uid).join("volumes");
+    let volume = |name: &str, kind: &str, directory: &str| {
+        let path = volumes.join(directory).join(name);
+        json!({"name": name, "kind": kind, "path": path, "mode": "zero-message", "generation": generation(&path)})
+    };
+    let expected = json!({
+        "pod": {"namespace": "default", "name": "web", "uid": uid},
+        "volumes": [
+            volume("config", "configMap", "kubernetes.io~configmap"),
+            volume("keys", "secret", "kubernetes.io~secret"),
+            volume("about", "downwardAPI", "kubernetes.io~downward-api"),
+            volume("all", "projected", "kubernetes.io~projected"),
+        ],
+    });
+    assert_eq!(*running.json(), expected);
+    for (volume, file, content) in [
+        ("config", "app.conf", "a=1"),
+        ("keys", "key", "pem"),
+        ("about", "labels", r#"app="web""#),
+        ("all", "app.conf", "a=1"),
+        ("all", "key", "pem"),
+    ] {
+        let read = fs::read_to_string(running.volume(volume).join(file)).expect("readable once podfs is ready");
+        assert_eq!(read, content, "{volume}/{file}");
+    }
+}
+
+#[test]
+fn people_are_told_once_in_one_line() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    running.stop();
+    let log = running.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.starts_with("podfs: ")).collect();
+    let [line] = lines.as_slice() else { panic!("not one line: {log}") };
+    assert!(line.starts_with("podfs: pod default/web is ready: "), "{line}");
+    for part in ["config in ", "/kubernetes.io~configmap", "keys in ", "about in ", "all in "] {
+        assert!(line.contains(part), "{part:?} is not in: {line}");
+    }
+}
+
+#[test]
+fn systemd_hears_what_a_volume_waits_for_and_then_of_readiness_and_the_end() {
+    let fixture = Fixture::new(&config_pod());
+    let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let hear = |wanted: &str| {
+        let mut heard = Vec::new();
+        let mut message = [0; 4096];
+        while !heard.iter().any(|line: &String| line.starts_with(wanted)) {
+            let length = socket.recv(&mut message).unwrap_or_else(|_| panic!("no {wanted} after {heard:?}"));
+            heard.extend(String::from_utf8_lossy(&message[..length]).lines().map(str::to_owned));
+        }
+        heard
+    };
+    let mut command = fixture.command();
+    command.env("NOTIFY_SOCKET", fixture.path("notify"));
+    command.env("WATCHDOG_USEC", "20000");
+    let mut running = fixture.start_command(command);
+    let waiting = r#"STATUS=0 of 1 volumes are up; config waits: configmap "app" not found"#;
+    assert!(!hear(waiting).contains(&"READY=1".to_owned()), "ready without a volume");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let heard = hear("READY=1");
+    assert!(heard.contains(&"STATUS=1 of 1 volumes are up".to_owned()), "{heard:?}");
+    running.wait_ready();
+    hear("WATCHDOG=1");
+    hear("WATCHDOG=1");
+    running.signal(Signal::SIGTERM);
+    hear("STOPPING=1");
+    let heard = hear("EXTEND_TIMEOUT_USEC=");
+    assert!(heard.contains(&"STATUS=unmounting; 1 volumes are left".to_owned()), "{heard:?}");
+    assert_eq!(running.wait().code(), Some(0));
+}
+
+#[test]
+fn a_pods_uid_is_taken_from_the_manifest_or_always_derived_the_same() {
+    let uid_of_one_run = |fixture: &Fixture| {
+        let running = fixture.run();
+        let uid = running.json()["pod"]["uid"].as_str().expect("a uid").to_owned();
+        assert!(running.volume("config").starts_with(fixture.path("root/pods").join(&uid)));
+        uid
+    };
+    let (first, second) = (small_fixture(), small_fixture());
+    let derived = uid_of_one_run(&first);
+    assert_eq!(uid_of_one_run(&first), derived, "the uid differs from run to run");
+    assert_eq!(uid_of_one_run(&second), derived, "the uid depends on the directory");
+    let given = config_pod().replace("name: web, labels", "name: web, uid: 0f-given, labels");
+    second.write("pod.yaml", &given);
+    assert_eq!(uid_of_one_run(&second), "0f-given");
+}
+
+#[test]
+fn the_pod_may_come_from_standard_input() {
+    let fixture = small_fixture();
+    let mut command = fixture.command();
+    replace_argument(&mut command, &fixture.pod(), "-");
+    let mut running = fixture.start_with_input(command, File::open(fixture.pod()).expect("a manifest"));
+    running.wait_ready();
+    wait_content(&running.volume("config").join("a"), "1");
+    // Objects are followed all the same.
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&running.volume("config").join("a"), "2");
+}
+
+#[test]
+fn the_pod_may_be_json_or_in_a_list_or_among_documents_that_count_as_objects() {
+    let json_pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [], "volumes": [{"name": "config", "configMap": {"name": "app"}}]},
+    });
+    let object = config_map("app", &[("a", "from the pod's file")]);
+    let list = json!({
+        "apiVersion": "v1", "kind": "List",
+        "items": [serde_json::from_str::<Value>(&object).expect("JSON"), json_pod.clone()],
+    });
+    let documents = format!("{object}\n---\n{}\n---\n{}", config_pod(), config_map("other", &[]));
+    for (name, manifest, content) in [
+        ("pod.json", format!("{json_pod:#}"), "1"),
+        ("list.json", list.to_string(), "from the pod's file"),
+        ("list.yaml", format!("# A list.\n{list}"), "from the pod's file"),
+        ("documents.yaml", documents, "from the pod's file"),
+    ] {
+        let fixture = Fixture::new("");
+        if content == "1" {
+            fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        }
+        fixture.write(name, &manifest);
+        let mut command = fixture.command();
+        replace_argument(&mut command, &fixture.pod(), fixture.path(name));
+        let mut running = fixture.start_command(command);
+        running.wait_ready();
+        let read = fs::read_to_string(running.volume("config").join("a")).expect(name);
+        assert_eq!(read, content, "{name}");
+    }
+}
+
+#[test]
+fn with_json_logs_every_line_on_standard_error_is_json() {
+    let fixture = Fixture::new(&config_pod());
+    let mut command = fixture.command();
+    command.args(["--log-format", "json"]);
+    let mut running = fixture.start_command(command);
+    running.wait_log("SetUp failed");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    running.wait_ready();
+    running.stop();
+    let log = running.log();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let message = |line: &Value| line["fields"]["message"].as_str().expect("a message").to_owned();
+    assert!(lines.iter().any(|line| message(line).contains("pod default/web is ready: config in ")), "{log}");
+    assert!(lines.iter().any(|line| line["level"] == "WARN" && message(line).contains("SetUp failed")), "{log}");
+}
+
+#[test]
+fn both_stop_signals_end_podfs_with_nothing_left() {
+    // FU-10
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let fixture = fixture_of_all_kinds();
+        let mut running = fixture.run();
+        assert_eq!((fixture.mounts().len(), fixture.processes().len()), (4, 3), "the checks below see something");
+        running.signal(signal);
+        assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
+        fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
+    // As service managers do that know of no main process.
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let fixture = fixture_of_all_kinds();
+        let mut running = fixture.run();
+        let supervisor = running.pid();
+        let others = fixture.processes().into_iter().filter(|pid| *pid != supervisor);
+        others.for_each(|pid| kill(pid, signal).expect("it is there"));
+        assert!(fs::read_dir(running.volume("config")).expect("somebody answers").count() > 0);
+        running.signal(signal);
+        assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
+        assert!(!running.log().contains("another one (pid "), "the first server served to the end");
+        fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_server_that_hangs_and_dies_while_volumes_are_unmounted_is_not_waited_for() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    let server = running.server();
+    kill(server, Signal::SIGSTOP).expect("it is there");
+    running.signal(Signal::SIGTERM);
+    running.wait_log("unmounting");
+    kill(server, Signal::SIGKILL).expect("it is there");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_hangs_while_volumes_are_unmounted_is_killed() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    kill(running.server(), Signal::SIGSTOP).expect("it is there");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_volume_that_still_waits_leaves_nothing_either() {
+    let fixture = Fixture::new(&config_pod());
+    let mut running = fixture.start();
+    running.wait_log(r#"configmap "app" not found"#);
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn directories_of_others_and_foreign_files_stay() {
+    // OR-02
+    let fixture = small_fixture();
+    fs::create_dir_all(fixture.path("root/pods")).expect("a directory");
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let pod_directory = volume.ancestors().nth(3).expect("volumes, kind and volume lie below").to_owned();
+    fs::write(pod_directory.join("foreign"), "mine").expect("written");
+    assert_eq!(running.stop().code(), Some(0));
+    assert_eq!(fixture.mounts(), [] as [&Path; 0]);
+    let left: Vec<_> =
+        fs::read_dir(&pod_directory).expect("it stays").map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(left, ["foreign"], "what podfs made below is gone");
+    fs::remove_file(pod_directory.join("foreign")).expect("removed");
+    let mut running = fixture.run();
+    running.stop();
+    assert!(pod_directory.is_dir(), "the second run did not make it");
+    fs::remove_dir(&pod_directory).expect("it is empty");
+    assert!(fixture.path("root/pods").is_dir() && !fixture.path("run").exists());
+}
+
+#[test]
+fn a_busy_volume_leaves_its_path_and_open_files_stay_readable() {
+    // FU-10
+    let fixture = small_fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let mut file = File::open(volume.join("a")).expect("a file");
+    let mut content = String::new();
+    file.read_to_string(&mut content).expect("readable");
+    let inside = Inside::start(&volume);
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+    let mut again = [0; 8];
+    let read = file.read_at(&mut again, 0).expect("what the kernel has cached stays readable");
+    assert_eq!(&again[..read], b"1");
+    drop(inside);
+}
+
+#[test]
+fn ctrl_c_reaches_the_whole_foreground_group_and_still_ends_cleanly() {
+    let fixture = small_fixture();
+    let mut command = fixture.command();
+    command.process_group(0);
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    killpg(running.pid(), Signal::SIGINT).expect("a group");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+/// A process whose working directory is inside a volume.
+struct Inside(std::process::Child);
+
+impl Inside {
+    fn start(directory: &Path) -> Self {
+        // `cat` waits for an end of input that does not come before the guard is dropped.
+        let mut command = Command::new("cat");
+        Self(command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat starts"))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The same command with another value in the place of `old`.
+fn replace_argument(command: &mut Command, old: &Path, new: impl AsRef<std::ffi::OsStr>) {
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
+    let mut other = Command::new(command.get_program());
+    let place = |argument: std::ffi::OsString| if argument == old { new.as_ref().to_owned() } else { argument };
+    other.args(arguments.into_iter().map(place));
+    *command = other;
+}

@@ -1,0 +1,19 @@
+//! The command line: `podfs run` and what looks at it, arguments and settings, manuals and examples.
+
+mod agent;
+mod audit;
+mod bad_input;
+mod bad_machine;
+mod cleanup;
+#[path = "../common/mod.rs"]
+mod common;
+mod config;
+mod lifecycle;
+mod manual;
+mod mount;
+mod progress;
+mod push;
+mod sources;
+mod status;
+mod trace;
+mod waiting;

@@ -1,0 +1,92 @@
+//! The README, compared with `--help`.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::manual::help::{commands, exit_codes, options, settings};
+
+pub fn readme() -> String {
+    fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("a README")
+}
+
+/// How to call this command: what follows `podfs NAME` in blocks of code, to the end of the block or the next command.
+fn synopsis(readme: &str, command: &str) -> String {
+    let blocks = readme.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+    let mut found = String::new();
+    for block in blocks {
+        let mut is_this = false;
+        for line in block.lines() {
+            if !line.starts_with(' ') {
+                is_this = line.split(' ').take(2).eq(["podfs", command]);
+            }
+            if is_this {
+                found = found + line.trim() + " ";
+            }
+        }
+    }
+    found
+}
+
+/// The rows of the table below this heading line.
+fn table<'a>(readme: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let rest = readme.split(heading).nth(1).unwrap_or_else(|| panic!("there is no table {heading}"));
+    let rows = rest.lines().skip(1).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split(" |").map(|cell| cell.trim().trim_matches('`')).collect()).collect()
+}
+
+fn long_options(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    words.filter_map(|word| word.strip_prefix("--")).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_command_is_called_with_all_its_options() {
+    let readme = readme();
+    for command in commands() {
+        let synopsis = synopsis(&readme, &command);
+        assert!(!synopsis.is_empty(), "the README does not say how to call podfs {command}");
+        let own = options(&command).into_iter().map(|option| option.name);
+        // These have a short form, which is what people type.
+        let own: BTreeSet<_> = own.filter(|name| name != "file").collect();
+        assert_eq!(long_options(&synopsis), own, "{synopsis}");
+    }
+}
+
+#[test]
+fn the_table_of_options_has_every_one_with_its_default() {
+    let readme = readme();
+    let rows = table(&readme, "| option | meaning | default |\n");
+    let listed: BTreeSet<_> = rows.iter().flat_map(|row| long_options(row[0])).collect();
+    let run = options("run");
+    assert_eq!(listed, run.iter().map(|option| option.name.clone()).collect());
+    for option in run {
+        let row = rows.iter().find(|row| long_options(row[0]).contains(&option.name)).expect("a row");
+        if let Some(default) = option.default {
+            assert_eq!(row[2], default, "--{}", option.name);
+        }
+    }
+}
+
+#[test]
+fn the_table_of_settings_is_that_of_podfs() {
+    let readme = readme();
+    let rows = table(&readme, "| key, and option | variable | default |\n");
+    let expected: Vec<_> = settings()
+        .into_iter()
+        .map(|setting| {
+            let default = setting.default.unwrap_or_default();
+            // What is not given is false.
+            let default = if setting.name == "in-cluster" { "false".to_owned() } else { default };
+            vec![setting.name, setting.variable.expect("a variable"), default]
+        })
+        .collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn the_table_of_exit_codes_is_that_of_run() {
+    let readme = readme();
+    let rows = table(&readme, "| exit code | meaning |\n");
+    let codes: Vec<_> = exit_codes("run").into_iter().map(|(code, _)| code).collect();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), codes);
+}

@@ -1,0 +1,66 @@
+//! `tests/retry`: a flaky test does not fail the run, a broken one does.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const RETRY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/retry");
+const QUICK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quick");
+
+/// Tests that fail until they have run this many times. Each counts its runs in a file of its own.
+fn retry(failures: &[(&str, u32)]) -> (Output, String) {
+    let project = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let manifest = "[package]\nname = \"sample\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n";
+    fs::write(project.path().join("Cargo.toml"), manifest).expect("Cargo.toml");
+    fs::create_dir(project.path().join("src")).expect("src");
+    let mut tests = String::from("#[test]\nfn passes() {}\n");
+    for (name, runs) in failures {
+        let file = project.path().join(name);
+        tests += &format!(
+            "#[test]\nfn {name}() {{\n    let earlier = std::fs::read({file:?}).unwrap_or_default();\n    \
+             std::fs::write({file:?}, [&earlier[..], b\"x\"].concat()).unwrap();\n    assert!(earlier.len() >= {runs});\n}}\n"
+        );
+    }
+    fs::write(project.path().join("src/lib.rs"), tests).expect("src/lib.rs");
+    let mut retry = Command::new(RETRY);
+    retry.arg("--offline").current_dir(&project).env("CARGO_TARGET_DIR", project.path().join("target"));
+    let output = retry.output().expect("tests/retry");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output, text)
+}
+
+#[test]
+fn a_test_that_passes_alone_is_flaky_and_the_last_line_names_it() {
+    let (output, text) = retry(&[("unlucky_once", 1), ("unlucky_twice", 2)]);
+    assert!(output.status.success(), "{text}");
+    assert!(text.ends_with("flaky:\n    --lib unlucky_once\n    --lib unlucky_twice\n"), "{text}");
+}
+
+#[test]
+fn a_test_that_fails_three_times_fails_the_run() {
+    let (output, text) = retry(&[("broken", 3), ("unlucky", 1)]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.ends_with("failed:\n    --lib broken\nflaky:\n    --lib unlucky\n"), "{text}");
+}
+
+#[test]
+fn more_than_three_failed_tests_fail_the_run_at_once() {
+    let (output, text) = retry(&[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(!text.contains("runs again"), "{text}");
+}
+
+#[test]
+fn a_run_without_failures_names_its_slowest_programs() {
+    let (output, text) = retry(&[]);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("the slowest test programs"), "{text}");
+    assert!(text.contains(" s  Running unittests src/lib.rs"), "{text}");
+}
+
+#[test]
+fn the_script_is_clean() {
+    let checked = Command::new("shellcheck").args([RETRY, QUICK]).output().expect("shellcheck");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}

@@ -1,0 +1,262 @@
+//! `podfs push`: an agent of the node gives a pod its objects, over the control socket.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::common::outcome::{Outcome, finish};
+use crate::common::*;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use serde_json::{Value, json};
+
+/// A ConfigMap that may be missing, a Secret, and what a projected volume takes from the cluster.
+const VOLUMES: &str = "[{name: config, configMap: {name: app, optional: true}}, \
+    {name: keys, secret: {secretName: db}}, \
+    {name: access, projected: {sources: [{serviceAccountToken: {path: token}}, \
+        {clusterTrustBundle: {path: ca.crt, name: ca}}, \
+        {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}]";
+
+/// A pod whose objects are pushed. Fields are dropped in this order.
+struct Pushed {
+    running: Running,
+    fixture: Fixture,
+}
+
+impl Pushed {
+    fn start() -> Pushed {
+        let fixture = Fixture::new(&manifest());
+        let running = serve_pushed(&fixture);
+        Pushed { running, fixture }
+    }
+
+    /// One that has everything it needs.
+    fn complete() -> Pushed {
+        let mut pushed = Self::start();
+        pushed.push_objects(&everything()).says(0, &["knows 3 objects and 1 tokens now"]);
+        pushed.running.wait_ready();
+        pushed
+    }
+
+    fn push(&self, arguments: &[&str]) -> Outcome {
+        finish(self.fixture.operator("push").args(["--pod", UID]).args(arguments))
+    }
+
+    /// Pushes these objects from a file.
+    #[track_caller]
+    fn push_objects(&self, objects: &[String]) -> Outcome {
+        self.fixture.write("pushed.yaml", &objects.join("\n---\n"));
+        self.push(&["-f", self.fixture.path("pushed.yaml").to_str().expect("text")])
+    }
+
+    /// A file of a volume.
+    fn file(&self, kind: &str, volume: &str, name: &str) -> PathBuf {
+        self.fixture.path(&format!("root/pods/{UID}/volumes/kubernetes.io~{kind}/{volume}/{name}"))
+    }
+
+    fn setting(&self) -> PathBuf {
+        self.file("configmap", "config", "a")
+    }
+}
+
+/// Starts a podfs that takes pushes.
+fn serve_pushed(fixture: &Fixture) -> Running {
+    let mut command = fixture.command();
+    command.arg("--push");
+    serve(fixture, command)
+}
+
+/// Starts podfs and waits until it can be asked.
+fn serve(fixture: &Fixture, command: Command) -> Running {
+    let running = fixture.start_command(command);
+    let socket = fixture.path(&format!("run/{UID}/control.sock"));
+    eventually("podfs listens", || UnixStream::connect(&socket).is_ok());
+    running
+}
+
+const UID: &str = "5a1c7b52-0d4e-4b52-8f0c-3f6d2e9b7a11";
+
+fn manifest() -> String {
+    pod(VOLUMES).replace("name: web, labels", &format!("name: web, uid: {UID}, labels"))
+}
+
+fn token(token: &str) -> String {
+    json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {"audiences": [], "expirationSeconds": 3600}, "status": {"token": token},
+    })
+    .to_string()
+}
+
+fn trust_bundle(body: &str) -> String {
+    json!({
+        "apiVersion": "certificates.k8s.io/v1beta1", "kind": "ClusterTrustBundle", "metadata": {"name": "ca"},
+        "spec": {"trustBundle": pem(body)},
+    })
+    .to_string()
+}
+
+fn pem(body: &str) -> String {
+    format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
+}
+
+fn everything() -> Vec<String> {
+    vec![config_map("app", &[("a", "1")]), secret("db", &[("k", "s")]), token("first"), trust_bundle("AAAA")]
+}
+
+/// Asks on the control socket as the protocol says: the length of the message in four bytes, then JSON.
+fn ask(fixture: &Fixture, question: &Value) -> Value {
+    let text = question.to_string();
+    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("somebody listens");
+    let length = u32::try_from(text.len()).expect("short").to_ne_bytes();
+    stream.write_all(&[&length, text.as_bytes()].concat()).expect("it is read");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    serde_json::from_slice(answer.get(4..).expect("a length")).expect("JSON")
+}
+
+#[test]
+fn volumes_wait_for_the_first_push_and_show_it() {
+    let mut pushed = Pushed::start();
+    // What is optional may still come.
+    pushed.running.wait_log(r#"configmap "app" is not known yet: nothing was pushed"#);
+    pushed.running.wait_log(r#"secret "db" is not known yet: nothing was pushed"#);
+    pushed.running.wait_log("failed to fetch token: it was not pushed");
+    assert!(!pushed.running.is_ready());
+    pushed.push_objects(&everything()).says(0, &[]);
+    pushed.running.wait_ready();
+    assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "1");
+    assert_eq!(fs::read_to_string(pushed.file("secret", "keys", "k")).expect("a file"), "s");
+    assert_eq!(fs::read_to_string(pushed.file("projected", "access", "token")).expect("a file"), "first");
+    assert_eq!(fs::read_to_string(pushed.file("projected", "access", "ca.crt")).expect("a file"), pem("AAAA"));
+    assert_eq!(pushed.running.stop().code(), Some(0));
+}
+
+#[test]
+fn tk_09_what_is_pushed_again_replaces_what_was() {
+    let pushed = Pushed::complete();
+    pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["knows 3 objects and 1 tokens now"]);
+    wait_content(&pushed.file("projected", "access", "token"), "second");
+    // Both came in one push, so they are switched together.
+    assert_eq!(fs::read_to_string(pushed.file("projected", "access", "ca.crt")).expect("a file"), pem("BBBB"));
+    assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "1");
+}
+
+#[test]
+fn cm_07_cm_08_an_optional_object_that_is_deleted_vanishes_and_a_required_one_stays() {
+    let pushed = Pushed::complete();
+    pushed.push(&["--delete", "ConfigMap/app", "--delete", "Secret/db"]).says(0, &["knows 1 objects"]);
+    eventually("the file is gone", || !pushed.setting().exists());
+    pushed.running.wait_log(r#"secret "db" not found"#);
+    assert_eq!(fs::read_to_string(pushed.file("secret", "keys", "k")).expect("a file"), "s");
+}
+
+#[test]
+fn the_pod_itself_is_pushed_for_its_labels() {
+    let pushed = Pushed::complete();
+    pushed.push_objects(&[manifest().replace("app: web", "app: web, color: blue")]).says(0, &[]);
+    wait_content(&pushed.file("projected", "access", "labels"), "app=\"web\"\ncolor=\"blue\"");
+}
+
+#[test]
+fn a_push_with_one_bad_object_changes_nothing() {
+    let pushed = Pushed::complete();
+    let bad = r#"{apiVersion: v1, kind: Secret, metadata: {name: db}, data: {k: "hunter2%"}}"#;
+    let outcome = pushed.push_objects(&[config_map("app", &[("a", "2")]), bad.to_owned()]);
+    outcome.says(1, &["the push, item 2: data.k: is not base64"]);
+    assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
+    // What comes after it is shown, and nothing of it.
+    pushed.push_objects(&[token("second")]).says(0, &[]);
+    wait_content(&pushed.file("projected", "access", "token"), "second");
+    assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "1");
+}
+
+#[test]
+fn programs_push_with_the_protocol_of_the_control_socket() {
+    let pushed = Pushed::complete();
+    let object: Value = serde_json::from_str(&config_map("app", &[("a", "2")])).expect("JSON");
+    let delete = json!([{"kind": "Secret", "name": "db"}]);
+    let question = json!({"version": 1, "message": {"push": {"objects": [object], "delete": delete}}});
+    let taken = json!({"version": 1, "message": {"pushed": {"objects": 2, "tokens": 1}}});
+    assert_eq!(ask(&pushed.fixture, &question), taken);
+    wait_content(&pushed.setting(), "2");
+    let question = json!({"version": 1, "message": {"push": {"replace": true}}});
+    assert_eq!(ask(&pushed.fixture, &question)["message"], json!({"pushed": {"objects": 0, "tokens": 0}}));
+    let question = json!({"version": 1, "message": {"push": {"object": []}}});
+    let refused = ask(&pushed.fixture, &question)["message"]["refused"].clone();
+    assert!(refused.as_str().is_some_and(|reason| reason.contains("does not understand the question")), "{refused}");
+}
+
+#[test]
+fn what_cannot_be_pushed_is_told_in_one_sentence() {
+    let pushed = Pushed::complete();
+    pushed.push(&[]).says(2, &["there is nothing to push; give objects with -f"]);
+    let outcome = pushed.push(&["--delete", "app"]);
+    assert_eq!(outcome.code, Some(2));
+    assert!(outcome.stderr.contains("write the kind and the name, such as ConfigMap/app"), "{}", outcome.stderr);
+    pushed.push(&["-f", "/nowhere.yaml"]).says(2, &["/nowhere.yaml: cannot be read"]);
+    let large = "x".repeat(1 << 20);
+    let many: Vec<String> = (0..17).map(|number| config_map(&format!("o{number}"), &[("a", large.as_str())])).collect();
+    pushed.push_objects(&many).says(2, &["and a push may have at most", "push them one after another"]);
+}
+
+#[test]
+fn a_pod_that_takes_no_objects_says_so() {
+    let fixture = Fixture::new(&manifest());
+    let _running = serve(&fixture, fixture.command());
+    fixture.write("pushed.json", &config_map("app", &[("a", "2")]));
+    let mut push = fixture.operator("push");
+    push.args(["--pod", UID, "-f"]).arg(fixture.path("pushed.json"));
+    finish(&mut push).says(1, &["the pod takes no objects; start its podfs run with --push"]);
+}
+
+#[test]
+fn a_supervisor_that_follows_keeps_what_is_shown_and_waits_for_a_push() {
+    let mut pushed = Pushed::complete();
+    let shown = generation(&pushed.file("projected", "access", ""));
+    pushed.fixture.kill_supervisor(&mut pushed.running);
+    pushed.running = serve_pushed(&pushed.fixture);
+    eventually("volumes are behind", || {
+        let pods = pushed.fixture.pods();
+        let volumes = pods[0]["volumes"].as_array().cloned().unwrap_or_default();
+        volumes.len() == 3 && volumes.iter().all(|volume| volume["state"] == "behind")
+    });
+    assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "1");
+    assert_eq!(generation(&pushed.file("projected", "access", "")), shown);
+    pushed.push_objects(&everything()).says(0, &[]);
+    eventually("volumes are live", || {
+        pushed.fixture.pods()[0]["volumes"].as_array().expect("volumes").iter().all(|volume| volume["state"] == "live")
+    });
+    // The same content is no other generation.
+    assert_eq!(generation(&pushed.file("projected", "access", "")), shown);
+    assert_eq!(pushed.running.stop().code(), Some(0));
+}
+
+#[test]
+fn nothing_is_sent_to_a_process_of_another_user() {
+    let fixture = Fixture::new(&manifest());
+    let directory = fixture.path("run/u1");
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::write(directory.join("lock"), "").expect("written");
+    let kind = (AddressFamily::Unix, SockType::Stream);
+    let socket = socket(kind.0, kind.1, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    bind(socket.as_raw_fd(), &UnixAddr::new(&directory.join("control.sock")).expect("an address")).expect("bound");
+    // Who listens is whoever called listen(2). The system call changes the user of this one thread.
+    let listener = std::thread::spawn(move || {
+        // SAFETY: it changes numbers of the calling thread, which ends at once.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
+        assert_eq!(changed, 0);
+        listen(&socket, Backlog::new(5).expect("a number")).expect("it listens");
+        UnixListener::from(socket)
+    });
+    let listener = listener.join().expect("no panic");
+    fixture.write("pushed.yaml", &everything().join("\n---\n"));
+    let mut push = fixture.operator("push");
+    push.args(["--pod", "u1", "-f"]).arg(fixture.path("pushed.yaml"));
+    finish(&mut push).says(1, &["uid 65534 listens on", "nothing was sent to it"]);
+    let mut received = Vec::new();
+    listener.accept().expect("a connection").0.read_to_end(&mut received).expect("its end");
+    assert_eq!(received, b"");
+}

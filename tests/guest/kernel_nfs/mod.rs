@@ -1,0 +1,71 @@
+//! NFS volumes by the kernel's client: Debian's Linux in a virtual machine, which has the client, and a server.
+//!
+//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
+//! One boot of each kernel runs them all, but those that need what the kernel does not have, or what was not fetched. What
+//! needs no such kernel is tested in `tests/nfs`.
+
+mod guest;
+
+use std::path::Path;
+
+use crate::common::PODFS;
+use crate::machine::{Guest, Linux, Machine, kerberos, nfs, tls};
+
+/// The tests that run in the guest.
+const TESTS: &str = "kernel_nfs::guest";
+/// The tests that need a Kerberos realm: a server of the realm is the one without TLS.
+const NEED_REALM: [&str; 3] = [
+    "kernel_nfs::guest::kerberos",
+    "kernel_nfs::guest::tls",
+    "kernel_nfs::guest::user_namespace::a_user_of_the_pod_has_the_ticket_of_its_id_in_the_pod",
+];
+/// The tests that need TLS.
+const NEED_TLS: &str = "kernel_nfs::guest::tls";
+/// The tests that need what came after Linux 6.1: TLS (6.5), a kernel that asks again what a dead server was asked (6.9), and
+/// ID-mapped mounts (6.12).
+const NEED_LINUX_6_12: [&str; 3] = [NEED_TLS, "kernel_nfs::guest::killed", "kernel_nfs::guest::user_namespace"];
+/// The tests for which one kernel is enough; among them is one that needs a kernel without TLS.
+const ONCE: [&str; 2] = ["kernel_nfs::guest::kerberos", "kernel_nfs::guest::refused"];
+
+#[test]
+fn podfs_serves_exports_with_the_client_of_linux_6_1() {
+    serve_exports(Linux::V6_1, "podfs_serves_exports_with_the_client_of_linux_6_1", &NEED_LINUX_6_12);
+}
+
+#[test]
+fn podfs_serves_exports_with_the_client_of_linux_6_12() {
+    serve_exports(Linux::V6_12, "podfs_serves_exports_with_the_client_of_linux_6_12", &ONCE);
+}
+
+/// Runs all tests of the guest but these.
+fn serve_exports(linux: Linux, test: &str, skipped: &[&str]) {
+    let Some(machine) = Machine::find_or_skip(linux, test) else { return };
+    let mut guest = Guest::new(&machine);
+    guest.directory(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    guest.module("fuse");
+    nfs::add_client(&mut guest);
+    if let Err(missing) = nfs::add_server(&mut guest) {
+        return crate::machine::skipped(test, &missing);
+    }
+    let mut skipped = skipped.to_vec();
+    let mut start = nfs::START_SERVER.to_owned();
+    match kerberos::add(&mut guest) {
+        Ok(()) => start = format!("{} && {start}", kerberos::START),
+        Err(missing) => {
+            crate::machine::skipped("tests that need a Kerberos realm", &missing);
+            skipped.extend(NEED_REALM);
+        }
+    }
+    if !skipped.contains(&NEED_TLS)
+        && let Err(missing) = tls::add(&mut guest)
+    {
+        crate::machine::skipped("tests that need TLS", &missing);
+        skipped.push(NEED_TLS);
+    }
+    guest.program(Path::new(PODFS), PODFS);
+    guest.test_program();
+    let skip: String = skipped.iter().map(|tests| format!(" --skip {tests}")).collect();
+    guest
+        .run(&format!("{start} && /tests {TESTS} --ignored --test-threads=1{skip}"))
+        .assert_all_passed_but(TESTS, &skipped);
+}

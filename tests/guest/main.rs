@@ -1,0 +1,11 @@
+//! What needs another kernel: podfs in a virtual machine with a Linux of Debian.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod kernel_nfs;
+mod linux_nfs;
+#[path = "../machine/mod.rs"]
+mod machine;
+#[path = "../nfs_rig/mod.rs"]
+mod nfs_rig;
+mod old_kernel;

@@ -1,0 +1,25 @@
+//! podfs on an old kernel: Debian's 6.1 in a virtual machine, where it works by its fallbacks.
+//!
+//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
+//! One boot runs them all.
+
+mod guest;
+
+use std::path::Path;
+
+use crate::common::PODFS;
+use crate::machine::{Guest, Linux, Machine};
+
+/// The tests that run in the guest.
+const TESTS: &str = "old_kernel::guest";
+
+#[test]
+fn podfs_works_on_debians_linux_6_1() {
+    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "podfs_works_on_debians_linux_6_1") else { return };
+    let mut guest = Guest::new(&machine);
+    guest.directory(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    guest.module("fuse");
+    guest.program(Path::new(PODFS), PODFS);
+    guest.test_program();
+    guest.run(&format!("/tests {TESTS} --ignored --test-threads=1")).assert_all_passed(TESTS);
+}

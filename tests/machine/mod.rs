@@ -1,0 +1,175 @@
+//! Debian's Linux in a virtual machine, for what this machine's own kernel does not have.
+//!
+//! `tests/run` fetches the kernels and QEMU; where there are none, tests are skipped with a message ([`Machine::find`]). A
+//! guest is made of programs and kernel modules, runs one script, and switches itself off. It is ten times slower than
+//! the machine, and shows nothing of hardware.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `qemu` | kernel and QEMU: found, booted, ended |
+//! | `tree` | the files that the guest starts with |
+//! | `modules` | kernel modules and what they need |
+//! | [`nfs`] | Linux' own NFS server and client in the guest |
+//! | [`kerberos`] | a Kerberos realm in the guest |
+//! | [`tls`] | TLS for NFS in the guest |
+#![allow(dead_code, reason = "each test program uses its part")]
+
+pub mod kerberos;
+mod modules;
+pub mod nfs;
+mod qemu;
+pub mod tls;
+mod tree;
+
+use std::env::current_exe;
+use std::io::{Write, stderr};
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+pub use qemu::{Linux, Machine};
+use tree::Tree;
+
+/// What the kernel runs.
+const INIT: &str = include_str!("init");
+
+/// How the last line of a report begins.
+const RESULT: &str = "RESULT ";
+
+/// A guest that has not been booted yet.
+pub struct Guest<'a> {
+    machine: &'a Machine,
+    tree: Tree,
+    /// In the order in which they are to be loaded.
+    modules: Vec<String>,
+    network: bool,
+}
+
+/// What a guest leaves behind.
+pub struct Ended {
+    /// What the script prints.
+    pub report: String,
+    /// The script's exit code; there is none if the guest did not come to its end.
+    pub code: Option<i32>,
+    /// The end of what the kernel prints.
+    pub console: String,
+}
+
+impl Machine {
+    /// The machine with this kernel, or a line that this test is skipped.
+    pub fn find_or_skip(linux: Linux, test: &str) -> Option<Self> {
+        Self::find(linux).inspect_err(|missing| skipped(test, missing)).ok()
+    }
+}
+
+/// Says that a test is skipped, past the test harness, which shows what a test prints only if it fails.
+pub fn skipped(test: &str, missing: &str) {
+    let _ = writeln!(stderr(), "skipped: {test}: {missing}; tests/run fetches it");
+}
+
+impl<'a> Guest<'a> {
+    /// A guest with a shell and the usual file systems.
+    pub fn new(machine: &'a Machine) -> Self {
+        let tree = Tree::default();
+        for directory in ["/dev", "/etc", "/modules", "/new-root", "/proc", "/run", "/sys", "/tmp"] {
+            tree.directory(Path::new(directory));
+        }
+        tree.copy(&machine.busybox, "/bin/busybox");
+        tree.write("/init", INIT, 0o755);
+        Self { machine, tree, modules: Vec::new(), network: false }
+    }
+
+    /// Loads a module of the kernel, and those that it needs.
+    pub fn module(&mut self, name: &str) {
+        modules::add(&self.machine.modules, name, &mut self.modules);
+    }
+
+    /// Gives it a network, in which this machine's 127.0.0.1 is 10.0.2.2.
+    pub fn network(&mut self) {
+        self.network = true;
+        ["virtio_pci", "virtio_net"].iter().for_each(|module| self.module(module));
+    }
+
+    /// Adds a program with its libraries.
+    pub fn program(&mut self, from: &Path, to: &str) {
+        self.tree.program(from, to, None);
+    }
+
+    /// Adds a program with its libraries, which are looked for below `unpacked` first.
+    pub fn unpacked_program(&mut self, from: &Path, to: &str, unpacked: &Path) {
+        self.tree.program(from, to, Some(unpacked));
+    }
+
+    /// Adds this very test program as `/tests`: what is ignored here can run there.
+    pub fn test_program(&mut self) {
+        self.program(&current_exe().expect("this program"), "/tests");
+    }
+
+    pub fn directory(&mut self, path: &Path) {
+        self.tree.directory(path);
+    }
+
+    pub fn copy(&mut self, from: &Path, to: &str) {
+        self.tree.copy(from, to);
+    }
+
+    pub fn write(&mut self, to: &str, text: &str, mode: u32) {
+        self.tree.write(to, text, mode);
+    }
+
+    /// Boots it, runs a script of the shell, and waits until it has switched itself off.
+    pub fn run(self, script: &str) -> Ended {
+        self.tree.write("/script", script, 0o644);
+        for (at, name) in self.modules.iter().enumerate() {
+            let file = modules::find(&self.machine.modules, name).expect("it was found before");
+            self.tree.copy(&file, &format!("/modules/{at:02}-{name}.ko"));
+        }
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let initrd = directory.path().join("initrd");
+        self.tree.pack(&self.machine.busybox, &initrd);
+        let (report, console) = self.machine.boot(&initrd, &directory.path().join("console"), self.network);
+        let (rest, code) = match report.rsplit_once(RESULT) {
+            Some((rest, code)) => (rest.to_owned(), code.trim().parse().ok()),
+            None => (report, None),
+        };
+        Ended { report: rest, code, console }
+    }
+}
+
+impl Ended {
+    /// Fails if one of the tests of [`tests_of_the_guest`] did not end well.
+    #[track_caller]
+    pub fn assert_all_passed(&self, module: &str) {
+        self.assert_all_passed_but(module, &[]);
+    }
+
+    /// Likewise, without the tests whose names begin like this.
+    #[track_caller]
+    pub fn assert_all_passed_but(&self, module: &str, skipped: &[&str]) {
+        let mut tests = tests_of_the_guest(module);
+        tests.retain(|test| !skipped.iter().any(|skipped| test.starts_with(skipped)));
+        let outcomes: Vec<_> = tests.iter().map(|test| (test, self.outcome(test))).collect();
+        outcomes.iter().for_each(|(test, outcome)| println!("{test}: {outcome}"));
+        let failing = outcomes.iter().filter(|(_, outcome)| *outcome != "ok").count();
+        let Self { report, console, .. } = self;
+        assert_eq!(failing, 0, "tests that fail in the guest; its report:\n{report}\nits console:\n{console}");
+    }
+
+    /// `ok`, `FAILED`, or that there was none.
+    fn outcome(&self, test: &str) -> &str {
+        let start = format!("test {test} ... ");
+        let outcome = self.report.lines().find_map(|line| line.strip_prefix(&*start)).map(str::trim_end);
+        outcome.filter(|outcome| !outcome.is_empty()).unwrap_or("no outcome")
+    }
+}
+
+/// The names of all tests of a module that this program runs in the guest only.
+fn tests_of_the_guest(module: &str) -> Vec<String> {
+    let mut list = Command::new(current_exe().expect("this program"));
+    let list = list.args([module, "--list", "--ignored", "--format", "terse"]).output().expect("it runs");
+    let list = String::from_utf8(list.stdout).expect("text");
+    let tests: Vec<_> = list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
+    assert!(!tests.is_empty(), "no test of {module} is for the guest");
+    tests
+}

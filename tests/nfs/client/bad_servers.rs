@@ -1,0 +1,244 @@
+//! Servers that fail, lie and talk nonsense: a call ends with the right answer or a clear error, and the next one works.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use podfs_fuse::nfs::mount::{Options, mount};
+use podfs_fuse::nfs::rpc::{Denial, Failure, Persistence, Policy};
+use podfs_fuse::nfs::server::Servers;
+use podfs_fuse::nfs::v3::{Changes, Creation, FileHandle, Stability, Status};
+use podfs_fuse::nfs::{Error, Export, How};
+use rustix::io::Errno;
+use tokio::time::timeout;
+
+use crate::client::{BUDGET, how, run};
+use crate::nfs_rig::protocol::procedure::{GETATTR, MKDIR, READ};
+use crate::nfs_rig::rpc::{Call, accepted, framed, header};
+use crate::nfs_rig::scripted::trouble::{self, ALWAYS};
+use crate::nfs_rig::scripted::{Reply, Scripted};
+
+/// Calls are sent again soon, and waited for.
+fn impatient() -> Policy {
+    Policy { timeo: Duration::from_millis(100), ..Policy::default() }
+}
+
+/// How to mount what `server` exports.
+fn options(server: &Scripted) -> Options {
+    let port = server.address().port();
+    Options {
+        portmap_port: port,
+        policy: impatient(),
+        ..Options::new("bad-server", server.address().ip(), b"/export", BUDGET)
+    }
+}
+
+async fn export(server: &Scripted) -> Rc<Export> {
+    Rc::new(mount(&Servers::default(), &options(server)).await.expect("it is mounted"))
+}
+
+/// A new file with some data.
+async fn file(export: &Export) -> FileHandle {
+    let creation = Creation::Unchecked(Changes::default());
+    let created = export.create(how(), &export.root(), b"file", &creation).await.expect("made");
+    let file = created.handle.expect("this server gives handles");
+    export.write(how(), &file, 0, &b"some data".to_vec().into(), Stability::FileSync).await.expect("written");
+    file
+}
+
+#[test]
+fn the_portmapper_says_where_services_are() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        export.getattr(how(), &export.root()).await.expect("attributes");
+        assert_eq!(export.server().address(), server.address());
+    });
+}
+
+#[test]
+fn a_server_that_has_no_time_is_asked_again_with_another_xid() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        server.rule(trouble::jukebox(MKDIR, 2));
+        let xids = std::cell::RefCell::new(Vec::new());
+        let announce = |xid| xids.borrow_mut().push(xid);
+        let announced = How { announce: Some(&announce), ..how() };
+        export.mkdir(announced, &export.root(), b"dir", &Changes::default()).await.expect("made at last");
+        let xids = xids.into_inner();
+        assert!(xids.len() == 3 && xids[0] != xids[1] && xids[1] != xids[2], "{xids:?}");
+    });
+}
+
+#[test]
+fn a_soft_call_does_not_wait_for_ever_for_a_server_that_has_no_time() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        server.rule(trouble::jukebox(GETATTR, ALWAYS));
+        for (persistence, errno) in [(Persistence::Soft, Errno::IO), (Persistence::SoftErr, Errno::TIMEDOUT)] {
+            let policy = Policy { persistence, ..impatient() };
+            let soft = How { policy: Some(policy), ..how() };
+            assert_eq!(export.getattr(soft, &export.root()).await.expect_err("no time").errno(), errno);
+        }
+    });
+}
+
+#[test]
+fn what_rpc_refuses_is_an_error_with_a_reason() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        let failure = async || match export.getattr(how(), &export.root()).await {
+            Err(Error::Failure(failure)) => failure,
+            other => panic!("{other:?}"),
+        };
+        for (reason, denial) in
+            [(1, Denial::Credential), (3, Denial::Verifier), (5, Denial::TooWeak), (7, Denial::Other)]
+        {
+            server.rule(trouble::denied(GETATTR, reason, 1));
+            let failure = failure().await;
+            assert_eq!((failure, failure.errno()), (Failure::Denied(denial), Errno::ACCESS));
+        }
+        for (status, expected, errno) in [
+            (1, Failure::ProgramUnavailable, Errno::PROTONOSUPPORT),
+            (3, Failure::ProcedureUnavailable, Errno::OPNOTSUPP),
+            (4, Failure::GarbageArguments, Errno::IO),
+            (5, Failure::SystemError, Errno::IO),
+        ] {
+            server.rule(trouble::not_done(GETATTR, status, 1));
+            let failure = failure().await;
+            assert_eq!((failure, failure.errno()), (expected, errno));
+        }
+        export.getattr(how(), &export.root()).await.expect("attributes");
+    });
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_the_call_is_made_on_another() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        let reconnects = || export.server().health().reconnects;
+        server.rule(trouble::garbage(GETATTR, 1));
+        export.getattr(how(), &export.root()).await.expect("attributes");
+        assert_eq!(reconnects(), 1);
+        for length in [0x7fff_ffff, 2 << 20] {
+            server.rule(trouble::announced(GETATTR, length, 1));
+            export.getattr(how(), &export.root()).await.expect("attributes");
+        }
+        assert_eq!(reconnects(), 3);
+        server.rule(trouble::instead(GETATTR, 1, |_| Reply::Bytes(vec![0; 100_000])));
+        export.getattr(how(), &export.root()).await.expect("attributes");
+        server.rule(trouble::instead(GETATTR, 1, |_| Reply::Bytes([&header(1000, true)[..], &[1; 10]].concat())));
+        server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
+        export.getattr(how(), &export.root()).await.expect("attributes");
+        assert!(reconnects() >= 5, "{:?}", export.server().health());
+    });
+}
+
+#[test]
+fn a_server_that_only_talks_nonsense_is_not_asked_without_pause() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        server.rule(trouble::garbage(GETATTR, ALWAYS));
+        let budget = Duration::from_secs(1);
+        let soft = How { policy: Some(Policy::within(budget)), ..how() };
+        assert_eq!(export.getattr(soft, &export.root()).await.expect_err("nonsense").errno(), Errno::TIMEDOUT);
+        // Pauses of 100, 200, 400 and 800 ms.
+        assert!(server.asked(GETATTR) <= 6, "{}", server.asked(GETATTR));
+    });
+}
+
+#[test]
+fn replies_to_nobody_and_calls_are_ignored() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        let call = Call { xid: 5, program: 1, version: 1, procedure: 1, identity: None, arguments: vec![] }.write();
+        let stranger = [framed(&accepted(12345, 0, &[])), framed(&call)].concat();
+        server.rule(trouble::instead(GETATTR, 1, move |_| Reply::Bytes(stranger.clone())));
+        export.getattr(how(), &export.root()).await.expect("attributes, for the call that is sent again");
+        assert_eq!(export.server().health().reconnects, 0);
+        server.rule(trouble::wrong_xid(GETATTR, 1));
+        export.getattr(how(), &export.root()).await.expect("attributes, for the call that is sent again");
+        assert_eq!(export.server().health().reconnects, 0);
+    });
+}
+
+#[test]
+fn results_that_are_cut_off_are_an_error_of_the_call_alone() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        let file = file(&export).await;
+        for bytes in [0, 2, 40] {
+            server.rule(trouble::cut_short(GETATTR, bytes));
+            let error = export.getattr(how(), &file).await.expect_err("too short");
+            assert!(matches!(error, Error::Failure(Failure::Malformed(_))) && error.errno() == Errno::IO, "{error}");
+        }
+        server.behave();
+        export.getattr(how(), &file).await.expect("attributes");
+        assert_eq!(export.server().health().reconnects, 0);
+    });
+}
+
+#[test]
+fn a_read_gives_what_was_asked_for_and_no_more() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        let file = file(&export).await;
+        server.rule(trouble::generous_read());
+        assert_eq!(*export.read(how(), &file, 0, 100).await.expect("read").data, [b'x'; 100]);
+        server.rule(trouble::huge_read());
+        let error = export.read(how(), &file, 0, 100).await.expect_err("it is not there");
+        assert_eq!(error.errno(), Errno::IO);
+        server.behave();
+        assert_eq!(*export.read(how(), &file, 0, 100).await.expect("read").data, *b"some data");
+    });
+}
+
+#[test]
+fn a_directory_made_twice_because_its_answer_was_lost_is_told_apart() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        server.rule(trouble::done_but(MKDIR, 1, Reply::Close));
+        let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
+        assert_eq!((error.status(), error.is_retransmitted()), (Some(Status::EXIST), true));
+        let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
+        assert_eq!((error.status(), error.is_retransmitted()), (Some(Status::EXIST), false));
+    });
+}
+
+#[test]
+fn a_call_on_a_connection_that_stays_silent_is_sent_again() {
+    let server = Scripted::start();
+    run(async {
+        let export = export(&server).await;
+        server.rule(trouble::silent(READ, 2));
+        let file = file(&export).await;
+        assert_eq!(*export.read(how(), &file, 5, 100).await.expect("read").data, *b"data");
+        assert_eq!(server.asked(READ), 3);
+        assert_eq!(export.server().health().retransmissions, 2);
+    });
+}
+
+#[test]
+fn a_call_that_the_server_was_doing_when_its_connection_was_lost_is_not_waited_for_long() {
+    let server = Scripted::start();
+    run(async {
+        let mut options = options(&server);
+        options.policy = Policy::default();
+        let export = mount(&Servers::default(), &options).await.expect("it is mounted");
+        // Its answer goes to the old connection, and what comes on the new one is ignored meanwhile.
+        server.rule(trouble::silent(GETATTR, 2));
+        server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
+        let root = export.root();
+        let asked = export.getattr(how(), &root);
+        timeout(options.policy.timeo / 2, asked).await.expect("sooner than after `timeo`").expect("attributes");
+        assert_eq!(server.asked(GETATTR), 4);
+    });
+}

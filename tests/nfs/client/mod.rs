@@ -1,0 +1,53 @@
+//! The client of NFS against a real server, and against what happens to servers.
+
+mod bad_servers;
+mod faults;
+mod mounting;
+mod procedures;
+
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::nfs_rig::Ganesha;
+use podfs_fuse::nfs::mount::{MountError, Options, mount};
+use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::server::Servers;
+use podfs_fuse::nfs::{Export, How};
+
+/// How long mounting may take.
+const BUDGET: Duration = Duration::from_secs(20);
+
+static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
+
+/// As root, and as the mount's options say.
+fn how() -> How<'static> {
+    How::new(&ROOT)
+}
+
+/// Runs `test` as the server's process runs the client: on one thread.
+fn run<T>(test: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    tokio::task::LocalSet::new().block_on(&runtime, test)
+}
+
+/// How to mount the first export of `server`.
+fn options(server: &Ganesha) -> Options {
+    Options {
+        port: Some(server.address().port()),
+        mount_port: Some(server.mount_address().port()),
+        ..Options::new("the-server", server.address().ip(), b"/export", BUDGET)
+    }
+}
+
+/// The first export of `server`, with options changed by `change`.
+async fn export_with(server: &Ganesha, change: impl FnOnce(&mut Options)) -> Result<Rc<Export>, MountError> {
+    let mut options = options(server);
+    change(&mut options);
+    mount(&Servers::default(), &options).await.map(Rc::new)
+}
+
+/// The first export of `server`.
+async fn export(server: &Ganesha) -> Rc<Export> {
+    export_with(server, |_| {}).await.expect("it is mounted")
+}

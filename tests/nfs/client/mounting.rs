@@ -1,0 +1,152 @@
+//! What cannot be mounted is refused with a sentence, in time.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use podfs_fuse::nfs::How;
+use podfs_fuse::nfs::mount::{Options, mount};
+use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::server::Servers;
+use podfs_fuse::nfs::v3::{Changes, Creation};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use crate::client::{BUDGET, export, export_with, how, run};
+use crate::nfs_rig::Ganesha;
+
+/// Long enough for an answer from this machine, if there is one.
+const SHORT: Duration = Duration::from_secs(1);
+
+#[test]
+fn an_export_that_does_not_exist_is_refused() {
+    let server = Ganesha::start();
+    run(async {
+        let error = export_with(&server, |options| options.path = b"/nothing".to_vec()).await.expect_err("refused");
+        assert_eq!(
+            error.to_string(),
+            "NFS server the-server refuses to mount /nothing: \
+             the server has no such export, or does not export it to this machine"
+        );
+        let error = export_with(&server, |options| options.path = b"relative".to_vec()).await.expect_err("refused");
+        assert_eq!(error.to_string(), "the path of an NFS export begins with a slash and has at most 1024 bytes");
+    });
+}
+
+#[test]
+fn ports_where_nothing_listens_are_named() {
+    let server = Ganesha::start();
+    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).expect("a free port");
+    run(async {
+        let refused = async |change: &dyn Fn(&mut Options)| {
+            export_with(&server, |options| {
+                options.budget = SHORT;
+                change(options);
+            })
+            .await
+            .expect_err("nothing listens there")
+            .to_string()
+        };
+        let what =
+            |service| format!("{service} of NFS server the-server ({nobody}): Connection refused (os error 111)");
+        assert_eq!(refused(&|options| options.mount_port = Some(nobody.port())).await, what("the mountd"));
+        assert_eq!(refused(&|options| options.port = Some(nobody.port())).await, what("NFS"));
+        let unasked = |options: &mut Options| (options.mount_port, options.portmap_port) = (None, nobody.port());
+        assert_eq!(refused(&unasked).await, what("the portmapper"));
+    });
+}
+
+#[test]
+fn another_service_on_the_port_is_told_apart() {
+    let server = Ganesha::start();
+    run(async {
+        let nfs = server.address().port();
+        let error = export_with(&server, |options| options.mount_port = Some(nfs)).await.expect_err("refused");
+        let begins =
+            format!("the mountd of NFS server the-server ({}): the server has no such service", server.address());
+        assert!(error.to_string().starts_with(&begins), "{error}");
+    });
+}
+
+#[test]
+fn a_server_that_does_not_answer_ends_the_mount_and_not_the_next_one() {
+    let server = Ganesha::start();
+    run(async {
+        let servers = Servers::default();
+        let mut options = crate::client::options(&server);
+        server.stop();
+        options.budget = SHORT;
+        let error = mount(&servers, &options).await.expect_err("no answer").to_string();
+        assert!(error.ends_with("the server does not answer in time"), "{error}");
+        server.cont();
+        options.budget = BUDGET;
+        mount(&servers, &options).await.expect("it is mounted");
+    });
+}
+
+#[test]
+fn exports_of_a_server_share_its_connections_and_files_keep_to_theirs() {
+    let server = Ganesha::start();
+    run(async {
+        let servers = Servers::default();
+        let mut options = crate::client::options(&server);
+        let first = mount(&servers, &options).await.expect("it is mounted");
+        options.connections = 4;
+        let second = mount(&servers, &options).await.expect("it is mounted");
+        assert!(std::rc::Rc::ptr_eq(first.server(), second.server()));
+        for index in 0..50 {
+            let creation = Creation::Unchecked(Changes::default());
+            let name = format!("file {index}");
+            let made = second.create(how(), &second.root(), name.as_bytes(), &creation).await.expect("made");
+            second.getattr(how(), &made.handle.expect("a handle")).await.expect("attributes");
+        }
+        assert_eq!(second.server().health().connected, 4);
+        let ports = second.server().local_ports();
+        assert!(ports.len() == 4 && ports.iter().all(|port| *port < 1024 && *port > 0), "{ports:?}");
+    });
+}
+
+#[test]
+fn a_call_is_made_with_the_callers_groups_and_no_more_than_sixteen() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let server = Ganesha::start();
+    let secret = server.exported().join("secret");
+    std::fs::write(&secret, "for 3000").expect("written");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o040)).expect("changed");
+    chown(&secret, Some(1), Some(3000)).expect("changed");
+    run(async {
+        let export = export(&server).await;
+        let file = export.lookup(how(), &export.root(), b"secret").await.expect("found").handle;
+        let read = async |groups: Vec<u32>| {
+            let caller = Credential::User { uid: 1000, gid: 1000, groups };
+            export.read(How::new(&caller), &file, 0, 100).await.map(|read| read.data.to_vec())
+        };
+        assert_eq!(read(vec![]).await.expect_err("refused").errno(), Errno::ACCESS);
+        assert_eq!(read(vec![5, 3000]).await.expect("read"), b"for 3000");
+        let twenty: Vec<u32> = (2985..3005).collect();
+        assert_eq!(read(twenty).await.expect("read"), b"for 3000");
+        assert_eq!(read((2984..3004).collect()).await.expect_err("the 17th").errno(), Errno::ACCESS);
+    });
+}
+
+#[test]
+fn a_process_that_may_not_use_low_ports_uses_others() {
+    let server = Ganesha::start();
+    let others = std::thread::spawn(move || {
+        // Of this thread alone.
+        let mut own = capabilities(None).expect("its own");
+        own.effective -= CapabilitySet::NET_BIND_SERVICE;
+        set_capabilities(None, own).expect("putting down is always allowed");
+        run(async { export(&server).await.server().local_ports() })
+    });
+    let ports = others.join().expect("no panic");
+    assert!(ports[0] > 1023, "{ports:?}");
+}
+
+#[test]
+fn ports_above_1023_are_used_where_the_volume_says_so() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export_with(&server, |options| options.reserved_port = false).await.expect("it is mounted");
+        assert!(export.server().local_ports()[0] > 1023);
+    });
+}

@@ -1,0 +1,212 @@
+//! Every procedure does to the exported directory what it says.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+
+use podfs_fuse::nfs::rpc::Slice;
+use podfs_fuse::nfs::v3::{Changes, Creation, Device, Kind, Stability, Status, Time, TimeChange, access};
+use rustix::io::Errno;
+
+use crate::client::{export, how, run};
+use crate::nfs_rig::Ganesha;
+
+#[test]
+fn files_are_made_written_read_and_removed() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export(&server).await;
+        export.null(how()).await.expect("an answer");
+        let root = export.root();
+        let changes = Changes { mode: Some(0o640), ..Changes::default() };
+        let created = export.create(how(), &root, b"file", &Creation::Guarded(changes)).await.expect("made");
+        let file = created.handle.expect("ganesha gives handles");
+        let there = server.exported().join("file");
+        assert_eq!(fs::metadata(&there).expect("it is there").permissions().mode() & 0o7777, 0o640);
+
+        let data: Slice = (0..1_000_003_u32).map(|at| (at % 251) as u8).collect::<Vec<_>>().into();
+        let written = export.write(how(), &file, 5, &data, Stability::Unstable).await.expect("written");
+        assert_eq!(written.count as usize, data.len());
+        let committed = export.commit(how(), &file, 0, 0).await.expect("committed");
+        assert_eq!(committed.verifier, written.verifier);
+        let content = fs::read(&there).expect("it is there");
+        assert!(content[..5] == [0; 5] && content[5..] == *data);
+
+        let read = export.read(how(), &file, 5, export.limits().read).await.expect("read");
+        assert!(*read.data == *data && read.is_end);
+        let some = export.read(how(), &file, 1_000_000, 7).await.expect("read");
+        assert!(*some.data == content[1_000_000..1_000_007] && !some.is_end);
+        let none = export.read(how(), &file, 2_000_000, 7).await.expect("read");
+        assert!(none.data.is_empty() && none.is_end);
+
+        let attributes = export.getattr(how(), &file).await.expect("attributes");
+        let metadata = fs::metadata(&there).expect("it is there");
+        assert_eq!(
+            (attributes.kind, attributes.size, attributes.fileid, attributes.links, attributes.mode & 0o7777),
+            (Kind::File, metadata.size(), metadata.ino(), 1, 0o640)
+        );
+        export.remove(how(), &root, b"file").await.expect("removed");
+        assert!(!there.exists());
+        let error = export.getattr(how(), &file).await.expect_err("it is gone");
+        assert_eq!((error.status(), error.errno()), (Some(Status::STALE), Errno::STALE));
+    });
+}
+
+#[test]
+fn attributes_are_changed_and_times_reach_to_2106() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export(&server).await;
+        let root = export.root();
+        let none = Changes::default();
+        let file = export.create(how(), &root, b"file", &Creation::Unchecked(none)).await.expect("made");
+        let file = file.handle.expect("ganesha gives handles");
+        let late = Time { seconds: 4_000_000_000, nanoseconds: 5 };
+        let changes = Changes {
+            mode: Some(0o4711),
+            uid: Some(1234),
+            gid: Some(2345),
+            size: Some(9 << 30),
+            atime: TimeChange::ServerTime,
+            mtime: TimeChange::To(late),
+        };
+        let around = export.setattr(how(), &file, &changes, None).await.expect("changed");
+        let metadata = fs::metadata(server.exported().join("file")).expect("it is there");
+        assert_eq!((metadata.uid(), metadata.gid(), metadata.size()), (1234, 2345, 9 << 30));
+        assert_eq!(metadata.mtime(), 4_000_000_000);
+        let after = around.after.expect("ganesha gives attributes");
+        assert_eq!((after.mtime, after.size), (late, 9 << 30));
+
+        let guard = Time { seconds: 1, nanoseconds: 0 };
+        let guarded = export.setattr(how(), &file, &none, Some(guard)).await.expect_err("the ctime is another");
+        assert_eq!(guarded.status(), Some(Status::NOT_SYNC));
+        let beyond = export.read(how(), &file, (9 << 30) - 1, 10).await.expect("read");
+        assert!(*beyond.data == [0] && beyond.is_end);
+    });
+}
+
+#[test]
+fn directories_links_and_nodes_are_made_moved_and_removed() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export(&server).await;
+        let (root, none) = (export.root(), Changes::default());
+        let at = |name: &str| server.exported().join(name);
+        let directory = export.mkdir(how(), &root, b"dir", &none).await.expect("made");
+        let directory = directory.handle.expect("ganesha gives handles");
+        assert!(at("dir").is_dir());
+
+        export.symlink(how(), &root, b"symlink", b"dir/\xff", &none).await.expect("made");
+        let link = export.lookup(how(), &root, b"symlink").await.expect("found");
+        assert_eq!(link.attributes.expect("ganesha gives attributes").kind, Kind::Symlink);
+        assert_eq!(&*export.readlink(how(), &link.handle).await.expect("read").target, b"dir/\xff");
+
+        for (name, device) in [
+            ("pipe", Device::Pipe),
+            ("socket", Device::Socket),
+            ("char", Device::Character(1, 3)),
+            ("block", Device::Block(7, 9)),
+        ] {
+            export.mknod(how(), &root, name.as_bytes(), device, &none).await.expect("made");
+            let kind = fs::metadata(at(name)).expect("it is there").file_type();
+            let same = match device {
+                Device::Pipe => kind.is_fifo(),
+                Device::Socket => kind.is_socket(),
+                Device::Character(..) => kind.is_char_device(),
+                Device::Block(..) => kind.is_block_device(),
+            };
+            assert!(same, "{name}");
+        }
+        let device = export.lookup(how(), &root, b"block").await.expect("found").attributes.expect("attributes");
+        assert_eq!(device.device, (7, 9));
+
+        let file = export.create(how(), &directory, b"a", &Creation::Exclusive([7; 8])).await.expect("made");
+        let file = file.handle.expect("ganesha gives handles");
+        let again = export.create(how(), &directory, b"a", &Creation::Exclusive([7; 8])).await.expect("the same");
+        assert_eq!(again.handle, Some(file));
+        let other = export.create(how(), &directory, b"a", &Creation::Exclusive([8; 8])).await.expect_err("another");
+        assert_eq!(other.status(), Some(Status::EXIST));
+        assert!(!other.is_retransmitted());
+        export.link(how(), &file, &root, b"b").await.expect("linked");
+        assert_eq!(fs::metadata(at("b")).expect("it is there").nlink(), 2);
+        export.rename(how(), (&root, b"b"), (&directory, b"c")).await.expect("moved");
+        assert!(at("dir/c").exists() && !at("b").exists());
+
+        assert_eq!(export.rmdir(how(), &root, b"dir").await.expect_err("it is not empty").errno(), Errno::NOTEMPTY);
+        for name in [b"a", b"c"] {
+            export.remove(how(), &directory, name).await.expect("removed");
+        }
+        export.rmdir(how(), &root, b"dir").await.expect("removed");
+        assert!(!at("dir").exists());
+    });
+}
+
+#[test]
+fn names_may_be_any_bytes_and_are_refused_when_too_long() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export(&server).await;
+        let (root, creation) = (export.root(), Creation::Unchecked(Changes::default()));
+        let (longest, too_long) = ([b'x'; 255], [b'x'; 256]);
+        for name in [&b"\xff\xfe"[..], &longest] {
+            export.create(how(), &root, name, &creation).await.expect("made");
+            export.lookup(how(), &root, name).await.expect("found");
+        }
+        let error = export.create(how(), &root, &too_long, &creation).await.expect_err("too long");
+        assert_eq!(error.errno(), Errno::NAMETOOLONG);
+        assert_eq!(export.lookup(how(), &root, b"missing").await.expect_err("missing").errno(), Errno::NOENT);
+    });
+}
+
+#[test]
+fn a_large_directory_is_listed_page_by_page_with_every_name_once() {
+    let server = Ganesha::start();
+    for index in 0..2000 {
+        fs::write(server.exported().join(format!("a file with quite a long name {index}")), "").expect("written");
+    }
+    run(async {
+        let export = export(&server).await;
+        for plus in [false, true] {
+            let (mut cookie, mut verifier, mut pages) = (0, [0; 8], 0);
+            let mut names = Vec::new();
+            loop {
+                let page = if plus {
+                    export.readdirplus(how(), &export.root(), cookie, verifier).await.expect("listed")
+                } else {
+                    export.readdir(how(), &export.root(), cookie, verifier).await.expect("listed")
+                };
+                for entry in page.entries() {
+                    cookie = entry.cookie;
+                    if ![&b"."[..], b".."].contains(&entry.name) {
+                        assert_eq!(entry.handle.is_some() && entry.attributes.is_some(), plus);
+                        names.push(entry.name.to_vec());
+                    }
+                }
+                verifier = page.verifier;
+                pages += 1;
+                if page.is_last {
+                    break;
+                }
+            }
+            assert!((2..12).contains(&pages), "{pages} pages");
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), 2000);
+        }
+    });
+}
+
+#[test]
+fn the_server_tells_of_itself() {
+    let server = Ganesha::start();
+    run(async {
+        let export = export(&server).await;
+        let root = export.root();
+        assert_eq!((export.limits().read, export.limits().write), (1 << 20, 1 << 20));
+        assert!(export.limits().listing > 60 << 10, "it prefers short pages, and sends long ones");
+        let stat = export.fsstat(how(), &root).await.expect("told");
+        assert!(stat.total_bytes >= stat.free_bytes && stat.free_bytes >= stat.available_bytes && stat.total_files > 0);
+        assert!(export.pathconf(how(), &root).await.expect("told").name_max >= 255);
+        let wanted = access::READ | access::LOOKUP | access::MODIFY;
+        assert_eq!(export.access(how(), &root, wanted).await.expect("told").granted, wanted);
+    });
+}

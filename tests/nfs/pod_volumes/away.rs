@@ -1,0 +1,175 @@
+//! A server that is not there holds up nothing but what needs it.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use rustix::fs::statfs;
+
+use crate::common::*;
+use crate::nfs_rig::Ganesha;
+use crate::pod_volumes::pods::{fixture, shown};
+
+/// Far more than a second, which is what is promised, and far less than for ever.
+const SOON: Duration = Duration::from_secs(10);
+
+#[track_caller]
+fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let outcome = act();
+    assert!(start.elapsed() < SOON, "{what} took {:?}", start.elapsed());
+    outcome
+}
+
+#[test]
+fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor_the_end() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), vec![1; 1 << 20]).expect("written");
+    let fixture = fixture("nfs-silent", &ganesha, "");
+    let mut running = fixture.run();
+    let (volume, config) = (shown(&running), running.volume("config"));
+    ganesha.stop();
+    let mut reader = Command::new("cat").arg(volume.join("there")).stdout(Stdio::null()).spawn().expect("cat");
+    soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
+    soon("statfs", || statfs(&volume).expect("told"));
+    soon("another volume", || assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1"));
+    soon("podfs status", || fixture.status(&[]));
+    soon("a blocked reader", || {
+        reader.kill().expect("killed");
+        reader.wait().expect("it ends")
+    });
+    soon("the end of the pod", || assert_eq!(running.stop().code(), Some(0), "{}", running.log()));
+    fixture.assert_nothing_left();
+    ganesha.cont();
+}
+
+#[test]
+fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
+    // It closes what it is not to have, which waits for the server, and holds locks of the kernel meanwhile.
+    let ganesha = Ganesha::start();
+    let fixture = fixture("nfs-exec", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let mut file = fs::File::create(volume.join("open")).expect("made");
+    ganesha.stop();
+    file.write_all(b"content").expect("accepted");
+    let started = std::thread::spawn(|| Command::new("true").status());
+    // Each look gives the server time to look at who waits.
+    for _ in 0..20 {
+        soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ganesha.cont();
+    assert!(started.join().expect("no panic").expect("started").success());
+    drop(file);
+    assert_eq!(fs::read_to_string(ganesha.exported().join("open")).expect("on the server"), "content");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+}
+
+#[test]
+fn nf_06_reading_goes_on_when_the_server_is_back() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-back", &ganesha, ",timeo=5,retrans=1");
+    let running = fixture.run();
+    let path = shown(&running).join("there");
+    ganesha.kill();
+    let reader = std::thread::spawn(move || fs::read_to_string(path));
+    running.wait_log("does not answer");
+    ganesha.restart();
+    assert_eq!(reader.join().expect("no panic").expect("read"), "content");
+    running.wait_log("answers again");
+}
+
+#[test]
+fn status_says_that_a_server_is_silent_until_it_answers() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-status", &ganesha, "");
+    let mut running = fixture.run();
+    let path = shown(&running).join("there");
+    let the_pod = || fixture.pods().swap_remove(0);
+    let is_silent = || the_pod()["volumes"][0]["state"] == "silent";
+    let server = running.server();
+    ganesha.stop();
+    let reader = std::thread::spawn(move || fs::read_to_string(path));
+    eventually("status names the volume", is_silent);
+    let pod = the_pod();
+    assert_eq!(pod["reason"], r#"volume "data" waits for its NFS server: its source does not answer"#, "{pod}");
+    assert_eq!(pod["volumes"][1]["state"], "live", "{pod}");
+    assert_eq!(running.server(), server, "another server would wait there as well");
+    // What it has left behind is not believed, and what its successor finds is.
+    kill(server, Signal::SIGKILL).expect("it is there");
+    eventually("another server waits", || the_pod()["server"]["restarts"] == 1 && is_silent());
+    assert!(!reader.is_finished(), "whoever uses the volume waits");
+    ganesha.cont();
+    assert_eq!(reader.join().expect("no panic").expect("read"), "content");
+    eventually("status says so", || the_pod()["state"] == "running");
+    let pod = the_pod();
+    assert_eq!((&pod["volumes"][0]["state"], &pod["server"]["restarts"]), (&"live".into(), &1.into()), "{pod}");
+    assert!(running.stop().success(), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn status_says_so_too_when_no_call_waits_for_long() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-status-soft", &ganesha, ",soft,timeo=5,retrans=1");
+    let mut running = fixture.run();
+    let path = shown(&running).join("there");
+    let the_pod = || fixture.pods().swap_remove(0);
+    let state = || the_pod()["volumes"][0]["state"].clone();
+    let read = || running.freed(|| fs::read_to_string(&path));
+    eventually("it is read", || read().is_ok_and(|content| content == "content"));
+    ganesha.stop();
+    assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
+    // Nobody asks any more, and nobody waits.
+    eventually("status names the volume", || state() == "silent");
+    assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
+    assert_eq!(state(), "silent", "{}", the_pod());
+    ganesha.cont();
+    eventually("it is read", || read().is_ok_and(|content| content == "content"));
+    eventually("status says so", || state() == "live");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn status_says_so_too_when_only_free_space_is_asked_for() {
+    let mut ganesha = Ganesha::start();
+    let fixture = fixture("nfs-status-space", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let state = || fixture.pods().swap_remove(0)["volumes"][0]["state"].clone();
+    ganesha.kill();
+    // It is told from memory, and the call is taken back.
+    soon("statfs", || statfs(&volume).expect("told"));
+    eventually("status names the volume", || state() == "silent");
+    ganesha.restart();
+    // Nothing of what was taken back is sent now; but who asks again asks the server.
+    eventually("status says so", || {
+        soon("statfs", || statfs(&volume).expect("told"));
+        state() == "live"
+    });
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_and_tried_again() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let fixture = fixture("nfs-absent", &ganesha, "");
+    ganesha.kill();
+    let mut running = fixture.start();
+    running.wait_log("MountVolume.SetUp failed for volume \"data\"");
+    let config = fixture.path("root/pods/nfs-absent/volumes/kubernetes.io~configmap/config/a");
+    wait_content(&config, "1");
+    ganesha.restart();
+    running.wait_ready();
+    assert_eq!(fs::read_to_string(shown(&running).join("there")).expect("read"), "content");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+}

@@ -1,0 +1,262 @@
+//! A server whose name means another machine than before is found again, and nothing fails.
+
+use std::fmt::Display;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::common::namespace::{Container, Propagation, bind};
+use crate::common::network::in_own_network;
+use crate::common::*;
+use crate::nfs_rig::{Ganesha, Portmapper, Proxy};
+use crate::pod_volumes::pods::write_claims;
+
+/// The name of the server, which is known nowhere but here.
+const SERVER: &str = "nfs.example";
+const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const THERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const THERE_BY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+/// Nothing is believed for long.
+const UNBELIEVING: &str = "actimeo=0";
+
+/// Pods on a machine of their own, where a file says what the server's name means.
+struct Machine {
+    container: Container,
+    fixture: Arc<Fixture>,
+    hosts: PathBuf,
+}
+
+impl Machine {
+    /// With a pod that has so many volumes of one server, `a` and `b`.
+    fn new(uid: &str, ganesha: &Ganesha, volumes: usize) -> Self {
+        Self::with(uid, &format!("{},{UNBELIEVING}", ports(ganesha)), volumes)
+    }
+
+    /// With these mount options.
+    fn with(uid: &str, options: &str, volumes: usize) -> Self {
+        let fixture = Arc::new(Fixture::new(""));
+        write_claims(&fixture, uid, &[("a", options), ("b", options)][..volumes], SERVER);
+        let hosts = fixture.path("hosts");
+        fs::write(&hosts, "").expect("written");
+        let container = Container::new(Propagation::Private);
+        let file = hosts.clone();
+        container.run(move || bind(&file, Path::new("/etc/hosts")));
+        let machine = Self { container, fixture, hosts };
+        machine.name(HERE.into());
+        machine
+    }
+
+    /// The server's name means this from now on. The file stays the same one: it is mounted.
+    fn name(&self, address: IpAddr) {
+        fs::write(&self.hosts, format!("127.0.0.1 localhost\n{address} {SERVER}\n")).expect("written");
+    }
+
+    fn run(&self) -> Running {
+        let fixture = Arc::clone(&self.fixture);
+        self.container.run(move || fixture.run())
+    }
+
+    /// Starts a shell that does this to the file of a volume, which is `$0`.
+    fn start(&self, running: &Running, volume: &str, file: &str, script: &str) -> Child {
+        let path = running.volume(volume).join(file);
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(path).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        self.container.run(move || command.spawn().expect("a shell"))
+    }
+
+    /// What such a shell prints.
+    #[track_caller]
+    fn does(&self, running: &Running, volume: &str, file: &str, script: &str) -> String {
+        ends(running, self.start(running, volume, file, script))
+    }
+}
+
+/// The mount options for its ports.
+fn ports(ganesha: &Ganesha) -> String {
+    format!("port={},mountport={}", ganesha.address().port(), ganesha.mount_address().port())
+}
+
+/// One that says where its services are, at this address of it.
+fn mapper(address: Ipv4Addr, ganesha: &Ganesha) -> Portmapper {
+    Portmapper::start(address.into(), ganesha.address().port(), ganesha.mount_address().port())
+}
+
+/// Waits for a shell that succeeds.
+#[track_caller]
+fn ends(running: &Running, mut shell: Child) -> String {
+    let mut status = None;
+    eventually("a shell ends", || {
+        status = shell.try_wait().expect("our child");
+        status.is_some()
+    });
+    assert!(status.expect("it was seen").success(), "{}", running.log());
+    std::io::read_to_string(shell.stdout.take().expect("a pipe")).expect("text")
+}
+
+#[track_caller]
+fn wait_moved(running: &Running, from: impl Display, to: impl Display) {
+    running.wait_log(&format!("NFS server {SERVER} has moved from {from} to {to}"));
+}
+
+#[test]
+fn a_server_that_has_moved_is_found_by_its_name_and_whoever_waits_goes_on() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let machine = Machine::new("nfs-moved", &ganesha, 2);
+    let mut running = machine.run();
+    assert_eq!(machine.does(&running, "b", "there", "cat $0"), "content");
+    let mut writer = machine.start(&running, "a", "written", "exec 3>$0; echo 1 >&3; sleep 2; echo 2 >&3; sync $0");
+    eventually("it has begun", || ganesha.exported().join("written").exists());
+    // Where it was nobody answers any more; connections are still accepted.
+    ganesha.move_to(THERE);
+    let reader = machine.start(&running, "a", "there", "cat $0");
+    let other = machine.start(&running, "b", "there", "cat $0; mkdir $0-directory");
+    assert!(writer.try_wait().expect("our child").is_none());
+    machine.name(THERE.into());
+    assert_eq!(ends(&running, reader), "content");
+    assert_eq!(ends(&running, other), "content");
+    ends(&running, writer);
+    wait_moved(&running, HERE, THERE);
+    assert_eq!(fs::read_to_string(ganesha.exported().join("written")).expect("on the server"), "1\n2\n");
+    assert!(ganesha.exported().join("there-directory").is_dir());
+    assert_eq!(running.log().matches("has moved").count(), 1, "the volumes share it: {}", running.log());
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    machine.fixture.assert_nothing_left();
+}
+
+#[test]
+fn successors_and_supervisors_that_follow_know_where_a_server_is_now() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let machine = Machine::new("nfs-moved-killed", &ganesha, 2);
+    let mut running = machine.run();
+    assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
+    // This time nobody listens where it was.
+    ganesha.kill();
+    ganesha.move_to(THERE);
+    machine.name(THERE.into());
+    assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
+    wait_moved(&running, HERE, THERE);
+    // The name is of no use now: who goes on has to know.
+    fs::write(&machine.hosts, "").expect("written");
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let mut running = machine.run();
+    running.wait_log("podfs takes them over");
+    kill(running.server(), Signal::SIGKILL).expect("killed");
+    assert_eq!(machine.does(&running, "b", "new", "echo 1 >$0; cat $0"), "1\n");
+    // It goes back, and is looked for by the supervisor that has found it there.
+    ganesha.move_to(HERE);
+    machine.name(HERE.into());
+    assert_eq!(machine.does(&running, "a", "new", "echo 2 >>$0; cat $0"), "1\n2\n");
+    wait_moved(&running, THERE, HERE);
+    fs::write(&machine.hosts, "").expect("written");
+    kill(running.server(), Signal::SIGKILL).expect("killed");
+    assert_eq!(machine.does(&running, "a", "new", "echo 3 >>$0; cat $0"), "1\n2\n3\n");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    machine.fixture.assert_nothing_left();
+    assert_eq!(fs::read_to_string(ganesha.exported().join("new")).expect("on the server"), "1\n2\n3\n");
+}
+
+#[test]
+fn a_machine_without_the_export_is_not_taken_for_a_server_that_has_moved() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let machine = Machine::new("nfs-not-moved", &ganesha, 1);
+    let mut running = machine.run();
+    ganesha.stop();
+    let reader = machine.start(&running, "a", "there", "cat $0");
+    let other = TcpListener::bind((THERE, ganesha.mount_address().port())).expect("a free port");
+    machine.name(THERE.into());
+    other.set_nonblocking(true).expect("set");
+    eventually("it is asked for the export", || other.accept().is_ok());
+    // It says nothing.
+    drop(other);
+    ganesha.cont();
+    assert_eq!(ends(&running, reader), "content");
+    assert!(!running.log().contains("has moved"), "{}", running.log());
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    machine.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_nobody_waits_for_is_found_too() {
+    let mut ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    let options = format!("{},{UNBELIEVING},soft,timeo=5,retrans=1", ports(&ganesha));
+    let machine = Machine::with("nfs-moved-soft", &options, 1);
+    let mut running = machine.run();
+    assert_eq!(machine.does(&running, "a", "there", "until cat $0; do :; done"), "content");
+    ganesha.move_to(THERE);
+    // From now on nobody asks anything.
+    machine.does(&running, "a", "there", "! cat $0");
+    machine.name(THERE.into());
+    wait_moved(&running, HERE, THERE);
+    eventually("status says so", || machine.fixture.pods().swap_remove(0)["volumes"][0]["state"] == "live");
+    assert_eq!(machine.does(&running, "a", "there", "until cat $0; do :; done"), "content");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    machine.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_whose_ports_are_not_told_is_found_on_others() {
+    in_own_network(&[], || {
+        let mut ganesha = Ganesha::start();
+        fs::write(ganesha.exported().join("there"), "content").expect("written");
+        let mapper = mapper(HERE, &ganesha);
+        let machine = Machine::with("nfs-moved-mapped", UNBELIEVING, 2);
+        let mut running = machine.run();
+        assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
+        drop(mapper);
+        ganesha.change_ports();
+        ganesha.move_to(THERE);
+        let _mapper = self::mapper(THERE, &ganesha);
+        let reader = machine.start(&running, "a", "there", "cat $0");
+        let other = machine.start(&running, "b", "there", "cat $0");
+        machine.name(THERE.into());
+        assert_eq!(ends(&running, reader), "content");
+        assert_eq!(ends(&running, other), "content");
+        wait_moved(&running, HERE, THERE);
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        machine.fixture.assert_nothing_left();
+    });
+}
+
+#[test]
+fn a_server_is_followed_from_one_address_of_ipv6_to_another() {
+    in_own_network(&[THERE_BY_IPV6], || {
+        let here = Ipv6Addr::LOCALHOST;
+        let ganesha = Ganesha::start();
+        fs::write(ganesha.exported().join("there"), "content").expect("written");
+        // It has itself only addresses of IPv4.
+        let shown_at = |address: Ipv6Addr| {
+            let proxies = [ganesha.address(), ganesha.mount_address()].map(|to| Proxy::start_at(address.into(), to));
+            let [nfs, mountd] = proxies.each_ref().map(|proxy| proxy.address().port());
+            (proxies, Portmapper::start(address.into(), nfs, mountd))
+        };
+        let (proxies, _mapper) = shown_at(here);
+        let machine = Machine::with("nfs-moved-ipv6", UNBELIEVING, 2);
+        machine.name(here.into());
+        let mut running = machine.run();
+        assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
+        proxies.iter().for_each(Proxy::freeze);
+        let reader = machine.start(&running, "a", "there", "cat $0");
+        let writer = machine.start(&running, "b", "written", "echo 1 >$0");
+        let (there, _other_mapper) = shown_at(THERE_BY_IPV6);
+        machine.name(THERE_BY_IPV6.into());
+        assert_eq!(ends(&running, reader), "content");
+        ends(&running, writer);
+        wait_moved(&running, here, THERE_BY_IPV6);
+        assert_eq!(fs::read_to_string(ganesha.exported().join("written")).expect("on the server"), "1\n");
+        assert_eq!(there[0].connections(), 1, "the volumes share it");
+        // Who follows knows where it is.
+        kill(running.server(), Signal::SIGKILL).expect("killed");
+        assert_eq!(machine.does(&running, "b", "there", "cat $0"), "content");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        machine.fixture.assert_nothing_left();
+    });
+}

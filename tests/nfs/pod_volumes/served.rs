@@ -1,0 +1,157 @@
+//! What is seen and changed through a volume is what is on the server.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::nfs_rig::Ganesha;
+use crate::pod_volumes::pods::{fixture, shown};
+
+#[test]
+fn a_claim_shows_its_export_and_changes_reach_the_server() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "before").expect("written");
+    let fixture = fixture("nfs-served", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "before");
+    fs::create_dir(volume.join("directory")).expect("made");
+    fs::write(volume.join("directory/file"), "content").expect("written");
+    assert_eq!(fs::read_to_string(ganesha.exported().join("directory/file")).expect("on the server"), "content");
+    fs::rename(volume.join("directory/file"), volume.join("moved")).expect("renamed");
+    assert!(ganesha.exported().join("moved").exists());
+    assert_eq!(ganesha.libnfs().cat("moved"), b"content");
+    assert_eq!(running.json()["volumes"][0]["mode"], "nfs");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+    assert!(ganesha.exported().join("moved").exists(), "an export outlives its pods");
+}
+
+#[test]
+fn the_status_tells_whose_client_is_used() {
+    let ganesha = Ganesha::start();
+    let fixture = fixture("nfs-status", &ganesha, ",nfsvers=3");
+    let running = fixture.run();
+    let volume = &fixture.pods()[0]["volumes"][0];
+    assert_eq!((&volume["backend"], &volume["mode"]), (&"user".into(), &"nfs".into()), "{volume}");
+    drop(running);
+}
+
+/// A process that writes lines to a file. This one cannot do it: with a file open that waits for a server, it could not
+/// start that server, since a program that is executed closes files first.
+struct Writer {
+    process: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Writer {
+    fn of(file: &Path) -> Writer {
+        const SCRIPT: &str = r#"exec 3>"$0"; while read -r line; do
+            if [ "$line" = sync ]; then sync "$0"; else echo "$line" >&3; fi && echo done; done"#;
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("a shell");
+        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        Writer { process, answers }
+    }
+
+    /// Gives a line, or the order to `sync`, and waits until it is obeyed.
+    #[track_caller]
+    fn tell(&mut self, line: &str) {
+        let orders = self.process.stdin.as_mut().expect("a pipe");
+        writeln!(orders, "{line}").expect("told");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("an answer");
+        assert_eq!(answer, "done\n", "{line}");
+    }
+
+    /// Closes the file.
+    fn end(mut self) {
+        drop(self.process.stdin.take());
+        assert!(self.process.wait().expect("it ends").success());
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn what_was_written_and_synchronised_is_there_after_every_process_was_killed() {
+    // NF-06
+    let mut ganesha = Ganesha::start();
+    let fixture = fixture("nfs-killed", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let mut writer = Writer::of(&volume.join("log"));
+    let mut expected = String::new();
+    for round in 0..30 {
+        writer.tell(&format!("line {round}"));
+        expected += &format!("line {round}\n");
+        match round % 3 {
+            0 => kill(running.server(), Signal::SIGKILL).expect("killed"),
+            1 => {
+                ganesha.kill();
+                ganesha.restart();
+            }
+            _ => {}
+        }
+        if round % 4 == 0 {
+            writer.tell("sync");
+            assert_eq!(fs::read_to_string(ganesha.exported().join("log")).expect("on the server"), expected);
+        }
+    }
+    writer.end();
+    assert_eq!(fs::read_to_string(ganesha.exported().join("log")).expect("on the server"), expected);
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn nf_03_the_pods_claim_and_the_mount_options_make_a_volume_read_only_and_the_field_of_the_volume_does_not() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "content").expect("written");
+    for (name, mount_options, claim_read_only, nfs_read_only, read_only) in [
+        ("option", ",ro", false, false, true),
+        ("claim", "", true, false, true),
+        ("field", "", false, true, false),
+        ("claim-and-field", "", true, true, true),
+    ] {
+        let fixture = fixture(&format!("nfs-read-only-{name}"), &ganesha, mount_options);
+        let edit = |file: &str, from: &str, to: &str| {
+            let manifest = fs::read_to_string(fixture.path(file)).expect("a manifest");
+            assert!(manifest.contains(from), "{manifest}");
+            fixture.write(file, &manifest.replace(from, to));
+        };
+        if claim_read_only {
+            edit("pod.yaml", "claimName: data}", "claimName: data, readOnly: true}");
+        }
+        if nfs_read_only {
+            edit("objects/volume.yaml", "path: /export}", "path: /export, readOnly: true}");
+        }
+        let running = fixture.run();
+        let volume = shown(&running);
+        assert_eq!(fs::read_to_string(volume.join("there")).expect("read"), "content", "{name}");
+        let written = fs::write(volume.join(name), "").map_err(|error| error.kind());
+        let expected = if read_only { Err(std::io::ErrorKind::ReadOnlyFilesystem) } else { Ok(()) };
+        assert_eq!(written, expected, "{name}");
+    }
+}
+
+#[test]
+fn nf_07_the_group_of_the_pod_is_not_applied() {
+    let ganesha = Ganesha::start();
+    fs::write(ganesha.exported().join("there"), "").expect("written");
+    let fixture = fixture("nfs-group", &ganesha, "");
+    let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
+    fixture.write("pod.yaml", &manifest.replace("spec:\n", "spec:\n  securityContext: {fsGroup: 4711}\n"));
+    let running = fixture.run();
+    assert_eq!(fs::metadata(shown(&running).join("there")).expect("attributes").gid(), 0);
+}

@@ -1,0 +1,75 @@
+//! A pod's volumes: a server process, and a supervisor that is this process.
+
+use std::sync::{Arc, Mutex};
+
+use podfs_fuse::mount::private::{Access, MountOptions};
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
+use podfs_fuse::nfs::mounted::NfsVolume;
+use podfs_fuse::nfs::options::Options;
+use podfs_fuse::server::Server;
+use podfs_fuse::server::protocol::Greeting;
+use rustix::mount::MountAttrFlags;
+use serde_json::Value;
+use std::path::Path;
+use tempfile::TempDir;
+
+use crate::takeover::again::{POD, Process};
+
+/// A pod with one volume. All of it goes when it is dropped.
+pub struct Pod {
+    volume: Option<NfsVolume>,
+    visible: Option<VisibleMount>,
+    directory: TempDir,
+    server: Arc<Server>,
+    process: Mutex<Process>,
+}
+
+impl Pod {
+    /// With the export of `options`.
+    pub fn new(options: &Options) -> Self {
+        let (process, control) = Process::server();
+        let server = Arc::new(Server::new(control, Greeting::new("test", POD)).expect("a server"));
+        let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");
+        let (attributes, mount) = (MountAttrFlags::empty(), MountOptions::default());
+        let volume = NfsVolume::start(Arc::clone(&server), sockets, options, attributes, &mount, Value::Null);
+        let volume = volume.expect("a volume");
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let point = MountPoint::of_mount(directory.path()).expect("a point");
+        let visible = volume.show(&point, Access::ReadWrite).expect("it is shown");
+        Self { volume: Some(volume), visible: Some(visible), directory, server, process: Mutex::new(process) }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What is said of the mount in `/sys/class/bdi`, in KiB.
+    pub fn read_ahead(&self) -> u32 {
+        let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(self.path()).expect("the root"));
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let told = std::fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).expect("read");
+        told.trim().parse().expect("a number")
+    }
+
+    /// Kills the server process, and lets another one go on.
+    pub fn kill_and_succeed(&self) {
+        let mut process = self.process.lock().expect("no panic");
+        // It is there before: while it begins, it has copies of this process's files, and closing them asks their server.
+        let (next, control) = Process::server();
+        let successor = self.server.greet(control).expect("it answers");
+        process.kill();
+        let mut keeper = self.server.bury();
+        let succession = self.server.succeed(successor, &mut keeper).expect("it goes on");
+        assert!(succession.given_up.is_empty(), "{:?}", succession.given_up);
+        *process = next;
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // A test that failed may have left somebody inside.
+        let _ = detach(self.directory.path());
+        drop((self.visible.take(), self.volume.take()));
+        self.server.end();
+    }
+}

@@ -1,0 +1,157 @@
+//! The files of each package, and what it needs of the machine.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use crate::built::unpacked::Unpacked;
+use crate::common::packages::{packages, told_by};
+
+/// What both packages have.
+const COMMON: &[&str] = &[
+    "/etc/podfs/podfs.toml",
+    "/usr/bin/podfs",
+    "/usr/lib/systemd/system/podfs.slice",
+    "/usr/lib/systemd/system/podfs@.service",
+    "/usr/lib/tmpfiles.d/podfs.conf",
+    "/usr/share/bash-completion/completions/podfs",
+    "/usr/share/doc/podfs/changelog.gz",
+    "/usr/share/doc/podfs/examples/agent.sh",
+    "/usr/share/doc/podfs/examples/objects/web-config.yaml",
+    "/usr/share/doc/podfs/examples/objects/web-secret.yaml",
+    "/usr/share/doc/podfs/examples/pod.yaml",
+    "/usr/share/doc/podfs/rust-library.html.gz",
+    "/usr/share/fish/vendor_completions.d/podfs.fish",
+    "/usr/share/man/man5/podfs-pod.5.gz",
+    "/usr/share/man/man5/podfs.toml.5.gz",
+    "/usr/share/man/man7/podfs-agent.7.gz",
+    "/usr/share/man/man8/podfs-run.8.gz",
+    "/usr/share/man/man8/podfs.8.gz",
+];
+
+/// Where there may be more files: units, manuals of other commands, examples.
+const MORE: &[&str] =
+    &["/usr/lib/systemd/system/podfs", "/usr/share/man/man8/podfs-", "/usr/share/doc/podfs/examples/"];
+
+/// What each system has in its own places.
+const OF_DEBIAN: &[&str] = &[
+    "/usr/share/doc/podfs/changelog.Debian.gz",
+    "/usr/share/doc/podfs/copyright",
+    "/usr/share/lintian/overrides/podfs",
+    "/usr/share/zsh/vendor-completions/_podfs",
+];
+const OF_RPM: &[&str] = &[
+    "/usr/share/licenses/podfs/LICENSE",
+    "/usr/share/licenses/podfs/copyright",
+    "/usr/share/zsh/site-functions/_podfs",
+];
+
+#[test]
+fn the_deb_has_all_files_and_no_others() {
+    let files = of_deb(&packages().deb);
+    assert_files(&files, OF_DEBIAN);
+}
+
+#[test]
+fn the_rpm_has_all_files_and_no_others() {
+    assert_files(&of_rpm(&packages().rpm), OF_RPM);
+}
+
+#[test]
+fn packages_of_symbols_have_nothing_else() {
+    let is_symbols =
+        |file: &str| file.starts_with("-rw-r--r-- root/root /usr/lib/debug/.build-id/") && file.ends_with(".debug");
+    let debuginfo = of_rpm(&packages().debuginfo);
+    assert!(debuginfo.len() == 1 && debuginfo.iter().all(|file| is_symbols(file)), "{debuginfo:?}");
+    let mut dbgsym = of_deb(&packages().dbgsym);
+    assert!(dbgsym.remove("lrwxrwxrwx root/root /usr/share/doc/podfs-dbgsym"), "{dbgsym:?}");
+    assert_eq!(dbgsym, debuginfo);
+}
+
+#[test]
+fn both_packages_have_the_same_program() {
+    let tree = Unpacked::debian();
+    let of_deb = told_by(Command::new("sha256sum").arg(tree.program()));
+    let of_rpm = rpm(&packages().rpm, "[%{FILENAMES} %{FILEDIGESTS}\n]");
+    let of_rpm = of_rpm.lines().find_map(|line| line.strip_prefix("/usr/bin/podfs ")).expect("the program");
+    assert_eq!(of_deb.split(' ').next(), Some(of_rpm));
+}
+
+#[test]
+fn the_settings_are_a_file_that_upgrades_leave_alone() {
+    let conffiles = told_by(Command::new("dpkg-deb").arg("--info").arg(&packages().deb).arg("conffiles"));
+    assert_eq!(conffiles, "/etc/podfs/podfs.toml\n");
+    let configuration =
+        told_by(Command::new("rpm").args(["--query", "--configfiles", "--package"]).arg(&packages().rpm));
+    assert_eq!(configuration, "/etc/podfs/podfs.toml\n");
+}
+
+#[test]
+fn the_deb_needs_the_c_library_and_no_other() {
+    let field =
+        |name| told_by(Command::new("dpkg-deb").arg("--field").arg(&packages().deb).arg(name)).trim().to_owned();
+    let depends = field("Depends");
+    let names: BTreeSet<_> = depends.split(", ").filter_map(|needed| needed.split(' ').next()).collect();
+    assert_eq!(names, BTreeSet::from(["libc6", "libgcc-s1"]), "{depends}");
+    assert!(depends.contains("libc6 (>= 2."), "{depends}");
+    for (name, expected) in [("Package", "podfs"), ("Section", "admin"), ("Priority", "optional")] {
+        assert_eq!(field(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn the_rpm_needs_the_c_library_and_no_other() {
+    let requires = told_by(Command::new("rpm").args(["--query", "--requires", "--package"]).arg(&packages().rpm));
+    let known =
+        ["/bin/sh", "config(podfs)", "ld-linux-", "libc.so.6(", "libgcc_s.so.1(", "libm.so.6(", "rpmlib(", "rtld("];
+    let unknown: Vec<_> = requires.lines().filter(|line| !known.iter().any(|known| line.starts_with(known))).collect();
+    assert_eq!(unknown, Vec::<&str>::new());
+    assert!(requires.contains("libc.so.6(GLIBC_2."), "{requires}");
+}
+
+#[test]
+fn the_rpm_runs_its_scripts_after_installing_and_around_removing() {
+    let scripts = told_by(Command::new("rpm").args(["--query", "--scripts", "--package"]).arg(&packages().rpm));
+    for script in ["postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"] {
+        assert!(scripts.contains(script), "no {script}:\n{scripts}");
+    }
+}
+
+/// Checks the files of a package, each as `MODE OWNER PATH`.
+#[track_caller]
+fn assert_files(files: &BTreeSet<String>, own: &[&str]) {
+    let with_mode = |path: &str| {
+        let mode = if path == "/usr/bin/podfs" { "-rwxr-xr-x" } else { "-rw-r--r--" };
+        format!("{mode} root/root {path}")
+    };
+    let mut rest = files.clone();
+    for path in COMMON.iter().chain(own) {
+        assert!(rest.remove(&with_mode(path)), "{} is not among {files:#?}", with_mode(path));
+    }
+    rest.retain(|file| !MORE.iter().any(|place| file.starts_with(&with_mode(place))));
+    assert_eq!(rest, BTreeSet::new());
+}
+
+/// The files of a Debian package; directories have to be as usual.
+#[track_caller]
+fn of_deb(package: &std::path::Path) -> BTreeSet<String> {
+    let files = told_by(Command::new("dpkg-deb").arg("--contents").arg(package));
+    let mut files: BTreeSet<_> = files
+        .lines()
+        .map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let owner = words[1].replace("0/0", "root/root");
+            format!("{} {owner} {}", words[0], words[5].trim_start_matches('.'))
+        })
+        .collect();
+    files.retain(|file| !(file.starts_with("drwxr-xr-x root/root /") && file.ends_with('/')));
+    files
+}
+
+fn of_rpm(package: &std::path::Path) -> BTreeSet<String> {
+    let files = rpm(package, "[%{FILEMODES:perms} %{FILEUSERNAME}/%{FILEGROUPNAME} %{FILENAMES}\n]");
+    files.lines().map(str::to_owned).collect()
+}
+
+fn rpm(package: &std::path::Path, format: &str) -> String {
+    told_by(Command::new("rpm").args(["--query", "--queryformat", format, "--package"]).arg(package))
+}

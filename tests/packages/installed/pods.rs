@@ -1,0 +1,69 @@
+//! The pod that is served in a machine, as a unit of systemd.
+
+use crate::installed::machine::Machine;
+
+/// The pod's uid.
+pub const UID: &str = "6f0c1f0e-0000-4000-8000-000000000001";
+/// The unit that serves it.
+pub const UNIT: &str = "podfs@6f0c1f0e-0000-4000-8000-000000000001.service";
+/// Its volume of a ConfigMap.
+pub const CONFIG: &str =
+    "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/config";
+/// Its volume of the directory `/srv/host`.
+pub const HOST: &str = "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~host-path/host";
+
+/// Writes the pod's manifests where its unit looks for them.
+pub fn write_manifests(machine: &Machine) {
+    let pod = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers: [{{name: web, image: web}}]\n  \
+         volumes:\n  - {{name: config, configMap: {{name: app}}}}\n  - {{name: host, hostPath: {{path: /srv/host}}}}\n  \
+         - {{name: scratch, emptyDir: {{}}}}\n  - {{name: memory, emptyDir: {{medium: Memory}}}}\n"
+    );
+    machine.write(&manifest("pod.yaml"), pod);
+    write_config(machine, "1");
+    machine.does("mkdir -p /srv/host");
+}
+
+/// Writes the pod's ConfigMap.
+pub fn write_config(machine: &Machine, content: &str) {
+    let object = crate::common::config_map("app", &[("a", &format!("{content}\n"))]);
+    machine.write(&manifest("objects/app.json"), object);
+}
+
+/// A file of the pod's manifests.
+pub fn manifest(name: &str) -> String {
+    format!("/etc/podfs/pods/{UID}/{name}")
+}
+
+/// Starts the pod's unit, which returns when the pod is ready.
+#[track_caller]
+pub fn start(machine: &Machine) {
+    write_manifests(machine);
+    machine.does(&format!("systemctl start {UNIT}"));
+}
+
+/// The processes that serve the pod: the supervisor and the server.
+#[track_caller]
+pub fn processes(machine: &Machine) -> (u32, u32) {
+    let status = machine.run("podfs status --output json");
+    let status: serde_json::Value = serde_json::from_str(&status.out).unwrap_or_else(|_| panic!("no JSON: {status:?}"));
+    let pid = |of: &str| status["pods"][0][of]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    let main = machine.does(&format!("systemctl show --property MainPID --value {UNIT}"));
+    let supervisor = pid("supervisor").unwrap_or_else(|| panic!("no supervisor: {status}"));
+    assert_eq!(main, supervisor.to_string(), "systemd knows the supervisor");
+    (supervisor, pid("server").unwrap_or_else(|| panic!("no server: {status}")))
+}
+
+/// Checks that nothing of a pod is mounted, that no process of podfs is left, and that its directories are empty.
+#[track_caller]
+pub fn nothing_is_served(machine: &Machine) {
+    assert_eq!(
+        machine.run("grep -e fuse.podfs -e /var/lib/podfs /proc/self/mountinfo").out,
+        "",
+        "something is mounted"
+    );
+    assert_eq!(machine.run("grep -l '^podfs' /proc/[0-9]*/comm").out, "", "a process is left");
+    for directory in ["/run/podfs", "/var/lib/podfs"] {
+        assert_eq!(machine.run(&format!("ls -A {directory}")).out, "", "{directory} is not empty");
+    }
+}

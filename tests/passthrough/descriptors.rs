@@ -1,0 +1,122 @@
+//! What a volume costs its server: descriptors and memory for what the kernel knows, and no longer.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
+use crate::common::eventually;
+use crate::common::passthrough::Mounted;
+
+const DIRECTORIES: usize = 100;
+const FILES: usize = 500;
+/// A descriptor for each file of the tree would be many times this.
+const FEW_DESCRIPTORS: usize = 3000;
+
+/// 50 000 files.
+fn grow(root: &Path) {
+    for directory in 0..DIRECTORIES {
+        let directory = root.join(format!("directory-{directory}"));
+        fs::create_dir(&directory).expect("a directory");
+        for file in 0..FILES {
+            File::create_new(directory.join(format!("file-{file}"))).expect("created");
+        }
+    }
+}
+
+/// Looks at every file, as `find` does; gives their number.
+fn walk(root: &Path) -> usize {
+    let directories = fs::read_dir(root).expect("a listing");
+    let files = directories.flat_map(|directory| fs::read_dir(directory.expect("an entry").path()).expect("a listing"));
+    files.filter(|file| file.as_ref().expect("an entry").metadata().expect("attributes").nlink() == 1).count()
+}
+
+fn descriptors(server: u32) -> usize {
+    fs::read_dir(format!("/proc/{server}/fd")).expect("a process").count()
+}
+
+/// KiB of memory that is the server's own.
+fn memory(server: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{server}/status")).expect("a process");
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a figure");
+    line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
+}
+
+fn let_the_kernel_forget() {
+    // Entries and inodes that nobody uses.
+    fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
+}
+
+#[test]
+fn a_walk_over_many_files_needs_few_descriptors() {
+    let mounted = Mounted::new();
+    let idle = descriptors(mounted.server());
+    grow(mounted.source());
+    assert_eq!(walk(mounted.path()), DIRECTORIES * FILES);
+    let most = descriptors(mounted.server());
+    assert!(most < FEW_DESCRIPTORS, "{most} descriptors");
+    // Open files and directories have descriptors; they go when they are closed.
+    let open: Vec<_> = (0..500).map(|file| mounted.path().join(format!("directory-0/file-{file}"))).collect();
+    let open: Vec<_> = open.iter().map(|path| File::open(path).expect("a file")).collect();
+    assert!(descriptors(mounted.server()) < most + 2 * open.len() + 100);
+    drop(open);
+    eventually("they are closed", || descriptors(mounted.server()) <= most);
+    let_the_kernel_forget();
+    eventually("what is forgotten is closed", || {
+        let_the_kernel_forget();
+        descriptors(mounted.server()) <= idle + 50
+    });
+}
+
+#[test]
+fn what_the_kernel_forgets_takes_no_memory() {
+    let mounted = Mounted::new();
+    grow(mounted.source());
+    let mut after = Vec::new();
+    for _ in 0..6 {
+        assert_eq!(walk(mounted.path()), DIRECTORIES * FILES);
+        let_the_kernel_forget();
+        after.push(memory(mounted.server()));
+    }
+    // The first walks fill what is used again by the later ones. 50 000 nodes that stay would be megabytes each time.
+    let (early, late) = (after[1], after[5]);
+    assert!(late < early + 4096, "KiB after each walk: {after:?}");
+}
+
+#[test]
+fn a_tree_that_is_made_and_removed_leaves_nothing_open() {
+    let mounted = Mounted::new();
+    let idle = descriptors(mounted.server());
+    for round in 0..20 {
+        let root = mounted.path().join(format!("round-{round}"));
+        fs::create_dir(&root).expect("a directory");
+        for file in 0..100 {
+            fs::write(root.join(format!("file-{file}")), "content").expect("written");
+        }
+        fs::remove_dir_all(&root).expect("removed");
+    }
+    eventually("everything is closed", || descriptors(mounted.server()) <= idle + 10);
+}
+
+#[test]
+fn a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() {
+    let mounted = Mounted::new();
+    for file in 0..100 {
+        fs::write(mounted.source().join(format!("file-{file}")), "content").expect("written");
+    }
+    let server = Pid::from_raw(mounted.server().cast_signed());
+    let few = Some(descriptors(mounted.server()) as u64 + 20);
+    // The server has the hard limit of this process, which started it.
+    let few = Rlimit { current: few, ..getrlimit(Resource::Nofile) };
+    let plenty = prlimit(server, Resource::Nofile, few).expect("root may");
+    let open = |file| File::open(mounted.path().join(format!("file-{file}")));
+    let opened: Vec<_> = (0..100).map(open).collect();
+    let refused = opened.iter().filter_map(|file| file.as_ref().err()?.raw_os_error()).collect::<Vec<_>>();
+    assert!(!refused.is_empty() && refused.iter().all(|error| *error == libc::EMFILE), "{refused:?}");
+    assert!(opened.iter().any(Result::is_ok), "it had some");
+    drop(opened);
+    eventually("there are descriptors again", || (0..100).all(|file| open(file).is_ok()));
+    prlimit(server, Resource::Nofile, plenty).expect("root may");
+    assert_eq!(fs::read_to_string(mounted.path().join("file-99")).expect("a file"), "content");
+}

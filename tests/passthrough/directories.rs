@@ -1,0 +1,240 @@
+//! Directories: what a listing through a mount shows, also while the directory changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString, OsString};
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::common::passthrough::Mounted;
+use crate::common::twins::{names, the_mount_does_as_the_disk};
+
+const MANY: usize = 10_000;
+
+/// A directory as the C library reads it, with positions to come back to.
+struct Directory(*mut libc::DIR);
+
+impl Directory {
+    fn open(path: &Path) -> Self {
+        let path = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        // SAFETY: the path ends with a zero byte.
+        let directory = unsafe { libc::opendir(path.as_ptr()) };
+        assert!(!directory.is_null(), "{path:?} opens");
+        Self(directory)
+    }
+
+    /// The next name.
+    fn next(&mut self) -> Option<OsString> {
+        // SAFETY: the stream is open, and the entry is copied before the next call.
+        unsafe {
+            let entry = libc::readdir(self.0);
+            let name = (!entry.is_null()).then(|| CStr::from_ptr((*entry).d_name.as_ptr()));
+            name.map(|name| OsString::from_vec(name.to_bytes().to_vec()))
+        }
+    }
+
+    fn rest(&mut self) -> Vec<OsString> {
+        std::iter::from_fn(|| self.next()).filter(|name| name != "." && name != "..").collect()
+    }
+
+    fn position(&mut self) -> libc::c_long {
+        // SAFETY: the stream is open.
+        unsafe { libc::telldir(self.0) }
+    }
+
+    fn seek(&mut self, position: libc::c_long) {
+        // SAFETY: the stream is open, and the position is one of its own.
+        unsafe { libc::seekdir(self.0, position) }
+    }
+
+    fn rewind(&mut self) {
+        // SAFETY: the stream is open.
+        unsafe { libc::rewinddir(self.0) }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // SAFETY: the stream is open, and nobody uses it any more.
+        unsafe { libc::closedir(self.0) };
+    }
+}
+
+fn fill(directory: &Path, count: usize) -> BTreeSet<OsString> {
+    let names = (0..count).map(|number| OsString::from(format!("entry-{number}")));
+    names.inspect(|name| drop(File::create_new(directory.join(name)).expect("created"))).collect()
+}
+
+#[test]
+fn ten_thousand_entries_are_listed_once_each() {
+    let mounted = Mounted::new();
+    let expected = fill(mounted.source(), MANY);
+    for _ in 0..2 {
+        let listed = Directory::open(mounted.path()).rest();
+        assert_eq!(listed.len(), MANY);
+        assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected);
+    }
+    assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), MANY);
+}
+
+#[test]
+fn a_listing_has_what_stays_once_while_other_names_come_and_go() {
+    let mounted = Mounted::new();
+    let stays = fill(mounted.source(), MANY);
+    let ended = AtomicBool::new(false);
+    // The same disturbance from inside and from the host.
+    let disturb = |directory: &Path, prefix: &str| {
+        for number in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+            let path = directory.join(format!("{prefix}-{}", number % 500));
+            fs::write(&path, "").expect("written");
+            let other = directory.join(format!("{prefix}-renamed-{}", number % 300));
+            fs::rename(path, &other).expect("renamed");
+            if number % 3 == 0 {
+                fs::remove_file(other).expect("removed");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| disturb(mounted.path(), "inside"));
+        scope.spawn(|| disturb(mounted.source(), "outside"));
+        let listings = scope.spawn(|| {
+            for _ in 0..10 {
+                let mut counts = BTreeMap::<OsString, usize>::new();
+                Directory::open(mounted.path())
+                    .rest()
+                    .into_iter()
+                    .for_each(|name| *counts.entry(name).or_default() += 1);
+                let missing = stays.iter().filter(|name| !counts.contains_key(*name)).count();
+                let doubled = stays.iter().filter(|name| counts.get(*name).is_some_and(|count| *count > 1)).count();
+                assert_eq!((missing, doubled), (0, 0), "missing and doubled");
+            }
+        });
+        let listings = listings.join();
+        ended.store(true, Ordering::Relaxed);
+        listings.expect("every listing is complete");
+    });
+}
+
+#[test]
+fn a_directory_is_emptied_while_it_is_listed() {
+    let mounted = Mounted::new();
+    fill(mounted.source(), 3000);
+    let mut directory = Directory::open(mounted.path());
+    let mut removed = 0;
+    while let Some(name) = directory.next() {
+        if name != "." && name != ".." {
+            fs::remove_file(mounted.path().join(name)).expect("it was not removed before");
+            removed += 1;
+        }
+    }
+    assert_eq!(removed, 3000);
+    assert!(names(mounted.source()).is_empty());
+}
+
+#[test]
+fn positions_stay_good_while_entries_go() {
+    let mounted = Mounted::new();
+    fill(mounted.source(), 2000);
+    let mut directory = Directory::open(mounted.path());
+    let mut seen = Vec::new();
+    loop {
+        let position = directory.position();
+        let Some(name) = directory.next() else { break };
+        seen.push((position, name));
+    }
+    // Every third entry goes; the others follow where they followed before.
+    let goes = |name: &OsString| name.as_bytes().starts_with(b"entry") && name.as_bytes().ends_with(b"3");
+    for (_, name) in seen.iter().filter(|(_, name)| goes(name)) {
+        fs::remove_file(mounted.path().join(name)).expect("removed");
+    }
+    for index in (0..seen.len()).step_by(97) {
+        directory.seek(seen[index].0);
+        let expected: Vec<_> = seen[index..].iter().map(|(_, name)| name).filter(|name| !goes(name)).take(20).collect();
+        let came: Vec<_> = std::iter::from_fn(|| directory.next()).filter(|name| !goes(name)).take(20).collect();
+        assert_eq!(came.iter().collect::<Vec<_>>(), expected, "from entry {index}");
+    }
+}
+
+#[test]
+fn a_rewound_listing_shows_what_is_new() {
+    let mounted = Mounted::new();
+    fill(mounted.path(), 10);
+    let mut directory = Directory::open(mounted.path());
+    assert_eq!(directory.rest().len(), 10);
+    fs::write(mounted.path().join("new"), "").expect("written");
+    assert!(directory.rest().is_empty());
+    directory.rewind();
+    let again = directory.rest();
+    assert_eq!(again.len(), 11);
+    assert!(again.iter().any(|name| name == "new"));
+}
+
+#[test]
+fn two_readers_of_a_directory_have_their_own_positions() {
+    let mounted = Mounted::new();
+    fill(mounted.source(), 1000);
+    let (mut one, mut two) = (Directory::open(mounted.path()), Directory::open(mounted.path()));
+    for _ in 0..100 {
+        one.next().expect("an entry");
+    }
+    assert_eq!(two.rest().len(), 1000);
+    let left = one.rest().len();
+    assert!((900..=902).contains(&left), "{left} left of 1000 after 100, the dots among them or not");
+}
+
+#[test]
+fn a_listing_tells_kinds_and_inodes_as_stat_does() {
+    the_mount_does_as_the_disk(|root, answers| {
+        fs::create_dir(root.join("directory")).expect("a directory");
+        fs::write(root.join("file"), "").expect("written");
+        fs::hard_link(root.join("file"), root.join("same")).expect("a link");
+        symlink("file", root.join("link")).expect("a link");
+        nix::unistd::mkfifo(&root.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+        let mut entries: Vec<_> =
+            fs::read_dir(root).expect("a listing").map(|entry| entry.expect("an entry")).collect();
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in &entries {
+            let kind = entry.file_type().expect("a kind");
+            answers.see("kind", (kind.is_dir(), kind.is_file(), kind.is_symlink(), kind.is_fifo()));
+            let metadata = entry.metadata().expect("attributes");
+            answers.see("the inode is stat's", entry.ino() == metadata.ino());
+        }
+        let inodes: BTreeSet<_> = entries.iter().map(DirEntryExt::ino).collect();
+        answers.see("inodes", inodes.len());
+        let mut dots = Directory::open(&root.join("directory"));
+        let mut dots: Vec<_> = std::iter::from_fn(|| dots.next()).collect();
+        dots.sort_unstable();
+        answers.see("an empty directory", dots);
+    });
+}
+
+#[test]
+fn inodes_stay_the_same_when_the_kernel_forgets() {
+    let mounted = Mounted::new();
+    fs::create_dir(mounted.source().join("directory")).expect("a directory");
+    fill(&mounted.source().join("directory"), 20);
+    let inodes = || {
+        let paths = names(&mounted.path().join("directory"))
+            .into_iter()
+            .map(|name| mounted.path().join("directory").join(name));
+        paths.map(|path| fs::metadata(path).expect("a file").ino()).collect::<Vec<_>>()
+    };
+    let before = inodes();
+    fs::write("/proc/sys/vm/drop_caches", "2").expect("the kernel forgets");
+    assert_eq!(inodes(), before);
+}
+
+#[test]
+fn a_directory_that_is_gone_lists_as_empty() {
+    let mounted = Mounted::new();
+    let path = mounted.path().join("directory");
+    fs::create_dir(&path).expect("a directory");
+    fill(&path, 5);
+    let mut open = Directory::open(&path);
+    fs::remove_dir_all(&path).expect("removed");
+    open.rewind();
+    assert_eq!(open.rest(), Vec::<OsString>::new());
+}

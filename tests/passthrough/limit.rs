@@ -1,0 +1,258 @@
+//! A volume with a limit: what does not fit is refused at once, and what goes makes room.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::path::Path;
+use std::ptr;
+
+use rustix::fs::{FallocateFlags, XattrFlags, copy_file_range, fallocate, setxattr, statvfs};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+use crate::common::eventually;
+use crate::common::passthrough::{Mounted, disk_directory};
+
+const KIB: u64 = 1024;
+const LIMIT: u64 = 1024 * KIB;
+
+/// Writes until nothing fits any more; gives the number of bytes.
+#[track_caller]
+fn fill(file: &mut File) -> u64 {
+    let mut written = 0;
+    loop {
+        match file.write(&[7; 4096]) {
+            Ok(count) => written += count as u64,
+            Err(full) => {
+                assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+                return written;
+            }
+        }
+        assert!(written <= 2 * LIMIT, "it never gets full");
+    }
+}
+
+fn is_full(result: io::Result<()>) -> bool {
+    result.is_err_and(|error| error.kind() == ErrorKind::StorageFull)
+}
+
+/// Checks what everything in a directory takes on the disk.
+#[track_caller]
+fn assert_within_limit(directory: &Path) {
+    let entries = fs::read_dir(directory).expect("a listing").map(|entry| entry.expect("an entry"));
+    let taken: u64 = entries.map(|entry| entry.metadata().expect("attributes").blocks() * 512).sum();
+    assert!(taken <= LIMIT, "{taken} bytes are taken of {LIMIT}");
+}
+
+#[test]
+fn writes_stop_at_the_limit_and_what_was_written_stays() {
+    // ED-07: podfs refuses at once where the kubelet evicts the pod later.
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = mounted.path().join("file");
+    let written = fill(&mut File::create(&path).expect("created"));
+    assert!((LIMIT - 64 * KIB..=LIMIT).contains(&written), "{written} bytes fit");
+    assert_eq!(fs::read(&path).expect("a file"), vec![7; usize::try_from(written).expect("a size")]);
+    File::open(mounted.source().join("file")).expect("a file").sync_all().expect("synced");
+    assert_within_limit(mounted.source());
+    let other = mounted.path().join("other");
+    assert!(is_full(fs::write(&other, [1; 65536])), "another file has no more room");
+}
+
+#[test]
+fn a_full_volume_can_be_read_overwritten_and_emptied() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = mounted.path().join("file");
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path).expect("created");
+    let written = fill(&mut file);
+    for offset in (0..written).step_by(4096) {
+        file.write_all_at(&[8; 4096], offset).expect("what is there is overwritten");
+    }
+    file.set_len(written / 2).expect("cut");
+    let mut half = File::create(mounted.path().join("half")).expect("created");
+    let fits = fill(&mut half);
+    assert!(fits + 64 * KIB >= LIMIT / 2, "{fits} bytes fit into half of it");
+    drop(half);
+    fs::remove_file(mounted.path().join("half")).expect("removed");
+    // An open file keeps its room, with or without a name.
+    fs::remove_file(&path).expect("removed");
+    let kept = fill(&mut File::create(mounted.path().join("beside")).expect("created"));
+    assert!(kept <= LIMIT - written / 2, "{kept} bytes fit beside a file that is open");
+    fs::remove_file(mounted.path().join("beside")).expect("removed");
+    drop(file);
+    eventually("everything is free again", || {
+        let fits = fill(&mut File::create(mounted.path().join("again")).expect("created"));
+        fs::remove_file(mounted.path().join("again")).expect("removed");
+        fits + 64 * KIB >= LIMIT
+    });
+}
+
+#[test]
+fn every_way_to_grow_is_refused_when_it_does_not_fit() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = |name: &str| mounted.path().join(name);
+    let source = File::create_new(path("source")).expect("created");
+    source.write_all_at(&vec![1; 400 * 1024], 0).expect("written");
+    let source = File::open(path("source")).expect("a file");
+    let file = File::options().read(true).write(true).create_new(true).open(path("file")).expect("created");
+    let full = |result: rustix::io::Result<()>| is_full(result.map_err(Into::into));
+    assert!(full(fallocate(&file, FallocateFlags::empty(), 0, 2 * LIMIT)));
+    assert!(full(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 2 * LIMIT)));
+    assert!(full(fallocate(&file, FallocateFlags::ZERO_RANGE, 0, 2 * LIMIT)));
+    assert_within_limit(mounted.source());
+    // A hole takes nothing.
+    file.set_len(100 * LIMIT).expect("a hole");
+    file.write_all_at(b"end", 100 * LIMIT).expect("written");
+
+    let copy = |to: u64| copy_file_range(&source, Some(&mut 0), &file, Some(&mut { to }), 400 * 1024);
+    // What fits may be copied first.
+    let refused = (0..1000).find_map(|_| copy(file.metadata().expect("attributes").len()).err());
+    assert_eq!(refused, Some(rustix::io::Errno::NOSPC));
+    assert!(is_full(fs::copy(path("source"), path("copy")).map(drop)));
+    file.sync_all().expect("synced");
+    assert_within_limit(mounted.source());
+}
+
+#[test]
+fn many_small_files_are_counted_by_what_they_take() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let full = (0..1000).find(|number| is_full(fs::write(mounted.path().join(format!("file{number}")), "x")));
+    let count = full.expect("it gets full");
+    assert!((200..=256).contains(&count), "{count} files of one block fit");
+    assert!(is_full(fs::create_dir(mounted.path().join("directory"))), "a directory takes a block");
+    // Names of one file are one file.
+    for number in 0..100 {
+        fs::remove_file(mounted.path().join(format!("file{number}"))).expect("removed");
+    }
+    for number in 0..300 {
+        fs::hard_link(mounted.path().join("file100"), mounted.path().join(format!("link{number}"))).expect("a link");
+    }
+    fs::write(mounted.path().join("one more"), "x").expect("there is room");
+}
+
+/// Bytes that a directory, and all that is in it, takes on the disk, as `du(1)` counts them.
+fn taken_in_all(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).expect("a listing").map(|entry| entry.expect("an entry"));
+    let below: u64 = entries
+        .map(|entry| match entry.metadata().expect("attributes") {
+            found if found.is_dir() => taken_in_all(&entry.path()),
+            found => found.blocks() * 512,
+        })
+        .sum();
+    below + fs::metadata(directory).expect("attributes").blocks() * 512
+}
+
+/// Checks that as much can be written as into a new volume.
+#[track_caller]
+fn assert_everything_fits(mounted: &Mounted) {
+    let path = mounted.path().join("everything");
+    let fits = fill(&mut File::create(&path).expect("created"));
+    fs::remove_file(path).expect("removed");
+    assert!(fits + 64 * KIB >= LIMIT, "{fits} bytes fit");
+}
+
+#[test]
+fn extended_attributes_ask_for_room() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let flood = |directory: &Path| {
+        (0..2000u32).find(|number| {
+            // File systems share blocks of attributes that are the same.
+            let value: Vec<u8> = (0..3000u32).map(|at| (at.wrapping_mul(31) ^ number) as u8).collect();
+            let path = directory.join(number.to_string());
+            let made = File::create_new(&path);
+            let set = |_: File| Ok(setxattr(&path, c"user.flood", &value, XattrFlags::empty())?);
+            is_full(made.and_then(set))
+        })
+    };
+    let full = flood(mounted.path()).expect("it gets full");
+    assert!((200..=260).contains(&full), "{full} attributes of one block fit");
+    let taken = taken_in_all(mounted.source());
+    assert!(taken <= LIMIT + 16 * KIB, "{taken} bytes are taken of {LIMIT}");
+    let first = mounted.path().join("0");
+    setxattr(&first, c"user.flood", b"less", XattrFlags::empty()).expect("a shorter value needs no room");
+    for entry in fs::read_dir(mounted.path()).expect("a listing") {
+        fs::remove_file(entry.expect("an entry").path()).expect("removed");
+    }
+    assert_everything_fits(&mounted);
+
+    // A directory keeps the blocks that names took in it, on the disk and in the account, until it is removed.
+    let below = mounted.path().join("below");
+    fs::create_dir(&below).expect("a directory");
+    flood(&below).expect("it gets full");
+    fs::remove_dir_all(&below).expect("removed");
+    assert_everything_fits(&mounted);
+}
+
+#[test]
+fn empty_files_with_long_names_ask_for_room_and_give_it_back() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let name = |round: u32, number: u32| mounted.path().join(format!("{round}{number:0>200}"));
+    for round in 0..3 {
+        let made = (0..15_000).take_while(|number| File::create_new(name(round, *number)).is_ok()).count();
+        let taken = taken_in_all(mounted.source());
+        assert!(taken <= 2 * LIMIT + 64 * KIB, "{taken} bytes are taken of {LIMIT} in round {round}");
+        assert!(made > 1000, "{made} files were made in round {round}");
+        (0..made).for_each(|number| fs::remove_file(name(round, number as u32)).expect("removed"));
+        assert_everything_fits(&mounted);
+    }
+}
+
+#[test]
+fn nothing_new_fits_into_a_full_volume() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = |name: &str| mounted.path().join(name);
+    fs::create_dir(path("directory")).expect("a directory");
+    fill(&mut File::create(path("file")).expect("created"));
+    assert!(is_full(File::create_new(path("empty")).map(drop)));
+    assert!(is_full(File::options().write(true).custom_flags(libc::O_TMPFILE).open(mounted.path()).map(drop)));
+    assert!(is_full(fs::create_dir(path("other"))));
+    assert!(is_full(symlink("target", path("link"))));
+    assert!(is_full(fs::hard_link(path("file"), path("linked"))));
+    fs::rename(path("file"), path("directory/moved")).expect("a name can move");
+    fs::remove_file(path("directory/moved")).expect("removed");
+    assert_everything_fits(&mounted);
+}
+
+#[test]
+fn stores_through_a_mapping_are_counted_too() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let path = mounted.path().join("file");
+    let file = File::options().read(true).write(true).create_new(true).open(path).expect("created");
+    let length = usize::try_from(4 * LIMIT).expect("a size");
+    file.set_len(4 * LIMIT).expect("a hole");
+    // SAFETY: a new mapping, as long as the file, used as bytes and unmapped below.
+    let failed = unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let at = mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
+        at.cast::<u8>().write_bytes(9, length);
+        let synced = msync(at, length, MsyncFlags::SYNC);
+        munmap(at, length).expect("unmapped");
+        synced.is_err()
+    };
+    assert!(failed || file.sync_all().is_err(), "who asks is told that not all of it was written");
+    assert_within_limit(mounted.source());
+}
+
+#[test]
+fn df_shows_the_limit() {
+    let mounted = Mounted::with_limit(LIMIT);
+    let figures = || statvfs(mounted.path()).expect("figures");
+    assert_eq!(figures().f_blocks * figures().f_frsize, LIMIT);
+    let before = figures().f_bavail * figures().f_frsize;
+    assert!(before <= LIMIT);
+    fs::write(mounted.path().join("file"), vec![1; 256 * 1024]).expect("written");
+    let after = figures().f_bavail * figures().f_frsize;
+    assert!(before - after >= 256 * KIB, "{before} bytes were free, {after} are");
+    fill(&mut File::create(mounted.path().join("rest")).expect("created"));
+    assert!(figures().f_bavail * figures().f_frsize < 64 * KIB);
+}
+
+#[test]
+fn what_is_there_at_the_start_counts() {
+    let source = disk_directory();
+    fs::create_dir(source.path().join("directory")).expect("a directory");
+    let there = File::create(source.path().join("directory/there")).expect("created");
+    there.write_all_at(&vec![1; 512 * 1024], 0).expect("written");
+    there.sync_all().expect("synced");
+    let mounted = Mounted::of_with_limit(source.path(), LIMIT);
+    let fits = fill(&mut File::create(mounted.path().join("file")).expect("created"));
+    assert!((LIMIT / 2 - 64 * KIB..=LIMIT / 2).contains(&fits), "{fits} bytes fit");
+}

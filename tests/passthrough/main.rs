@@ -1,0 +1,25 @@
+//! Passthrough volumes: files of the host, seen and changed through a mount.
+
+mod attributes;
+mod bind_mounts;
+mod claims;
+mod coherence;
+#[path = "../common/mod.rs"]
+mod common;
+mod data;
+mod descriptors;
+mod directories;
+mod empty_dir;
+mod escape;
+mod host_path;
+mod identity;
+mod limit;
+mod locks;
+mod mounts;
+mod names;
+mod nested_mounts;
+mod programs;
+mod public_suites;
+mod shared;
+#[path = "../suites/mod.rs"]
+mod suites;

@@ -1,0 +1,247 @@
+//! Mounts below the source of a passthrough volume, and sources of other kinds.
+
+use std::collections::HashSet;
+use std::fs;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::passthrough::{Mounted, disk_directory, within_patience};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
+use tempfile::TempDir;
+
+/// A mount that goes when the test ends.
+struct Below(PathBuf);
+
+impl Below {
+    fn tmpfs(at: &Path) -> Self {
+        Self::tmpfs_with(at, MsFlags::empty())
+    }
+
+    fn tmpfs_with(at: &Path, flags: MsFlags) -> Self {
+        mount(Some("tmpfs"), at, Some("tmpfs"), flags, None::<&str>).expect("a tmpfs");
+        Self(at.to_owned())
+    }
+
+    fn bind(source: &Path, at: &Path, flags: MsFlags) -> Self {
+        let nothing = None::<&str>;
+        mount(Some(source), at, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
+        if !flags.is_empty() {
+            let remount = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
+            mount(nothing, at, nothing, remount, nothing).expect("its flags");
+        }
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+fn source_with_directory(name: &str) -> (TempDir, PathBuf) {
+    let source = disk_directory();
+    let below = source.path().join(name);
+    fs::create_dir(&below).expect("a directory");
+    (source, below)
+}
+
+#[test]
+fn hp_09_a_mount_below_the_source_is_shown_and_written_through() {
+    let (source, below) = source_with_directory("below");
+    let _below = Below::tmpfs(&below);
+    fs::write(below.join("there"), "before").expect("written");
+    let mounted = Mounted::of(source.path());
+    let shown = mounted.path().join("below");
+    assert_eq!(fs::read_to_string(shown.join("there")).expect("read"), "before");
+    fs::write(shown.join("new"), "through").expect("written");
+    assert_eq!(fs::read_to_string(below.join("new")).expect("read"), "through");
+    let other_file_system = fs::rename(shown.join("new"), mounted.path().join("moved"));
+    assert_eq!(other_file_system.expect_err("two file systems").raw_os_error(), Some(libc::EXDEV));
+    let same = fs::hard_link(shown.join("new"), mounted.path().join("linked"));
+    assert_eq!(same.expect_err("two file systems").raw_os_error(), Some(libc::EXDEV));
+}
+
+#[test]
+fn hp_09_a_mount_that_comes_later_is_shown_too() {
+    let (source, below) = source_with_directory("below");
+    let mounted = Mounted::of(source.path());
+    assert_eq!(fs::read_dir(mounted.path().join("below")).expect("a listing").count(), 0);
+    let _below = Below::tmpfs(&below);
+    fs::write(below.join("there"), "").expect("written");
+    crate::common::eventually("the mount is shown", || mounted.path().join("below/there").exists());
+}
+
+#[test]
+fn a_mount_below_the_source_that_is_read_only_stays_so() {
+    let (source, below) = source_with_directory("below");
+    let other = disk_directory();
+    fs::write(other.path().join("file"), "kept").expect("written");
+    let _below = Below::bind(other.path(), &below, MsFlags::MS_RDONLY);
+    let mounted = Mounted::of(source.path());
+    let file = mounted.path().join("below/file");
+    assert_eq!(fs::read_to_string(&file).expect("read"), "kept");
+    for refused in [fs::write(&file, "changed"), fs::write(file.with_file_name("new"), ""), fs::remove_file(&file)] {
+        assert_eq!(refused.expect_err("read-only").raw_os_error(), Some(libc::EROFS));
+    }
+}
+
+/// A directory that everybody may enter, with a directory for each of `names`.
+fn open_source(names: &[&str]) -> TempDir {
+    let source = disk_directory();
+    fs::set_permissions(source.path(), Permissions::from_mode(0o755)).expect("its mode");
+    names.iter().for_each(|name| fs::create_dir(source.path().join(name)).expect("a directory"));
+    source
+}
+
+/// A copy of `id(1)` in `directory` that runs as root, whoever starts it.
+fn setuid_program(directory: &Path) {
+    let program = directory.join("id");
+    fs::copy("/usr/bin/id", &program).expect("a copy");
+    fs::set_permissions(program, Permissions::from_mode(0o6755)).expect("its mode");
+}
+
+/// The effective user id of a program that an ordinary user starts.
+fn effective_user(program: &Path) -> std::io::Result<String> {
+    let output = Command::new(program).arg("-u").uid(65534).gid(65534).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[test]
+fn a_setuid_program_has_no_effect_on_a_mount_below_the_source_that_is_nosuid() {
+    let source = open_source(&["plain", "nosuid", "later"]);
+    let place = |name: &str| source.path().join(name);
+    let _plain = Below::tmpfs(&place("plain"));
+    let _nosuid = Below::tmpfs_with(&place("nosuid"), MsFlags::MS_NOSUID);
+    let mounted = Mounted::of(source.path());
+    assert!(mounted.path().join("later").is_dir());
+    let _later = Below::tmpfs_with(&place("later"), MsFlags::MS_NOSUID);
+    ["plain", "nosuid", "later"].into_iter().for_each(|name| setuid_program(&place(name)));
+    let user = |name: &str| effective_user(&mounted.path().join(name).join("id")).expect("it runs");
+    assert_eq!(user("plain"), "0", "a mount without the flag lets setuid work, as a bind mount does");
+    assert_eq!(user("nosuid"), "65534");
+    crate::common::eventually("the later mount is shown", || mounted.path().join("later/id").exists());
+    assert_eq!(user("later"), "65534");
+    let mode = fs::metadata(mounted.path().join("nosuid/id")).expect("attributes").mode();
+    assert_eq!(mode & 0o7777, 0o755);
+
+    // Who writes to a program takes its setuid away, though the volume does not show it.
+    fs::OpenOptions::new().append(true).open(mounted.path().join("nosuid/id")).expect("opened");
+    let mode = fs::metadata(place("nosuid").join("id")).expect("attributes").mode();
+    assert_eq!(mode & 0o7777, 0o755);
+}
+
+#[test]
+fn a_program_has_no_capabilities_on_a_mount_below_the_source_that_is_nosuid() {
+    /// `cap_net_raw=ep`, as `setcap(8)` writes it.
+    const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let source = open_source(&["plain", "nosuid"]);
+    let _plain = Below::tmpfs(&source.path().join("plain"));
+    let _nosuid = Below::tmpfs_with(&source.path().join("nosuid"), MsFlags::MS_NOSUID);
+    let mounted = Mounted::of(source.path());
+    for (name, visible) in [("plain", true), ("nosuid", false)] {
+        let (there, here) = (source.path().join(name).join("file"), mounted.path().join(name).join("file"));
+        fs::write(&there, "").expect("written");
+        setxattr(&there, c"security.capability", &NET_RAW, XattrFlags::empty()).expect("a capability");
+        let got = getxattr(&here, c"security.capability", &mut [0; 64]);
+        assert_eq!(got.is_ok(), visible, "{name}: {got:?}");
+        let mut names = [0; 1024];
+        let length = listxattr(&here, &mut names[..]).expect("a list");
+        assert_eq!(names[..length].windows(10).any(|part| part == b"capability"), visible, "{name}");
+    }
+}
+
+#[test]
+fn a_device_cannot_be_opened_on_a_mount_below_the_source_that_is_nodev() {
+    let source = open_source(&["plain", "nodev"]);
+    let _plain = Below::tmpfs(&source.path().join("plain"));
+    let _nodev = Below::tmpfs_with(&source.path().join("nodev"), MsFlags::MS_NODEV);
+    let mounted = Mounted::of(source.path());
+    for name in ["plain", "nodev"] {
+        let device = source.path().join(name).join("null");
+        mknod(&device, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(1, 3)).expect("a device");
+    }
+    fs::write(mounted.path().join("plain/null"), "x").expect("a mount without the flag lets devices work");
+    let refused = fs::write(mounted.path().join("nodev/null"), "x").expect_err("the mount is nodev");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENXIO));
+    // One that is made through the volume is no better.
+    let made = mounted.path().join("nodev/made");
+    mknod(&made, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(1, 3)).expect("a device");
+    fs::write(&made, "x").expect_err("the mount is nodev");
+}
+
+#[test]
+fn a_program_cannot_be_run_on_a_mount_below_the_source_that_is_noexec() {
+    let source = open_source(&["plain", "noexec"]);
+    let _plain = Below::tmpfs(&source.path().join("plain"));
+    let _noexec = Below::tmpfs_with(&source.path().join("noexec"), MsFlags::MS_NOEXEC);
+    let mounted = Mounted::of(source.path());
+    ["plain", "noexec"].into_iter().for_each(|name| setuid_program(&source.path().join(name)));
+    effective_user(&mounted.path().join("plain/id")).expect("it runs");
+    let program = mounted.path().join("noexec/id");
+    let refused = Command::new(&program).output().expect_err("the mount is noexec, for root too");
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    let access = nix::unistd::access(&program, nix::unistd::AccessFlags::X_OK);
+    assert_eq!(access, Err(nix::errno::Errno::EACCES));
+    assert!(fs::read(&program).is_ok_and(|bytes| !bytes.is_empty()), "it can be read");
+}
+
+#[test]
+fn files_of_several_mounts_never_show_the_same_number() {
+    let (source, first) = source_with_directory("first");
+    let second = source.path().join("second");
+    fs::create_dir(&second).expect("a directory");
+    let _mounts = [Below::tmpfs(&first), Below::tmpfs(&second)];
+    for place in [&first, &second] {
+        (0..50).for_each(|n| fs::write(place.join(n.to_string()), "").expect("written"));
+    }
+    let mounted = Mounted::of(source.path());
+    let mut numbers = HashSet::new();
+    for place in ["first", "second"] {
+        for entry in fs::read_dir(mounted.path().join(place)).expect("a listing") {
+            let entry = entry.expect("an entry");
+            let number = entry.metadata().expect("attributes").ino();
+            assert!(numbers.insert(number), "{:?} shows {number}, and so does another", entry.path());
+            assert_eq!(std::os::unix::fs::DirEntryExt::ino(&entry), number, "listing and attributes agree");
+        }
+    }
+    assert_eq!(numbers.len(), 100);
+}
+
+#[test]
+fn a_volume_is_not_shown_inside_itself_or_another_and_nothing_hangs() {
+    let source = disk_directory();
+    let (outer, inner) = (source.path().join("outer"), source.path().join("inner"));
+    fs::create_dir(&outer).expect("a directory");
+    fs::create_dir(&inner).expect("a directory");
+    let mounted = Mounted::of(source.path());
+    // The volume itself, seen below its own source, as with the host's root as source.
+    let _inside = Below::bind(mounted.path(), &inner, MsFlags::empty());
+    let shown = mounted.path().to_owned();
+    within_patience("a walk", move || {
+        let refused = fs::metadata(shown.join("inner")).expect_err("it would lead back here");
+        assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
+        let names: HashSet<_> =
+            fs::read_dir(&shown).expect("a listing").map(|e| e.expect("an entry").file_name()).collect();
+        assert_eq!(names.len(), 2, "both names are listed");
+        assert!(fs::metadata(shown.join("outer")).expect("the rest is there").is_dir());
+    });
+}
+
+#[test]
+fn a_kernel_file_system_below_the_source_can_be_read() {
+    let (source, below) = source_with_directory("proc");
+    let _below = Below::bind(Path::new("/proc/self"), &below, MsFlags::empty());
+    let mounted = Mounted::of(source.path());
+    let shown = mounted.path().join("proc");
+    let status = fs::read_to_string(shown.join("status")).expect("a file without a size");
+    assert!(status.starts_with("Name:"), "{status}");
+    // What the kernel shows to those alone who may trace the process, it does not show to a server.
+    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace nobody");
+    assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
+}

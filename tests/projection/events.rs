@@ -1,0 +1,212 @@
+//! What inotify watchers hear of commits: exactly what they hear of the kubelet's writer, because
+//! commits are system calls on the mount. Every watch here asks for all events, so these lists say
+//! also what is *not* heard: no MODIFY, no CLOSE_WRITE.
+
+use std::fs;
+use std::time::Duration;
+
+use podfs_fuse::projection::Commit;
+use podfs_fuse::projection::image::DirectoryAttributes;
+use podfs_fuse::projection::tree::Root;
+use tempfile::TempDir;
+
+use crate::common::namespace::{Container, Propagation, bind};
+use crate::common::watch::{Watcher, renamed, switched};
+use crate::common::{Fixture, Served, config_map, layout, plain_root, pod, wait_content};
+
+/// How every switch begins, seen from the root.
+const SWITCH: [&str; 5] = [
+    "root CREATE|ISDIR new",
+    "root ATTRIB|ISDIR new",
+    "root CREATE ..data_tmp",
+    "root MOVED_FROM ..data_tmp",
+    "root MOVED_TO ..data",
+];
+
+/// How every switch ends.
+const OLD_REMOVED: &str = "root DELETE|ISDIR old";
+
+/// How a switch ends where file `a` and its generation are watched, and `a` is the last to go.
+const OLD_A_REMOVED: [&str; 7] = [
+    "file ATTRIB",
+    "file DELETE_SELF",
+    "file IGNORED",
+    "data DELETE a",
+    "data DELETE_SELF",
+    "data IGNORED",
+    OLD_REMOVED,
+];
+
+fn between(middle: &[&'static str], last: &[&'static str]) -> Vec<&'static str> {
+    [&SWITCH, middle, last].concat()
+}
+
+#[test]
+fn the_first_write_is_heard_as_from_the_atomic_writer() {
+    // EV-01, EV-02, EV-03, EV-08
+    let mut served = Served::new(&plain_root());
+    let watcher = Watcher::on("root", served.path());
+    let generation = switched(served.commit(&[("a", "1"), ("b", "1"), ("sub/x", "1"), ("sub/y", "1")]));
+    let links = ["root CREATE a", "root CREATE b", "root CREATE sub"];
+    assert_eq!(watcher.heard_of(&[(&generation, "new")]), between(&links, &[]));
+}
+
+#[test]
+fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
+    // EV-01, EV-02, EV-03, EV-04, EV-05, EV-08, AW-14: `a` changes, `b` goes, `c` comes.
+    let mut served = Served::new(&plain_root());
+    let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
+    fs::read(served.path().join("b")).expect("somebody has looked `b` up");
+    let mut watcher = Watcher::on("root", served.path());
+    watcher.add("file", &served.path().join("a"));
+    watcher.add("data", &served.path().join("..data"));
+    let new = switched(served.commit(&[("a", "2"), ("c", "2")]));
+    let expected = between(&["root CREATE c", "root DELETE b", "data DELETE b"], &OLD_A_REMOVED);
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
+}
+
+#[test]
+fn an_old_generation_that_is_kept_is_heard_of_when_it_is_removed() {
+    // EV-04, EV-05: the same events as without the pause, only later; two old generations go one after the other.
+    let mut served = Served::new(&plain_root());
+    served.projection.keep_old_for(Duration::from_secs(3600));
+    let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
+    let kept = served.path().join(&old);
+    let mut watcher = Watcher::on("root", served.path());
+    watcher.add("file", &served.path().join("a"));
+    watcher.add("data", &served.path().join("..data"));
+    let second = switched(served.commit(&[("a", "2")]));
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&second, "new")]), between(&["root DELETE b"], &[]));
+    assert_eq!(fs::read_to_string(kept.join("b")).expect("it is kept"), "1", "nobody has looked it up before");
+    assert_eq!(watcher.heard(), ["data OPEN b", "data ACCESS b", "data CLOSE_NOWRITE b"]);
+    let third = switched(served.commit(&[("a", "3")]));
+    assert_eq!(watcher.heard_of(&[(&second, "old"), (&third, "new")]), between(&[], &[]));
+    assert_eq!(served.projection.old_usage().generations, 2);
+
+    served.projection.remove_old();
+    assert_eq!(watcher.heard(), [""; 0], "their time is not over");
+    served.projection.keep_old_for(Duration::ZERO);
+    served.projection.remove_old();
+    let end = ["data DELETE b", "file ATTRIB", "file DELETE_SELF", "file IGNORED", "data DELETE a", "data DELETE_SELF"];
+    let second_removed = format!("root DELETE|ISDIR {second}");
+    assert_eq!(
+        watcher.heard_of(&[(&old, "old")]),
+        [&end[..], &["data IGNORED", OLD_REMOVED, &second_removed]].concat()
+    );
+    assert_eq!(served.projection.next_removal(), None);
+    assert!(!kept.exists());
+}
+
+#[test]
+fn a_watch_on_a_nested_file_hears_of_its_end() {
+    // EV-04, EV-05: also below directories, and for a key whose bytes stay the same.
+    let mut served = Served::new(&plain_root());
+    let old = switched(served.commit(&[("sub/deep/x", "same"), ("y", "1")]));
+    let mut watcher = Watcher::on("file", &served.path().join("sub/deep/x"));
+    watcher.add("sub", &served.path().join("sub"));
+    let new = switched(served.commit(&[("sub/deep/x", "same"), ("y", "2")]));
+    let expected =
+        ["file ATTRIB", "file DELETE_SELF", "file IGNORED", "sub DELETE|ISDIR deep", "sub DELETE_SELF", "sub IGNORED"];
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
+}
+
+#[test]
+fn a_watch_that_is_armed_again_hears_each_update() {
+    // EV-04: a reloader that watches the file itself has to arm its watch again, as on the kubelet.
+    let mut served = Served::with(&[("a", "0")]);
+    for round in 1..=20 {
+        let watcher = Watcher::on("file", &served.path().join("a"));
+        served.commit(&[("a", &round.to_string())]);
+        assert_eq!(watcher.heard(), ["file ATTRIB", "file DELETE_SELF", "file IGNORED"], "round {round}");
+    }
+}
+
+#[test]
+fn each_update_moves_data_once() {
+    // EV-01
+    let mut served = Served::with(&[("a", "0")]);
+    let watcher = Watcher::on("root", served.path());
+    for round in 1..=20 {
+        served.commit(&[("a", &round.to_string()), (&format!("key-{round}"), "")]);
+        let heard = watcher.heard();
+        let moves = heard.iter().filter(|event| *event == "root MOVED_TO ..data").count();
+        assert_eq!(moves, 1, "round {round}: {heard:?}");
+    }
+}
+
+#[test]
+fn an_unchanged_payload_raises_no_event() {
+    // EV-06, AW-10: what is heard first is the change that comes after it.
+    let mut served = Served::new(&plain_root());
+    let old = switched(served.commit(&[("a", "1"), ("sub/b", "1")]));
+    let mut watcher = Watcher::on("root", served.path());
+    watcher.add("data", &served.path().join("..data"));
+    watcher.add("file", &served.path().join("a"));
+    assert_eq!(served.commit(&[("a", "1"), ("sub/b", "1")]), Commit::Unchanged);
+    let new = switched(served.commit(&[("a", "2"), ("sub/b", "1")]));
+    let expected = between(&[], &OLD_A_REMOVED);
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
+}
+
+#[test]
+fn an_object_rewritten_without_a_change_raises_no_event() {
+    // EV-06, from a manifest to the mount. Both objects stand in one file, so the volume of the second
+    // shows that the rewritten first one was taken in; what is heard first is the change after that.
+    let fixture =
+        Fixture::new(&pod("[{name: quiet, configMap: {name: quiet}}, {name: loud, configMap: {name: loud}}]"));
+    let write = |quiet: &str, loud: &str, label: &str| {
+        let quiet = config_map("quiet", &[("a", quiet)]).replace(r#""name":"quiet""#, label);
+        fixture.write("objects/all.yaml", &format!("{quiet}\n---\n{}", config_map("loud", &[("b", loud)])));
+    };
+    write("1", "1", r#""name":"quiet""#);
+    let running = fixture.run();
+    let (quiet, loud) = (running.volume("quiet"), running.volume("loud"));
+    let old = fs::read_link(quiet.join("..data")).expect("a link");
+    let watcher = Watcher::on("root", &quiet);
+    write("1", "2", r#""name":"quiet","labels":{"new":"label"}"#);
+    wait_content(&loud.join("b"), "2");
+    write("2", "2", r#""name":"quiet""#);
+    let heard = watcher.heard_until_removal("root");
+    let new = fs::read_link(quiet.join("..data")).expect("a link");
+    let names = [(&*old.to_string_lossy(), "old"), (&*new.to_string_lossy(), "new")];
+    let heard: Vec<_> = heard.into_iter().map(|event| renamed(event, &names)).collect();
+    assert_eq!(heard, between(&[], &[OLD_REMOVED]));
+}
+
+#[test]
+fn an_update_with_an_fs_group_raises_no_more_events_than_one_without() {
+    // EV-02, EV-05: the kubelet changes owner and mode of the old files too, just before the switch.
+    let mut served = Served::new(&Root { mode: 0o2777, gid: 1001, directories: Default::default() });
+    let directories = DirectoryAttributes { mode: 0o2755, gid: 1001 };
+    let mut commit =
+        |payload: &[(&str, &str)]| switched(served.projection.commit(&layout(payload), directories).expect("a commit"));
+    let old = commit(&[("a", "1")]);
+    let mut watcher = Watcher::on("root", served.visible.path());
+    watcher.add("file", &served.visible.path().join("a"));
+    let new = commit(&[("a", "2")]);
+    let expected = between(&[], &["file ATTRIB", "file DELETE_SELF", "file IGNORED", OLD_REMOVED]);
+    assert_eq!(watcher.heard_of(&[(&old, "old"), (&new, "new")]), expected);
+}
+
+#[test]
+fn a_watcher_in_another_mount_namespace_hears_the_same() {
+    // EV-07: the volume is bind-mounted into a container, as runtimes do.
+    let mut served = Served::new(&plain_root());
+    let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
+    let place = TempDir::new().expect("a directory");
+    let container = Container::new(Propagation::Private);
+    let (from, to) = (served.path().to_owned(), place.path().to_owned());
+    let watcher = container.run(move || {
+        bind(&from, &to);
+        let mut watcher = Watcher::on("root", &to);
+        watcher.add("file", &to.join("a"));
+        watcher
+    });
+    let new = switched(served.commit(&[("a", "2"), ("b", "2"), ("c", "2")]));
+    let heard = container.run({
+        let (old, new) = (old.clone(), new.clone());
+        move || watcher.heard_of(&[(&old, "old"), (&new, "new")])
+    });
+    let end = ["file ATTRIB", "file DELETE_SELF", "file IGNORED", OLD_REMOVED];
+    assert_eq!(heard, between(&["root CREATE c"], &end));
+}

@@ -1,0 +1,50 @@
+//! What podfs does on kernels older than this one, forced here.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::common::{DIRECTORIES, layout, plain_root, start_server, unmount_below};
+use nix::errno::Errno;
+use podfs_fuse::mount::directories::Directories;
+use podfs_fuse::mount::private::{MountOptions, PrivateMount, Shape, open_device};
+use podfs_fuse::mount::table::mounts_at;
+use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+use podfs_fuse::projection::Projection;
+use podfs_fuse::server::Reporting;
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[test]
+fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
+    let (client, _server) = start_server();
+    let (root, options, reporting) = (plain_root(), MountOptions::default(), Reporting::default());
+    let projection = Projection::start(Arc::new(client), &root, &options, Value::Null, &reporting);
+    let mut projection = projection.expect("a mount");
+    let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut Directories::default());
+    let visible = projection.show_as_before_6_15(&point.expect("a mount point")).expect("attached");
+    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is anywhere");
+    let refused = nix::unistd::mkdir(&visible.path().join("x"), nix::sys::stat::Mode::S_IRWXU);
+    assert_eq!(refused, Err(Errno::EROFS), "the clone is read-only");
+
+    projection.commit(&layout(&[("a", "1")]), DIRECTORIES).expect("the private mount still reaches it");
+    assert_eq!(fs::read_to_string(visible.path().join("a")).expect("a file"), "1");
+    unmount_below(directory.path());
+}
+
+#[test]
+fn before_linux_6_15_a_mount_of_a_single_file_is_cloned_the_same_way() {
+    // Nobody has to answer: the root of a mount is known without a request.
+    let device = open_device().expect("/dev/fuse");
+    let options = MountOptions { shape: Shape::File, ..Default::default() };
+    let mount = PrivateMount::new(device.as_fd(), &options).expect("a mount");
+    let clone = mount.read_only_clone_before_6_15().expect("a clone");
+
+    let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+    let (at, mut directories) = (directory.path().join("file"), Directories::default());
+    let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::RemoveDead, &mut directories);
+    let visible = point.expect("a mount point").attach(&clone).expect("attached");
+    assert_eq!(mounts_at(visible.path()).expect("a table").len(), 1, "only the visible mount is anywhere");
+    unmount_below(directory.path());
+}

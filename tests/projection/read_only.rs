@@ -1,0 +1,204 @@
+//! Nobody but podfs changes a volume: the kernel refuses on the visible mount, and where a privileged
+//! container made its bind mount writable, the server refuses.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{TryRecvError, channel};
+use std::time::SystemTime;
+
+use nix::mount::{MntFlags, MsFlags, umount2};
+use tempfile::TempDir;
+
+use crate::common::namespace::{bind, change_mount};
+use crate::common::tree::{Files, files, names, parse};
+use crate::common::{Served, eventually};
+
+/// Something that would change a volume.
+type Change = fn(&Path) -> io::Result<()>;
+
+/// What somebody may try with a volume that holds `a` and `sub/b`.
+const CHANGES: &[(&str, Change)] = &[
+    ("create a file", |volume| File::create_new(volume.join("new")).map(drop)),
+    ("create a file in a generation", |volume| File::create_new(volume.join("..data/new")).map(drop)),
+    ("create a file below", |volume| File::create_new(volume.join("sub/new")).map(drop)),
+    ("make a directory", |volume| fs::create_dir(volume.join("new"))),
+    ("make a generation", |volume| fs::create_dir(volume.join("..2026_01_01_00_00_00.1"))),
+    ("make a link", |volume| symlink("..data/a", volume.join("new"))),
+    ("make the link of a commit", |volume| symlink("elsewhere", volume.join("..data_tmp"))),
+    ("make a hard link", |volume| fs::hard_link(volume.join("..data/a"), volume.join("new"))),
+    ("make a fifo", |volume| nix_io(nix::unistd::mkfifo(&volume.join("new"), nix::sys::stat::Mode::S_IRWXU))),
+    ("make a device", make_device),
+    ("rename a link", |volume| fs::rename(volume.join("a"), volume.join("z"))),
+    ("rename a file", |volume| fs::rename(volume.join("..data/a"), volume.join("..data/z"))),
+    ("take over the switch", |volume| fs::rename(volume.join("a"), volume.join("..data"))),
+    ("exchange two links", |volume| exchange(&volume.join("a"), &volume.join("sub"))),
+    ("unlink a link", |volume| fs::remove_file(volume.join("a"))),
+    ("unlink the link to the generation", |volume| fs::remove_file(volume.join("..data"))),
+    ("unlink a file", |volume| fs::remove_file(volume.join("..data/a"))),
+    ("remove a directory", |volume| fs::remove_dir(volume.join("..data/sub"))),
+    ("remove the generation", |volume| fs::remove_dir(fs::canonicalize(volume.join("..data"))?)),
+    ("change a mode", |volume| fs::set_permissions(volume.join("a"), Permissions::from_mode(0o666))),
+    ("change the mode of the generation", |volume| {
+        fs::set_permissions(volume.join("..data"), Permissions::from_mode(0o700))
+    }),
+    ("change the mode of the root", |volume| fs::set_permissions(volume, Permissions::from_mode(0o700))),
+    ("change an owner", |volume| chown(volume.join("a"), Some(1), Some(1))),
+    ("change times", |volume| File::open(volume.join("a"))?.set_modified(SystemTime::UNIX_EPOCH)),
+    ("truncate by path", |volume| nix_io(nix::unistd::truncate(&volume.join("a"), 0))),
+    ("truncate by opening", |volume| OpenOptions::new().write(true).truncate(true).open(volume.join("a")).map(drop)),
+    ("write", |volume| OpenOptions::new().write(true).open(volume.join("a"))?.write_all(b"changed")),
+    ("append", |volume| OpenOptions::new().append(true).open(volume.join("a"))?.write_all(b"changed")),
+    ("write past the caches", |volume| {
+        let mut file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(volume.join("a"))?;
+        file.write_all(b"changed")
+    }),
+    ("make a file longer", |volume| OpenOptions::new().write(true).open(volume.join("a"))?.set_len(1 << 20)),
+    ("reserve room", |volume| {
+        let file = OpenOptions::new().write(true).open(volume.join("a"))?;
+        nix_io(nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, 1 << 16))
+    }),
+];
+
+fn nix_io(result: nix::Result<()>) -> io::Result<()> {
+    result.map_err(io::Error::from)
+}
+
+fn make_device(volume: &Path) -> io::Result<()> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    nix_io(mknod(&volume.join("new"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)))
+}
+
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    let path = |path: &Path| CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
+    let (one, other) = (path(one), path(other));
+    // SAFETY: both are C strings that outlive the call.
+    let result =
+        unsafe { libc::renameat2(libc::AT_FDCWD, one.as_ptr(), libc::AT_FDCWD, other.as_ptr(), libc::RENAME_EXCHANGE) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn write_through_mapping(volume: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(volume.join("a"))?;
+    let page = NonZeroUsize::new(4096).expect("it is not zero");
+    // SAFETY: the mapping is of a file of at least one byte, only its first byte is written, and it is
+    // unmapped before the function returns.
+    unsafe {
+        let address = libc::mmap(
+            std::ptr::null_mut(),
+            page.get(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        address.cast::<u8>().write_volatile(b'X');
+        let result = libc::msync(address, page.get(), libc::MS_SYNC);
+        let error = io::Error::last_os_error();
+        libc::munmap(address, page.get());
+        if result == 0 { Ok(()) } else { Err(error) }
+    }
+}
+
+fn served() -> Served {
+    Served::with(&[("a", "first"), ("sub/b", "below")])
+}
+
+/// Tries everything, and checks that all is refused and nothing changed.
+fn assert_refused(volume: &Path, shown: &Path) {
+    let before = state(shown);
+    for (what, change) in CHANGES {
+        let refused = change(volume).expect_err(what);
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS), "{what}: {refused}");
+        assert_eq!(state(shown), before, "{what}");
+    }
+}
+
+/// Everything that can be seen.
+fn state(volume: &Path) -> (Vec<String>, PathBuf, Files, u32) {
+    let mode = fs::metadata(volume).expect("a volume").permissions().mode();
+    (names(volume), fs::read_link(volume.join("..data")).expect("a link"), files(volume), mode)
+}
+
+#[test]
+fn root_cannot_change_the_visible_mount() {
+    // FU-13, MT-03: the process runs with CAP_DAC_OVERRIDE.
+    let mut served = served();
+    assert_refused(served.path(), served.path());
+    let error = write_through_mapping(served.path()).expect_err("it cannot be opened for writing");
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    served.commit(&[("a", "second")]);
+    assert_eq!(files(served.path()), parse("a=second"));
+}
+
+/// The same volume at a second place, made writable there, as a privileged container can do to its own
+/// bind mount.
+struct Writable(TempDir);
+
+impl Writable {
+    fn of(served: &Served) -> Self {
+        let place = TempDir::new().expect("a directory");
+        bind(served.path(), place.path());
+        let writable = Self(place);
+        change_mount(writable.0.path(), MsFlags::MS_REMOUNT | MsFlags::MS_BIND);
+        writable
+    }
+}
+
+impl Drop for Writable {
+    fn drop(&mut self) {
+        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn the_server_refuses_every_change_through_a_mount_made_writable() {
+    // FU-13
+    let mut served = served();
+    let writable = Writable::of(&served);
+    assert_refused(writable.0.path(), served.path());
+    served.commit(&[("a", "second"), ("c", "new")]);
+    assert_eq!(files(served.path()), parse("a=second; c=new"));
+}
+
+#[test]
+fn nobody_can_commit_while_podfs_does() {
+    // FU-13: what a commit is about to do is refused to everybody else, and the commits go on.
+    let mut served = served();
+    let writable = Writable::of(&served);
+    std::thread::scope(|scope| {
+        let (stop, stopped) = channel::<()>();
+        let place = writable.0.path();
+        let meddler = scope.spawn(move || {
+            while stopped.try_recv() == Err(TryRecvError::Empty) {
+                let _ = fs::remove_file(place.join("a"));
+                let _ = fs::remove_file(place.join("sub"));
+                let _ = symlink("elsewhere", place.join("..data_tmp"));
+                let _ = fs::rename(place.join("a"), place.join("..data"));
+            }
+        });
+        for round in 0..200 {
+            served.commit(&[("a", &round.to_string()), ("sub/b", "below")]);
+            assert_eq!(files(served.path()), parse(&format!("a={round}; sub/b=below")));
+        }
+        drop(stop);
+        meddler.join().expect("it only meddles");
+    });
+}
+
+#[test]
+fn what_is_stored_through_a_mapping_of_a_mount_made_writable_is_undone() {
+    // FU-13: a store to a mapping changes the kernel's page before any server is asked, and the page is
+    // what every other container reads. It is dropped when the kernel writes it back, here by msync.
+    let served = served();
+    let writable = Writable::of(&served);
+    let _refused_at_some_point = write_through_mapping(writable.0.path());
+    eventually("the real bytes are back", || files(served.path()) == parse("a=first; sub/b=below"));
+}

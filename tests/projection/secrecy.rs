@@ -1,0 +1,269 @@
+//! SE-02: a secret is in the volume and nowhere else, and gone from memory once it is replaced.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::common::outcome::finish;
+use crate::common::*;
+use nix::unistd::Pid;
+
+/// A value that is nowhere else on this machine, no part of which is in another.
+fn value(word: &str) -> String {
+    let part = |number: u64| {
+        let mut hasher = DefaultHasher::new();
+        (word, std::process::id(), number).hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    };
+    (0..3).map(part).collect()
+}
+
+/// `value` in base64, as `data` of a Secret has it.
+fn base64(value: &str) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |bytes: &[u8]| {
+        let number = (0..3).fold(0, |number, place| number << 8 | u32::from(bytes.get(place).copied().unwrap_or(0)));
+        let letter = move |place: usize| match place <= bytes.len() {
+            true => char::from(ALPHABET[(number >> (18 - 6 * place) & 0x3f) as usize]),
+            false => '=',
+        };
+        (0..4).map(letter).collect::<String>()
+    };
+    value.as_bytes().chunks(3).map(group).collect()
+}
+
+/// A Secret `tls` with the keys `text` (as `stringData`) and `encoded` (as `data`).
+fn manifest(text: &str, encoded: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: tls}}\nstringData: {{text: {text}}}\ndata: {{encoded: {}}}\n",
+        base64(encoded)
+    )
+}
+
+const VOLUMES: &str =
+    "[{name: keys, secret: {secretName: tls}}, {name: all, projected: {sources: [{secret: {name: tls}}]}}]";
+
+/// Parts of a value: whoever has one of them has too much.
+fn parts(value: &str) -> Vec<Vec<u8>> {
+    const PART: usize = 12;
+    value.as_bytes().chunks_exact(PART).map(<[u8]>::to_vec).collect()
+}
+
+fn contains(haystack: &[u8], parts: &[Vec<u8>]) -> bool {
+    parts.iter().any(|part| find(haystack, part).is_some())
+}
+
+/// Where `part` is; quick on megabytes, in a debug build too.
+fn find(haystack: &[u8], part: &[u8]) -> Option<usize> {
+    // SAFETY: both ranges are valid for the length given, and only read.
+    let found = unsafe { libc::memmem(haystack.as_ptr().cast(), haystack.len(), part.as_ptr().cast(), part.len()) };
+    (!found.is_null()).then(|| found as usize - haystack.as_ptr() as usize)
+}
+
+#[test]
+fn base64_is_what_the_test_thinks() {
+    assert_eq!(["", "f", "fo", "foo", "foob"].map(base64), ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
+}
+
+#[test]
+fn no_log_line_and_no_trace_line_shows_a_value() {
+    let [text, encoded] = ["text", "encoded"].map(value);
+    let secret = [&text, &encoded, &base64(&encoded)].map(|value| parts(value)).concat();
+    let assert_silent = |fixture: &Fixture| {
+        for name in ["log", "out"] {
+            assert!(!contains(&fs::read(fixture.path(name)).expect("a file"), &secret), "{name} shows the secret");
+        }
+    };
+
+    let fixture = Fixture::new(&pod(VOLUMES));
+    fixture.write("objects/tls.yaml", &manifest(&text, &encoded));
+    let mut command = fixture.command();
+    command.env("RUST_LOG", "trace");
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    wait_content(&running.volume("keys").join("encoded"), &encoded);
+    // Neither does one about a manifest that holds it and is bad.
+    fixture.write("objects/tls.yaml", &format!("{}  - {text}: [", manifest(&text, &encoded)));
+    running.wait_log("what was read before stays in use");
+    fixture.write("objects/tls.yaml", &manifest(&text, "other"));
+    wait_content(&running.volume("keys").join("encoded"), "other");
+    running.stop();
+    assert!(running.log().contains("DEBUG"), "the log tells everything: {}", running.log());
+    assert_silent(&fixture);
+
+    let fixture = Fixture::new("");
+    fixture.write("volume.yaml", "name: keys\nsecret: {secretName: tls}\n");
+    fixture.write("objects/tls.yaml", &manifest(&text, &encoded));
+    let mut command = Command::new(PODFS);
+    command.args(["mount", "--trace", "--volume"]).arg(fixture.path("volume.yaml")).arg("--objects");
+    command.arg(fixture.objects()).arg(fixture.path("at")).env("RUST_LOG", "trace").stdin(Stdio::null());
+    let mut running = fixture.spawn(&mut command);
+    running.wait_log("is ready");
+    wait_content(&fixture.path("at/text"), &text);
+    running.stop();
+    let trace = fs::read_to_string(fixture.path("out")).expect("the trace");
+    assert!(trace.contains("READ "), "{trace}");
+    assert_silent(&fixture);
+}
+
+#[test]
+fn memory_is_locked_and_neither_dumped_nor_traced() {
+    let fixture = Fixture::new(&pod(VOLUMES));
+    fixture.write("objects/tls.yaml", &manifest("text", "encoded"));
+    // Processes of one user and the same capabilities may look at each other, unless they forbid it.
+    let mut command = without_ptrace(PODFS);
+    command.args(fixture.command().get_args());
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    for pid in [running.pid(), running.server()] {
+        let locked: u64 = status(pid, "VmLck:").trim_end_matches("kB").trim().parse().expect("a number");
+        assert!(locked > 0, "{pid} has locked nothing");
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
+        assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{pid}: {core}");
+        assert!(!may_look_into(pid), "{pid} lets others of its user look into its memory");
+    }
+    let mut other = without_ptrace("cat").stdin(Stdio::piped()).spawn().expect("cat starts");
+    let pid = Pid::from_raw(i32::try_from(other.id()).expect("a pid"));
+    // The process has to get through `setpriv` first.
+    let seen = std::panic::catch_unwind(|| eventually("the check sees a process", || may_look_into(pid)));
+    let _ = (other.kill(), other.wait());
+    seen.expect("without protection, a process can be looked into");
+}
+
+/// A program with root's capabilities, but for the one to look into every process.
+fn without_ptrace(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", program]);
+    command
+}
+
+/// Whether a process of the same user may open the memory of this one. There is nothing to read at
+/// its beginning, so the reading fails either way.
+fn may_look_into(pid: Pid) -> bool {
+    let outcome = finish(without_ptrace("head").args(["-c1", &format!("/proc/{pid}/mem")]));
+    match outcome.stderr {
+        refused if refused.contains("Permission denied") => false,
+        opened if opened.contains("Input/output error") => true,
+        other => panic!("neither refused nor opened: {other}"),
+    }
+}
+
+fn status(pid: Pid, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a status");
+    let line = status.lines().find(|line| line.starts_with(field)).expect("the field");
+    line[field.len()..].trim().to_owned()
+}
+
+#[test]
+fn no_file_but_the_manifest_holds_a_value() {
+    let [text, encoded] = ["text", "encoded"].map(value);
+    let secret = [&text, &encoded, &base64(&encoded)].map(|value| parts(value)).concat();
+    let fixture = Fixture::new(&pod(VOLUMES));
+    fixture.write("objects/tls.yaml", &manifest(&text, &encoded));
+    fs::create_dir(fixture.path("tmp")).expect("a directory");
+    let mut command = fixture.command();
+    command.env("TMPDIR", fixture.path("tmp"));
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    for volume in ["keys", "all"] {
+        wait_content(&running.volume(volume).join("text"), &text);
+    }
+    for directory in ["root", "run", "tmp"] {
+        assert_not_below(&fixture.path(directory), &fixture.mounts(), &secret);
+    }
+    for pid in [running.pid(), running.server()] {
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors") {
+            let path = entry.expect("an entry").path();
+            // It may be closed by now; pipes, sockets and devices have no bytes to look at.
+            let Ok(target) = fs::read_link(&path) else { continue };
+            if target.is_absolute() && target.is_file() {
+                assert!(!contains(&fs::read(&path).expect("a file"), &secret), "{} holds it", target.display());
+            }
+        }
+    }
+}
+
+/// Looks at every file below `directory` that is really there and not in a volume.
+fn assert_not_below(directory: &Path, mounts: &[std::path::PathBuf], secret: &[Vec<u8>]) {
+    for entry in fs::read_dir(directory).expect("a listing") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !mounts.contains(&path) {
+            assert_not_below(&path, mounts, secret);
+        } else if path.is_file() {
+            assert!(!contains(&fs::read(&path).expect("a file"), secret), "{} holds it", path.display());
+        }
+    }
+}
+
+#[test]
+fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
+    let pair = |word: &str| [value(word), value(&format!("{word}, encoded"))];
+    let [old, refused, new] = ["old", "refused", "new"].map(pair);
+    // Buffers of this size take another way than those of a short value.
+    let long = |value: &str| value.to_owned() + &"x".repeat(300_000);
+    let manifest_of = |[text, encoded]: &[String; 2]| manifest(text, &long(encoded));
+    let fixture = Fixture::new(&pod(VOLUMES));
+    fixture.write("objects/tls.yaml", &manifest_of(&old));
+    let running = fixture.run();
+    let wait_shown = |[text, encoded]: &[String; 2]| {
+        for volume in ["keys", "all"] {
+            wait_content(&running.volume(volume).join("text"), text);
+            wait_content(&running.volume(volume).join("encoded"), &long(encoded));
+        }
+    };
+    let assert_held = |values: &[String; 2]| {
+        for pid in [running.pid(), running.server()] {
+            assert!(values.iter().all(|value| !remnants(pid, value).is_empty()), "the scan of {pid} does not find it");
+        }
+    };
+    wait_shown(&old);
+    assert_held(&old);
+    fixture.write("objects/tls.yaml", &format!("{}not: [valid", manifest_of(&refused)));
+    running.wait_log("what was read before stays in use");
+    fixture.write("objects/tls.yaml", &manifest_of(&new));
+    wait_shown(&new);
+    assert_held(&new);
+    for [text, encoded] in [&old, &refused] {
+        for value in [text, encoded, &base64(encoded)] {
+            assert_gone("supervisor", running.pid(), value);
+            assert_gone("server", running.server(), value);
+        }
+    }
+}
+
+/// Waits until no part of the value is left; the kernel takes a moment to forget a generation.
+#[track_caller]
+fn assert_gone(process: &str, pid: Pid, value: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut found = remnants(pid, value);
+    while !found.is_empty() && Instant::now() < deadline {
+        found = remnants(pid, value);
+    }
+    assert!(found.is_empty(), "the {process} keeps {value}: {found:#?}");
+}
+
+/// The writable regions of a process that hold a part of the value, as `/proc/PID/maps` shows them.
+fn remnants(pid: Pid, value: &str) -> Vec<String> {
+    let parts = parts(value);
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("memory");
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("regions");
+    let mut found = Vec::new();
+    for region in maps.lines().filter(|region| region.split(' ').nth(1).is_some_and(|mode| mode.starts_with("rw"))) {
+        let (start, end) = region.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+        let address = |text| u64::from_str_radix(text, 16).expect("an address");
+        let mut bytes = vec![0; (address(end) - address(start)) as usize];
+        // A region that went away meanwhile holds nothing.
+        let read = memory.read_at(&mut bytes, address(start)).unwrap_or(0);
+        bytes.truncate(read);
+        for part in &parts {
+            if let Some(at) = find(&bytes, part) {
+                found.push(format!("{region} at offset {at:#x}: {:?}", String::from_utf8_lossy(part)));
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,448 @@
+//! A supervisor that is killed, and the next one: it goes on with what is there, or mounts over what is dead.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use crate::common::identity::identity;
+use crate::common::limit::limit_files;
+use crate::common::locker::Locker;
+use crate::common::namespace::{Container, Propagation, change_mount, mount_tmpfs};
+use crate::common::outcome::finish;
+use crate::common::passthrough::{disk_directory, within_patience};
+use crate::common::scratch::Scratch;
+use crate::common::watch::Watcher;
+use crate::common::*;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+/// A pod with a projection and a directory of the host, whose supervisor is killed.
+struct Orphaned {
+    fixture: Fixture,
+    source: TempDir,
+}
+
+impl Orphaned {
+    fn new() -> Self {
+        let source = disk_directory();
+        let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+        let fixture = Fixture::new(&pod(&format!("[{{name: config, configMap: {{name: app}}}}, {host}]")));
+        let orphaned = Self { fixture, source };
+        orphaned.write("1");
+        orphaned
+    }
+
+    fn write(&self, content: &str) {
+        self.fixture.write("objects/app.json", &config_map("app", &[("a", content)]));
+    }
+
+    /// The file through which supervisors find the server.
+    fn socket(&self) -> PathBuf {
+        let pods = fs::read_dir(self.fixture.path("run")).expect("a run directory");
+        pods.flatten().next().expect("a pod").path().join("server.sock")
+    }
+}
+
+/// How many generations there are, with those that are just being removed.
+fn generations(volume: &Path) -> usize {
+    let names = fs::read_dir(volume).expect("a listing").map(|entry| entry.expect("an entry").file_name());
+    names.filter(|name| name != "..data" && name.as_encoded_bytes().starts_with(b"..")).count()
+}
+
+#[track_caller]
+fn kill_supervisor(running: &mut Running) {
+    running.signal(Signal::SIGKILL);
+    running.wait();
+}
+
+#[track_caller]
+fn kill_both(fixture: &Fixture, running: &mut Running) {
+    let server = running.server();
+    running.signal(Signal::SIGKILL);
+    kill(server, Signal::SIGKILL).expect("it is there");
+    running.wait();
+    eventually("nobody keeps what the server had", || fixture.processes().is_empty());
+}
+
+#[test]
+fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
+    // RC-01
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    fs::write(host.join("f"), "kept").expect("written");
+    let mut open = OpenOptions::new().append(true).open(host.join("f")).expect("open");
+    let mut owner = Locker::with(&host.join("f"));
+    owner.does("lock f ofd exclusive 0 10");
+    let mut asker = Locker::with(&host.join("f"));
+    let server = running.server();
+    for round in 2..7 {
+        eventually("the last generation is gone", || generations(&config) == 1);
+        let before = (identity(&config), identity(&host));
+        kill_supervisor(&mut running);
+        open.write_all(b"!").expect("the server serves on");
+        assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), (round - 1).to_string());
+        running = pod.fixture.run();
+        running.wait_log("podfs takes them over");
+        assert_eq!((identity(&config), identity(&host)), before);
+        assert_eq!(running.server(), server, "it is the same server");
+        asker.is_refused("lock f ofd exclusive 0 10");
+        let watcher = Watcher::on("root", &config);
+        pod.write(&round.to_string());
+        wait_content(&config.join("a"), &round.to_string());
+        eventually("one switch is heard of", || watcher.switches() == 1);
+        // The server is this supervisor's now, too: it is followed by another when it dies.
+        if round == 4 {
+            kill(server, Signal::SIGKILL).expect("it is there");
+            running.wait_log("another one (pid ");
+            open.write_all(b"?").expect("there is a server");
+            break;
+        }
+    }
+    drop((owner, asker));
+    assert_eq!(fs::read_to_string(pod.source.path().join("f")).expect("a file"), "kept!!!?");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn aw_16_the_next_supervisor_makes_the_links_that_a_killed_one_did_not_make() {
+    const KEYS: usize = 4000;
+    let keys: Vec<_> = (0..KEYS).map(|key| format!("key-{key:04}")).collect();
+    let many: Vec<_> = keys.iter().map(|key| (key.as_str(), "value")).collect();
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    let mut partial = 0;
+    // A supervisor that is killed when its first new link is there has not made all of them.
+    for _ in 0..20 {
+        pod.fixture.write("objects/app.json", &config_map("app", &many));
+        while !config.join(&keys[0]).exists() {}
+        kill_supervisor(&mut running);
+        let links = keys.iter().filter(|key| config.join(key).symlink_metadata().is_ok()).count();
+        partial += usize::from(links < KEYS);
+        running = pod.fixture.run();
+        eventually("every link is there", || keys.iter().all(|key| config.join(key).exists()));
+        if partial > 0 {
+            break;
+        }
+        pod.write("1");
+        eventually("the links are gone", || !config.join(&keys[KEYS - 1]).exists());
+    }
+    assert!(partial > 0, "no supervisor was killed in the middle of a commit");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn old_generations_that_a_killed_supervisor_has_kept_are_removed_by_the_next_one() {
+    let pod = Orphaned::new();
+    let start = |seconds: &str| {
+        let mut command = pod.fixture.command();
+        command.args(["--keep-old-generations", seconds]);
+        let mut running = pod.fixture.start_command(command);
+        running.wait_ready();
+        running
+    };
+    let mut running = start("60");
+    let config = running.volume("config");
+    let old = config.join(generation(&config));
+    for number in ["2", "3"] {
+        pod.write(number);
+        wait_content(&config.join("a"), number);
+    }
+    let volume = &pod.fixture.pods()[0]["volumes"][0];
+    assert_eq!(volume["oldGenerations"], 2, "{volume}");
+    assert!(volume["oldGenerationBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{volume}");
+    let mut watcher = Watcher::on("root", &config);
+    watcher.add("old", &old.join("a"));
+    kill_supervisor(&mut running);
+    assert_eq!(fs::read_to_string(old.join("a")).expect("it is kept"), "1");
+    let mut running = start("0.1");
+    eventually("the old ones are gone", || generations(&config) == 1);
+    assert!(watcher.heard().contains(&"old DELETE_SELF".to_owned()));
+    assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "3");
+    eventually("nothing is kept", || pod.fixture.pods()[0]["volumes"][0].get("oldGenerations").is_none());
+
+    // The pod ends while one is kept.
+    drop(watcher);
+    pod.write("4");
+    wait_content(&config.join("a"), "4");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volumes() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let mut open = File::create(host.join("f")).expect("a file");
+    let server = running.server();
+    let before = (identity(&config), identity(&host));
+    running.signal(Signal::SIGUSR1);
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    open.write_all(b"!").expect("the server serves on");
+    assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "1");
+    let mut running = pod.fixture.run();
+    assert_eq!((identity(&config), identity(&host)), before);
+    assert_eq!(running.server(), server, "it is the same server");
+    drop(open);
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_supervisor_and_a_keeper_that_are_killed_at_once_are_replaced() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let mut open = File::create(host.join("f")).expect("a file");
+    let mut owner = Locker::with(&host.join("f"));
+    owner.does("lock f ofd exclusive 0 10");
+    let mut asker = Locker::with(&host.join("f"));
+    for round in 0..3 {
+        let server = running.server();
+        running.keepers().into_iter().for_each(|keeper| kill(keeper, Signal::SIGKILL).expect("it is there"));
+        kill_supervisor(&mut running);
+        running = pod.fixture.run();
+        assert_eq!(running.server(), server, "it is the same server");
+        // The server may die before it has another keeper, or after.
+        if round % 2 == 0 {
+            kill(server, Signal::SIGKILL).expect("it is there");
+        }
+        running.freed(|| {
+            open.write_all(b"!").expect("it is open as before");
+            asker.is_refused("lock f ofd exclusive 0 10");
+            assert_eq!(fs::read_to_string(config.join("a")).expect("a file"), "1");
+        });
+        eventually("one server serves, with one keeper", || {
+            (running.servers().len(), running.keepers().len()) == (1, 1)
+        });
+    }
+    drop((open, owner, asker));
+    assert_eq!(fs::read_to_string(pod.source.path().join("f")).expect("a file"), "!!!");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let host = running.volume("host");
+    let mut open = File::create(host.join("f")).expect("a file");
+    kill_supervisor(&mut running);
+    let mut running = pod.fixture.run();
+    let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
+    kill(keeper, Signal::SIGKILL).expect("it is there");
+    running.wait_log("the keeper of the server's open files ended; there is another one");
+    // What the server had open is kept by the new one.
+    fs::remove_file(host.join("f")).expect("removed");
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    open.write_all(b"!").expect("there is a server that has it open");
+    drop(open);
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn while_a_supervisor_lives_another_one_is_refused_also_after_an_adoption() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    kill_supervisor(&mut running);
+    let mut running = pod.fixture.run();
+    let second = finish(&mut pod.fixture.command());
+    second.says(1, &["is already served by podfs", &format!("(pid {})", running.pid()), "stop that one first"]);
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn what_changed_while_there_was_no_supervisor_is_committed_by_the_next() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    kill_supervisor(&mut running);
+    pod.write("2");
+    let mut running = pod.fixture.run();
+    wait_content(&config.join("a"), "2");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_stopped_server_cannot_be_adopted_and_is_replaced() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, server) = (running.volume("config"), running.server());
+    // A process that is stopped when its parent dies is woken by the kernel, with SIGHUP.
+    kill_supervisor(&mut running);
+    kill(server, Signal::SIGSTOP).expect("it is there");
+    let mut running = pod.fixture.run();
+    running.wait_log("cannot be taken over");
+    assert_ne!(running.server(), server);
+    wait_content(&config.join("a"), "1");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_socket_that_speaks_nonsense_is_no_server() {
+    for answer in [&b"nonsense, and much of it"[..], b"\xff\xff\xff\xff\xff\xff\xff\xff", b""] {
+        let pod = Orphaned::new();
+        let mut running = pod.fixture.run();
+        let (config, socket) = (running.volume("config"), pod.socket());
+        kill_both(&pod.fixture, &mut running);
+        fs::remove_file(&socket).expect("nobody is at it");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let stranger = thread::spawn(move || {
+            let (mut connection, _) = listener.accept()?;
+            connection.write_all(answer)?;
+            connection.shutdown(std::net::Shutdown::Write)?;
+            connection.read_to_end(&mut Vec::new())
+        });
+        let mut running = pod.fixture.run();
+        within_patience("podfs does not stay with a stranger", move || drop(stranger.join()));
+        wait_content(&config.join("a"), "1");
+        assert!(running.stop().success());
+        pod.fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn the_server_of_another_pod_is_left_alone() {
+    let (pod, other) = (Orphaned::new(), Orphaned::new());
+    let text = fs::read_to_string(other.fixture.pod()).expect("a manifest");
+    other.fixture.write("pod.yaml", &text.replace("name: web, labels", "name: db, labels"));
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    kill_both(&pod.fixture, &mut running);
+    let mut others = other.fixture.run();
+    let (theirs, their_server) = (others.volume("config"), others.server());
+    let before = identity(&theirs);
+    kill_supervisor(&mut others);
+    fs::remove_file(pod.socket()).expect("nobody is at it");
+    symlink(other.socket(), pod.socket()).expect("a link");
+
+    let mut running = pod.fixture.run();
+    running.wait_log("cannot be taken over: it serves pod");
+    wait_content(&config.join("a"), "1");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+    let mut others = other.fixture.run();
+    assert_eq!((identity(&theirs), others.server()), (before, their_server));
+    assert!(others.stop().success());
+    other.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_is_followed_by_another_when_the_program_is_gone_from_the_disk() {
+    let pod = Orphaned::new();
+    let program = pod.fixture.path("podfs");
+    fs::copy(PODFS, &program).expect("copied");
+    let mut running = pod.fixture.start_command(pod.fixture.command_of(&program));
+    running.wait_ready();
+    fs::remove_file(&program).expect("removed");
+    let config = running.volume("config");
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    running.wait_log("another one (pid ");
+    pod.write("2");
+    wait_content(&config.join("a"), "2");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host) = (running.volume("config"), running.volume("host"));
+    let before = (identity(&config), identity(&host));
+    let all = limit_files(running.pid(), 1);
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    running.wait_log("podfs tries again in 80 ms");
+    let waiting = thread::spawn({
+        let host = host.clone();
+        move || fs::write(host.join("new"), "written when there is a server again")
+    });
+    limit_files(running.pid(), all);
+    within_patience("the write ends", move || waiting.join().expect("no panic")).expect("written");
+    assert_eq!(identity(&config), before.0);
+    assert_eq!(identity(&host).mount, before.1.mount, "nothing was mounted anew");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_full_run_directory_keeps_nobody_from_adopting_and_a_new_pod_from_starting() {
+    let pod = Orphaned::new();
+    let disk = Scratch::tmpfs("size=64k");
+    let (usual, small) = (pod.fixture.path("run"), disk.path().join("run"));
+    let command = || {
+        let like = pod.fixture.command();
+        let mut command = Command::new(PODFS);
+        command.args(like.get_args().map(|argument| if argument == usual { small.as_os_str() } else { argument }));
+        command
+    };
+    let start = || {
+        let mut running = pod.fixture.start_command(command());
+        running.wait_ready();
+        running
+    };
+    let mut running = start();
+    let (config, server) = (running.volume("config"), running.server());
+    let before = identity(&config);
+    kill_supervisor(&mut running);
+    let filler = disk.path().join("filler");
+    let fill = || io::copy(&mut io::repeat(0), &mut File::create(&filler).expect("a file")).expect_err("it is full");
+    fill();
+    let mut running = start();
+    assert_eq!((identity(&config), running.server()), (before, server));
+    assert!(running.stop().success());
+    assert_eq!(pod.fixture.mounts(), Vec::<PathBuf>::new());
+    assert!(!small.exists() && !pod.fixture.path("root").exists(), "what was made is taken back");
+
+    fill();
+    let refused = pod.fixture.refused(&mut command());
+    refused.says(1, &["No space left on device", &small.display().to_string()]);
+    fs::remove_file(&filler).expect("removed");
+    assert!(start().stop().success());
+    assert_eq!(fs::read_dir(disk.path()).expect("a listing").count(), 0, "what was made is taken back");
+}
+
+#[test]
+fn a_container_sees_the_new_mount_over_the_dead_one() {
+    // RC-05: the container is older, its mounts follow those of the host.
+    let pod = Orphaned::new();
+    let root = pod.fixture.path("root");
+    fs::create_dir(&root).expect("a directory");
+    mount_tmpfs(&root);
+    change_mount(&root, MsFlags::MS_SHARED | MsFlags::MS_REC);
+    let mut running = pod.fixture.run();
+    let config = running.volume("config");
+    let container = Container::new(Propagation::FromHost);
+    let read = |container: &Container| {
+        let path = config.join("a");
+        container.run(move || fs::read_to_string(path).map_err(|error| error.raw_os_error().map(Errno::from_raw)))
+    };
+    assert_eq!(read(&container).as_deref(), Ok("1"));
+    kill_both(&pod.fixture, &mut running);
+    let listed = fs::read_dir(&config).expect_err("nobody answers").raw_os_error().map(Errno::from_raw);
+    assert!(matches!(listed, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{listed:?}");
+
+    pod.write("2");
+    let mut running = pod.fixture.run();
+    assert_eq!(read(&container).as_deref(), Ok("2"));
+    assert!(running.stop().success());
+    let left = container.run(move || podfs_fuse::mount::table::mounts().expect("a table"));
+    let left: Vec<_> = left.into_iter().filter(|mounted| mounted.at.starts_with(&config)).map(|it| it.at).collect();
+    assert_eq!(left, Vec::<PathBuf>::new(), "nothing is left in the container");
+    umount2(&root, MntFlags::MNT_DETACH).expect("the root directory is free");
+}

@@ -1,0 +1,476 @@
+//! What a server can reach once it is confined: nothing but what it was given.
+//!
+//! A probe is a process that confines itself as a server does, and then tries what a server that was taken over would.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::*;
+use nix::errno::Errno;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::server::secrecy::protect_memory;
+
+/// What a probe did, by the names it gave to its attempts, and what was logged meanwhile.
+struct Probed {
+    outcomes: BTreeMap<String, String>,
+    log: String,
+}
+
+/// Where a probe notes how its attempts ended.
+struct Notes(File);
+
+impl Notes {
+    /// Notes how a system call ended that tells by a negative result that it failed.
+    fn call(&mut self, name: &str, result: impl Into<i64>) {
+        let outcome = if result.into() < 0 { format!("{:?}", Errno::last()) } else { "done".to_owned() };
+        self.note(name, &outcome);
+    }
+
+    fn note(&mut self, name: &str, outcome: &str) {
+        writeln!(self.0, "{name}={outcome}").expect("noted");
+    }
+}
+
+/// Lets a confined process try things.
+#[track_caller]
+fn probe(profile: Profile, attempt: impl FnOnce(&mut Notes)) -> Probed {
+    let (mut outcomes, notes) = std::io::pipe().expect("a pipe");
+    let (mut lines, log) = std::io::pipe().expect("a pipe");
+    // SAFETY: the child has one thread, and nobody else holds a lock that it takes: neither the allocator, which sees
+    // to that by itself, nor anything of these tests.
+    match unsafe { fork() }.expect("a process") {
+        ForkResult::Child => {
+            // SAFETY: standard error is nobody's.
+            unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) };
+            let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let _limited = protect_memory();
+                let confined = confine(profile, Lines::Text);
+                let mut notes = Notes(File::from(OwnedFd::from(notes)));
+                notes.note("missing", &format!("{:?}", confined.missing));
+                attempt(&mut notes);
+            }));
+            // SAFETY: nothing of this process is to be cleaned up.
+            unsafe { libc::_exit(i32::from(work.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            drop((notes, log));
+            let (mut text, mut logged) = (String::new(), String::new());
+            outcomes.read_to_string(&mut text).expect("outcomes");
+            lines.read_to_string(&mut logged).expect("a log");
+            let status = waitpid(child, None).expect("the probe");
+            assert_eq!(status, WaitStatus::Exited(child, 0), "{text}\n{logged}");
+            let outcomes = text.lines().filter_map(|line| line.split_once('='));
+            let outcomes = outcomes.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())).collect();
+            Probed { outcomes, log: logged }
+        }
+    }
+}
+
+impl Probed {
+    /// Every attempt with one of these names ended so.
+    #[track_caller]
+    fn assert_all(&self, names: &[&str], outcome: &str) {
+        for name in names {
+            assert_eq!(self.outcomes.get(*name).map(String::as_str), Some(outcome), "{name}: {}", self.log);
+        }
+    }
+
+    /// The log names each of these calls once.
+    #[track_caller]
+    fn assert_told(&self, names: &[&str]) {
+        for name in names {
+            let told = self.log.matches(&format!("the system call {name} (")).count();
+            assert_eq!(told, 1, "{name} in the log: {}", self.log);
+        }
+    }
+}
+
+/// Calls that lead out of any server, and are on no list.
+const OUT: [&str; 19] = [
+    "socket",
+    "socketpair",
+    "ptrace",
+    "process_vm_readv",
+    "pidfd_getfd",
+    "execve",
+    "execveat",
+    "mount",
+    "move_mount",
+    "chroot",
+    "pivot_root",
+    "setns",
+    "setuid",
+    "setresuid",
+    "bpf",
+    "init_module",
+    "io_uring_setup",
+    "perf_event_open",
+    "keyctl",
+];
+
+/// Tries all of [`OUT`], twice, on `parent`, the process that started the probe.
+fn try_to_get_out(notes: &mut Notes, parent: Pid) {
+    let parent = i64::from(parent.as_raw());
+    let abstract_address = [1_u8, 0, 0, b'x'];
+    let (shell, arguments) = (c"/bin/sh".as_ptr(), [std::ptr::null::<libc::c_char>()]);
+    let mut byte = 0_u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut pair = [0; 2];
+    for _ in 0..2 {
+        // SAFETY: none of the calls is made by the kernel, and each is given arguments that it could be made with.
+        unsafe {
+            notes.call("socket", libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0));
+            let pair_of_sockets =
+                libc::syscall(libc::SYS_socketpair, libc::AF_INET, libc::SOCK_STREAM, 0, pair.as_mut_ptr());
+            notes.call("socketpair", pair_of_sockets);
+            let abstract_socket = abstract_address.as_ptr();
+            notes.call("connect", libc::syscall(libc::SYS_connect, 0, abstract_socket, abstract_address.len()));
+            notes.call("ptrace", libc::syscall(libc::SYS_ptrace, libc::PTRACE_ATTACH, parent, 0, 0));
+            let (here, there) = (&raw const into, &raw const into);
+            notes.call("process_vm_readv", libc::syscall(libc::SYS_process_vm_readv, parent, here, 1, there, 1, 0));
+            let process = libc::syscall(libc::SYS_pidfd_open, parent, 0);
+            notes.call("pidfd_getfd", libc::syscall(libc::SYS_pidfd_getfd, process, 0, 0));
+            let none = arguments.as_ptr();
+            notes.call("execve", libc::syscall(libc::SYS_execve, shell, none, none));
+            let empty = c"".as_ptr();
+            notes.call("execveat", libc::syscall(libc::SYS_execveat, 0, empty, none, none, libc::AT_EMPTY_PATH));
+            let (root, tmpfs) = (c"/".as_ptr(), c"tmpfs".as_ptr());
+            notes.call("mount", libc::syscall(libc::SYS_mount, tmpfs, root, tmpfs, 0, 0));
+            notes.call("move_mount", libc::syscall(libc::SYS_move_mount, 0, empty, 0, empty, 0));
+            notes.call("chroot", libc::syscall(libc::SYS_chroot, root));
+            notes.call("pivot_root", libc::syscall(libc::SYS_pivot_root, root, root));
+            notes.call("setns", libc::syscall(libc::SYS_setns, process, libc::CLONE_NEWNS));
+            notes.call("setuid", libc::syscall(libc::SYS_setuid, 0));
+            notes.call("setresuid", libc::syscall(libc::SYS_setresuid, 0, 0, 0));
+            notes.call("bpf", libc::syscall(libc::SYS_bpf, 0, 0, 0));
+            notes.call("init_module", libc::syscall(libc::SYS_init_module, 0, 0, 0));
+            notes.call("io_uring_setup", libc::syscall(libc::SYS_io_uring_setup, 1, 0));
+            notes.call("perf_event_open", libc::syscall(libc::SYS_perf_event_open, 0, 0, 0, 0, 0));
+            notes.call("keyctl", libc::syscall(libc::SYS_keyctl, 0, 0, 0, 0, 0));
+        }
+    }
+}
+
+/// Calls that are listed, with arguments that are not.
+fn try_arguments(notes: &mut Notes) {
+    const PAGE: usize = 4096;
+    let new_user = libc::CLONE_NEWUSER | libc::SIGCHLD;
+    let limit = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
+    let (none, private) = (std::ptr::null_mut::<libc::c_void>(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
+    // SAFETY: the calls are refused, except the one that maps a page of memory, which nobody else uses.
+    unsafe {
+        notes.call("clone into a namespace", libc::syscall(libc::SYS_clone, new_user, 0, 0, 0, 0));
+        notes.call("clone3", libc::syscall(libc::SYS_clone3, 0, 0));
+        notes.call("new code", libc::syscall(libc::SYS_mmap, none, PAGE, code, private, -1, 0));
+        let page = libc::mmap(none, PAGE, data, private, -1, 0);
+        assert_ne!(page, libc::MAP_FAILED);
+        notes.call("data as code", libc::syscall(libc::SYS_mprotect, page, PAGE, code));
+        notes.call("dumpable", libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0));
+        notes.call("a limit", libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const limit, 0));
+        notes.call("signals by descriptor", libc::syscall(libc::SYS_fcntl, 0, libc::F_SETOWN, 1));
+        notes.call("a thread of another", libc::syscall(libc::SYS_tgkill, 1, 1, 0));
+    }
+}
+
+const WITH_ARGUMENTS: [&str; 7] = [
+    "clone into a namespace",
+    "new code",
+    "data as code",
+    "dumpable",
+    "a limit",
+    "signals by descriptor",
+    "a thread of another",
+];
+
+/// What a server goes on doing.
+fn work_goes_on(notes: &mut Notes) {
+    let sum = std::thread::Builder::new().name("worker".to_owned()).spawn(|| vec![1_u64; 100_000].iter().sum::<u64>());
+    notes.note("a thread", &sum.expect("a thread").join().expect("its sum").to_string());
+    // SAFETY: the child of the clone does nothing but wait for a signal; all other calls take numbers, or memory that
+    // outlives them.
+    unsafe {
+        let memory = libc::memfd_create(c"region".as_ptr(), libc::MFD_CLOEXEC);
+        notes.call("a region", libc::ftruncate(memory, 1 << 20));
+        let shared =
+            libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, memory, 0);
+        notes.call("mapped", if shared == libc::MAP_FAILED { -1 } else { 0 });
+        notes.call("locked", libc::mlock(shared, 4096));
+        let keeper = libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0);
+        if keeper == 0 {
+            loop {
+                libc::poll(std::ptr::null_mut(), 0, -1);
+            }
+        }
+        notes.call("a keeper", keeper);
+        let keeper = i32::try_from(keeper).expect("a pid");
+        notes.call("killed", libc::kill(keeper, libc::SIGKILL));
+        notes.call("awaited", libc::waitpid(keeper, std::ptr::null_mut(), 0));
+    }
+}
+
+const WORK: [&str; 6] = ["a region", "mapped", "locked", "a keeper", "killed", "awaited"];
+
+#[test]
+fn a_server_of_projections_reaches_no_file_network_or_process() {
+    let given = File::open("/").expect("a directory");
+    let parent = Pid::this();
+    let probed = probe(Profile::Projection, |notes| {
+        try_to_get_out(notes, parent);
+        try_arguments(notes);
+        let given = given.as_raw_fd();
+        // SAFETY: the calls read strings that end with a zero byte, or write to memory that outlives them.
+        unsafe {
+            let mut stat = std::mem::zeroed::<libc::stat>();
+            notes.call("openat", libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY));
+            notes.call("from a directory", libc::openat(given, c"etc/passwd".as_ptr(), libc::O_RDONLY));
+            notes.call("stat", libc::stat(c"/etc/passwd".as_ptr(), &raw mut stat));
+            notes.call("processes", libc::stat(c"/proc/self".as_ptr(), &raw mut stat));
+            notes.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
+            notes.call("ioctl", libc::ioctl(0, libc::TCGETS));
+            notes.call("capset", libc::syscall(libc::SYS_capset, 0, 0));
+            notes.call("another process", libc::kill(getppid().as_raw(), 0));
+        }
+        work_goes_on(notes);
+    });
+    probed.assert_all(&["missing"], "[]");
+    probed.assert_all(&OUT, "EPERM");
+    probed.assert_all(&["connect"], "EPERM");
+    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&["openat", "from a directory", "unshare", "ioctl", "capset", "another process"], "EPERM");
+    probed.assert_all(&["stat", "processes"], "ENOENT");
+    probed.assert_all(&["clone3"], "ENOSYS");
+    probed.assert_told(&OUT);
+    probed.assert_told(&["openat", "unshare", "ioctl", "capset", "clone", "mmap", "mprotect", "prctl", "prlimit64"]);
+    assert!(!probed.log.contains("clone3"), "{}", probed.log);
+    probed.assert_all(&["a thread"], "100000");
+    probed.assert_all(&WORK, "done");
+}
+
+#[test]
+fn a_server_of_audited_projections_may_only_look_at_processes_besides() {
+    let parent = Pid::this();
+    let probed = probe(Profile::Audit, |notes| {
+        try_to_get_out(notes, parent);
+        try_arguments(notes);
+        let opens = |notes: &mut Notes, name: &str, path: &str, flags: libc::c_int| {
+            let path = std::ffi::CString::new(path).expect("a path");
+            // SAFETY: the path is a string that outlives the call.
+            notes.call(name, unsafe { libc::open(path.as_ptr(), flags) });
+        };
+        let other = |name: &str| format!("/proc/{parent}/{name}");
+        opens(notes, "a file of the host", "/etc/passwd", libc::O_RDONLY);
+        opens(notes, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_RDONLY);
+        opens(notes, "memory of another", &other("mem"), libc::O_RDONLY);
+        opens(notes, "environment of another", &other("environ"), libc::O_RDONLY);
+        opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
+        opens(notes, "openat", &other("comm"), libc::O_WRONLY);
+        opens(notes, "status of another", &other("status"), libc::O_RDONLY);
+        opens(notes, "cgroup of another", &other("cgroup"), libc::O_RDONLY);
+        // SAFETY: the call takes numbers.
+        unsafe { notes.call("another process", libc::kill(parent.as_raw(), 0)) };
+        work_goes_on(notes);
+    });
+    probed.assert_all(&["missing"], "[]");
+    probed.assert_all(&OUT, "EPERM");
+    probed.assert_all(&["connect"], "EPERM");
+    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&["openat", "another process"], "EPERM");
+    probed.assert_all(&["a file of the host", "a setting of the kernel"], "ENOENT");
+    probed.assert_all(&["memory of another", "environment of another", "root of another"], "EACCES");
+    probed.assert_all(&["status of another", "cgroup of another"], "done");
+    probed.assert_told(&OUT);
+    probed.assert_told(&["openat"]);
+    probed.assert_all(&["a thread"], "100000");
+    probed.assert_all(&WORK, "done");
+}
+
+#[test]
+fn a_server_of_directories_reaches_those_and_no_network_or_process() {
+    let place = tempfile::tempdir().expect("a directory");
+    fs::write(place.path().join("file"), "given").expect("written");
+    let given = File::open(place.path()).expect("a directory");
+    let parent = Pid::this();
+    let signals = signals_are_kept_in();
+    let probed = probe(Profile::Passthrough, |notes| {
+        try_to_get_out(notes, parent);
+        try_arguments(notes);
+        let other = |name: &str| format!("/proc/{parent}/{name}");
+        let opens = |notes: &mut Notes, name: &str, path: &str, flags: libc::c_int| {
+            let path = std::ffi::CString::new(path).expect("a path");
+            // SAFETY: the path is a string that outlives the call.
+            notes.call(name, unsafe { libc::open(path.as_ptr(), flags) });
+        };
+        opens(notes, "a file of the host", "/etc/passwd", libc::O_RDONLY);
+        opens(notes, "a device", "/dev/null", libc::O_RDONLY);
+        opens(notes, "a setting of the kernel", "/proc/sys/kernel/core_pattern", libc::O_WRONLY);
+        opens(notes, "sysrq", "/proc/sysrq-trigger", libc::O_WRONLY);
+        opens(notes, "memory of another", &other("mem"), libc::O_RDONLY);
+        opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
+        opens(notes, "descriptor of another", &other("fd/0"), libc::O_RDONLY);
+        opens(notes, "status of another", &other("status"), libc::O_RDONLY);
+        opens(notes, "own memory", "/proc/self/mem", libc::O_RDWR);
+        opens(notes, "a new file", "/new", libc::O_RDWR | libc::O_CREAT);
+        let given = given.as_raw_fd();
+        // SAFETY: the calls read strings that end with a zero byte, or take numbers.
+        unsafe {
+            notes.call("a file that was given", libc::openat(given, c"file".as_ptr(), libc::O_RDONLY));
+            notes.call("a node", libc::mknodat(given, c"device".as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)));
+            notes.call("unshare", libc::unshare(libc::CLONE_NEWUSER));
+            notes.call("a umask of its own", libc::unshare(libc::CLONE_FS));
+            notes.call("ioctl", libc::ioctl(0, libc::TCGETS));
+            notes.call("another process", libc::kill(parent.as_raw(), 0));
+        }
+        work_goes_on(notes);
+    });
+    probed.assert_all(&["missing"], "[]");
+    probed.assert_all(&OUT, "EPERM");
+    // Sockets it has none but those that it is given.
+    probed.assert_all(&["connect"], "ENOTSOCK");
+    probed.assert_all(&WITH_ARGUMENTS, "EPERM");
+    probed.assert_all(&["unshare", "ioctl"], "EPERM");
+    probed.assert_all(&["a file of the host", "a device", "a setting of the kernel", "sysrq"], "ENOENT");
+    probed.assert_all(&["memory of another", "root of another", "descriptor of another"], "EACCES");
+    probed.assert_all(&["own memory", "a new file"], "EROFS");
+    probed.assert_all(&["another process"], if signals { "EPERM" } else { "done" });
+    probed.assert_all(&["a file that was given", "a node", "a umask of its own", "status of another"], "done");
+    probed.assert_told(&OUT);
+    probed.assert_told(&["unshare", "ioctl"]);
+    probed.assert_all(&["a thread"], "100000");
+    probed.assert_all(&WORK, "done");
+}
+
+/// Whether this kernel can keep the signals of a process to itself.
+fn signals_are_kept_in() -> bool {
+    const VERSION_ONLY: libc::c_uint = 1;
+    // SAFETY: with this flag the call takes nothing.
+    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0_usize, 0_usize, VERSION_ONLY) >= 6 }
+}
+
+/// A field of `/proc/PID/status`.
+#[track_caller]
+fn status(pid: Pid, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a status");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.expect("the field").trim().to_owned()
+}
+
+#[track_caller]
+fn assert_capabilities(pid: Pid, names: &[u32]) {
+    // Where the limit of locked memory cannot be raised, locking it stays a privilege.
+    const IPC_LOCK: u32 = 14;
+    let expected = names.iter().fold(0_u64, |all, number| all | 1 << number);
+    for set in ["CapEff", "CapPrm"] {
+        let own = u64::from_str_radix(&status(pid, set), 16).expect("a set");
+        let own = if memory_can_be_unlimited() { own } else { own & !(1 << IPC_LOCK) };
+        assert_eq!(own, expected, "{set} {own:#x}");
+    }
+    for set in ["CapInh", "CapBnd", "CapAmb"] {
+        assert_eq!(u64::from_str_radix(&status(pid, set), 16), Ok(0), "{set}");
+    }
+}
+
+fn memory_can_be_unlimited() -> bool {
+    const SYS_RESOURCE: u64 = 1 << 24;
+    let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK).expect("a limit").1;
+    let own = u64::from_str_radix(&status(Pid::this(), "CapPrm"), 16).expect("a set");
+    hard == nix::sys::resource::RLIM_INFINITY || own & SYS_RESOURCE != 0
+}
+
+/// It has namespaces of its own, with these mounts and nothing else.
+#[track_caller]
+fn assert_apart(pid: Pid, mounts: &[&str]) {
+    for kind in ["net", "mnt"] {
+        let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/{kind}")).expect("a namespace");
+        assert_ne!(namespace(&pid.to_string()), namespace("self"), "{kind}");
+    }
+    let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("a table");
+    let at: Vec<_> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    assert_eq!(at, mounts, "{table}");
+    assert!(table.lines().all(|line| line.contains(" ro,nosuid,nodev,noexec")), "{table}");
+    let network = fs::read_to_string(format!("/proc/{pid}/net/dev")).expect("network devices");
+    assert!(network.lines().skip(2).all(|line| line.trim().starts_with("lo:")), "{network}");
+    for (field, value) in [("NoNewPrivs", "1"), ("Seccomp", "2"), ("Groups", "")] {
+        assert_eq!(status(pid, field), value, "{field}");
+    }
+}
+
+#[track_caller]
+fn names_in(directory: impl AsRef<Path>) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("a directory");
+    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect()
+}
+
+#[test]
+fn the_server_of_a_pod_with_projections_has_no_privilege_and_an_empty_root() {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.yaml", &config_map("app", &[("key", "value")]));
+    let mut running = fixture.run();
+    let server = running.server();
+    assert_capabilities(server, &[]);
+    assert_apart(server, &["/"]);
+    assert!(names_in(format!("/proc/{server}/root")).is_empty());
+    let uids = status(server, "Uid");
+    assert_eq!(uids, status(server, "Gid"));
+    let uid = uids.split_whitespace().next().expect("a uid");
+    assert!(uid.parse::<u32>().expect("a number") >= 65534 && uids.split_whitespace().all(|one| one == uid), "{uids}");
+    // It answers, and new generations reach it.
+    wait_content(&running.volume("config").join("key"), "value");
+    fixture.write("objects/app.yaml", &config_map("app", &[("key", "other")]));
+    wait_content(&running.volume("config").join("key"), "other");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    assert!(!running.log().contains("WARN"), "{}", running.log());
+}
+
+#[test]
+fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_processes_in_its_root() {
+    const NEEDED: [u32; 10] = [0, 1, 2, 3, 4, 6, 7, 21, 27, 31];
+    let fixture = Fixture::new("");
+    let source = fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    fs::write(source.join("file"), "shown").expect("written");
+    fixture.write("pod.yaml", &pod(&format!("[{{name: host, hostPath: {{path: {}}}}}]", source.display())));
+    let mut running = fixture.run();
+    let server = running.server();
+    assert_capabilities(server, &NEEDED);
+    assert_apart(server, &["/", "/proc"]);
+    assert_eq!(names_in(format!("/proc/{server}/root")), ["proc"]);
+    let others = names_in(format!("/proc/{server}/root/proc")).into_iter().filter(|name| name.parse::<u32>().is_err());
+    assert!(others.eq(["self", "thread-self"]), "only processes");
+    wait_content(&running.volume("host").join("file"), "shown");
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    assert!(!running.log().contains("WARN"), "{}", running.log());
+}
+
+#[test]
+fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
+    const SYS_ADMIN: libc::c_ulong = 21;
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let mut command = Command::new(PODFS);
+    command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", "projection"]);
+    // SAFETY: the call is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_CAPBSET_DROP, SYS_ADMIN, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).stderr(Stdio::piped()).spawn().expect("a server");
+    // Not a message: it ends when it reads it, and what it has logged is complete then.
+    (&ours).write_all(&[1, 0, 0, 0, b'x']).expect("it listens");
+    let ended = server.wait_with_output().expect("its end");
+    let log = String::from_utf8(ended.stderr).expect("text");
+    let missing = "but without a network of its own (Operation not permitted (os error 1)), \
+                   an empty root directory (Operation not permitted (os error 1)); podfs goes on";
+    assert!(log.contains("WARN the server is confined, with ") && log.contains(missing), "{log}");
+    assert_eq!(log.matches("WARN the server").count(), 1, "{log}");
+}

@@ -1,0 +1,106 @@
+//! Several podfs beside each other, and processes that are killed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::common::outcome::finish;
+use crate::common::*;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+
+/// A pod whose one volume `config` has the file `a` with content 1.
+fn fixture() -> Fixture {
+    let fixture = Fixture::new(&config_pod());
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    fixture
+}
+
+#[test]
+fn a_second_podfs_for_the_pod_is_refused_and_the_first_goes_on() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let second = finish(&mut fixture.command());
+    second.says(1, &["is already served by podfs", &format!("(pid {})", running.pid()), "stop that one first"]);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&running.volume("config").join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn two_pods_below_one_root_stop_independently() {
+    // FU-17, VM-13
+    let fixture = fixture();
+    let mut first = fixture.run();
+    fixture.write("pod.yaml", &config_pod().replace("name: web, labels", "name: db, labels"));
+    let mut second = fixture.run();
+    assert_ne!(first.volume("config"), second.volume("config"));
+    assert_eq!(first.stop().code(), Some(0));
+    assert_eq!(fixture.mounts(), [second.volume("config")]);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&second.volume("config").join("a"), "2");
+    assert_eq!(second.stop().code(), Some(0));
+    assert_eq!((fixture.mounts(), fixture.processes()), (vec![], vec![]));
+}
+
+#[test]
+fn a_supervisor_and_a_server_that_are_killed_leave_a_dead_mount_that_the_next_run_covers() {
+    // RC-05
+    let volumes = "[{name: config, configMap: {name: app}}, {name: more, configMap: {name: app}}]";
+    let fixture = Fixture::new(&pod(volumes));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut killed = fixture.run();
+    let dead = killed.volume("config");
+    let server = killed.server();
+    killed.signal(Signal::SIGKILL);
+    kill(server, Signal::SIGKILL).expect("it is there");
+    killed.wait();
+    eventually("nobody keeps what the server had", || fixture.processes().is_empty());
+    let gone = fs::read_dir(&dead).expect_err("nobody answers").raw_os_error().map(Errno::from_raw);
+    assert!(matches!(gone, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{gone:?}");
+    assert_eq!(fixture.mounts().len(), 2, "the dead mounts are still there");
+
+    let mut next = fixture.run();
+    assert_eq!(next.volume("config"), dead);
+    wait_content(&dead.join("a"), "1");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&dead.join("a"), "2");
+    assert_eq!(next.stop().code(), Some(0));
+    // The dead mounts are gone, too, and the directories that the killed one made.
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_killed_is_followed_by_another_and_podfs_goes_on() {
+    // FU-06
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    let (generation, inode) = (generation(&volume), fs::metadata(volume.join("a")).expect("a file").ino());
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    running.wait_log("the server ended (signal: 9 (SIGKILL)); another one (pid ");
+    assert_eq!(fs::metadata(volume.join("a")).expect("a file").ino(), inode);
+    assert_eq!(crate::common::generation(&volume), generation);
+    fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&volume.join("a"), "2");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_killed_while_a_volume_comes_up_is_followed_by_another() {
+    // The second volume waits, so the pod is not ready yet.
+    let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]"));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut running = fixture.start();
+    running.wait_log(r#"configmap "late" not found"#);
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    fixture.write("objects/late.json", &config_map("late", &[("b", "1")]));
+    running.wait_ready();
+    wait_content(&running.volume("config").join("a"), "1");
+    wait_content(&running.volume("late").join("b"), "1");
+    assert_eq!(running.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+    let log = running.log();
+    assert!(!log.contains("cannot commit"), "no commit failed:\n{log}");
+}

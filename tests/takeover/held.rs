@@ -1,0 +1,468 @@
+//! What containers hold over a kill of the server, alone or with its keeper: open files, locks, waits for locks, directories,
+//! watches.
+
+use std::fs::{self, File};
+use std::io::{Seek, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::caller::in_thread;
+use crate::common::locker::Locker;
+use crate::common::passthrough::disk_directory;
+use crate::common::watch::Watcher;
+use crate::common::*;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+/// Each kind of lock, and how it is let go.
+const KINDS: [(&str, &str, &str); 3] = [
+    ("lock f flock exclusive", "lock f flock exclusive wait", "lock f flock none"),
+    ("lock f posix exclusive 0 10", "lock f posix exclusive 5 10 wait", "lock f posix none 0 10"),
+    ("lock f ofd exclusive 0 10", "lock f ofd exclusive 5 10 wait", "lock f ofd none 0 10"),
+];
+
+/// A pod with a volume that the kernel reads and writes by itself, and one that the server reads and writes.
+struct Pod {
+    running: Running,
+    _fixture: Fixture,
+    source: TempDir,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let source = disk_directory();
+        let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+        let fixture = Fixture::new(&pod(&format!("[{host}, {{name: limited, emptyDir: {{sizeLimit: 1Gi}}}}]")));
+        let running = fixture.run();
+        Self { running, _fixture: fixture, source }
+    }
+
+    fn volumes(&self) -> [PathBuf; 2] {
+        ["host", "limited"].map(|name| self.running.volume(name))
+    }
+
+    /// Kills the server and its keeper, and waits until another server answers.
+    fn kill_both(&self, volume: &Path) {
+        self.running.kill_server_and_keeper(|| rustix::fs::statvfs(volume).expect("a server answers"));
+    }
+
+    /// Kills the server, and waits until another one answers.
+    fn kill(&self, volume: &Path) {
+        kill(self.running.server(), Signal::SIGKILL).expect("it is there");
+        self.running.freed(|| rustix::fs::statvfs(volume).expect("a server answers"));
+    }
+}
+
+#[test]
+fn a_lock_is_held_over_kills_and_let_go_after() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        for (lock, _, unlock) in KINDS {
+            let file = volume.join(lock.replace(' ', "-"));
+            let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            for _ in 0..3 {
+                pod.kill(&volume);
+                other.is_refused(lock);
+            }
+            owner.does(unlock);
+            other.does(lock);
+            pod.kill(&volume);
+            owner.is_refused(lock);
+            other.dies();
+            eventually("the lock of a process that died is free", || owner.ask(lock) == "ok");
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_a_lock_gets_it_from_the_next_server() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        for (lock, wait, unlock) in KINDS {
+            let file = volume.join(lock.replace(' ', "-"));
+            let (mut owner, mut waiter) = (Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            waiter.waits_in(wait);
+            for _ in 0..3 {
+                pod.kill(&volume);
+            }
+            owner.does(unlock);
+            assert_eq!(waiter.answer(), "ok", "{wait} in {}", volume.display());
+            owner.is_refused(&wait.replace(" wait", ""));
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_a_lock_can_be_interrupted_in_the_next_server() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        for (lock, wait, unlock) in KINDS {
+            let file = volume.join(lock.replace(' ', "-"));
+            let (mut owner, mut waiter) = (Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            waiter.waits_in(wait);
+            pod.kill(&volume);
+            waiter.signal(Signal::SIGUSR1);
+            assert_eq!(waiter.answer(), "EINTR", "{wait} in {}", volume.display());
+            owner.does(unlock);
+            let mut third = Locker::with(&file);
+            third.does(lock);
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_a_lock_may_die_after_the_kill() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        for (lock, wait, unlock) in KINDS {
+            let file = volume.join(lock.replace(' ', "-"));
+            let (mut owner, mut waiter) = (Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            waiter.waits_in(wait);
+            pod.kill(&volume);
+            waiter.dies();
+            owner.does(unlock);
+            let mut third = Locker::with(&file);
+            eventually("nobody has the lock", || third.ask(lock) == "ok");
+        }
+    }
+}
+
+#[test]
+fn a_working_directory_stays_one_also_when_it_is_removed() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let inside = volume.join("inside");
+        fs::create_dir(&inside).expect("made");
+        in_thread(&inside, || {
+            fs::write("f", "1").expect("written");
+            pod.kill(&volume);
+            assert_eq!(fs::read_to_string("f").expect("read"), "1");
+            fs::remove_file("f").expect("removed");
+            fs::remove_dir(&inside).expect("removed");
+            pod.kill(&volume);
+            assert!(fs::write("f", "1").is_err() && fs::metadata(".").is_ok());
+        });
+    }
+}
+
+#[test]
+fn a_listing_goes_on_where_it_was() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();
+        let directory = volume.join("many");
+        fs::create_dir(&directory).expect("made");
+        names.iter().for_each(|name| fs::write(directory.join(name), "").expect("written"));
+        let mut listed = Vec::new();
+        for (place, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
+            listed.push(entry.expect("an entry").file_name().into_string().expect("text"));
+            if place % 500 == 250 {
+                pod.kill(&volume);
+            }
+        }
+        listed.sort_unstable();
+        assert_eq!(listed, names);
+    }
+}
+
+#[test]
+fn a_file_that_never_had_a_name_gets_one_after_the_kill() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let mut options = fs::OpenOptions::new();
+        let mut file: File =
+            options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(&volume).expect("a file");
+        file.write_all(b"first").expect("written");
+        pod.kill(&volume);
+        file.write_all(b", second").expect("written");
+        file.rewind().expect("rewound");
+        assert_eq!(std::io::read_to_string(&file).expect("read"), "first, second");
+        let named = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let (cwd, follow) = (rustix::fs::CWD, rustix::fs::AtFlags::SYMLINK_FOLLOW);
+        rustix::fs::linkat(cwd, named, cwd, volume.join("named"), follow).expect("named");
+        pod.kill(&volume);
+        assert_eq!(fs::read_to_string(volume.join("named")).expect("read"), "first, second");
+    }
+}
+
+#[test]
+fn a_watch_hears_what_happens_after_the_kill() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let watcher = Watcher::on("root", &volume);
+        pod.kill(&volume);
+        fs::write(volume.join("new"), "1").expect("written");
+        pod.kill(&volume);
+        fs::remove_file(volume.join("new")).expect("removed");
+        let heard: Vec<_> = watcher.heard().into_iter().filter(|event| event.ends_with(" new")).collect();
+        let words = ["CREATE", "OPEN", "MODIFY", "CLOSE_WRITE", "DELETE"];
+        assert_eq!(heard, words.map(|word| format!("root {word} new")));
+    }
+}
+
+#[test]
+fn what_somebody_has_left_open_in_podfs_is_not_in_the_way_of_what_containers_have_open() {
+    let source = disk_directory();
+    let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+    let fixture = Fixture::new(&pod(&format!("[{host}]")));
+    // The number of a descriptor is taken in a server only when that is started, so these are in the way of any successor.
+    let mut running = fixture.run();
+    let files: Vec<_> =
+        (0..50).map(|n| File::create(running.volume("host").join(n.to_string())).expect("made")).collect();
+    fixture.kill_supervisor(&mut running);
+    let mut command = fixture.command();
+    let leave_open = || match (64..128).all(|number| {
+        // SAFETY: nothing but standard input is read, and nobody has anything at these numbers after `fork(2)`.
+        unsafe { libc::dup2(0, number) == number }
+    }) {
+        true => Ok(()),
+        false => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: the call is async-signal-safe.
+    unsafe { command.pre_exec(leave_open) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    running.freed(|| files.iter().for_each(|mut file| file.write_all(b"!").expect("it is open as before")));
+    drop(files);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn open_files_are_reopened_when_the_keeper_is_killed_too() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        fs::write(volume.join("f"), "0123456789").expect("written");
+        let mut both = File::options().read(true).write(true).open(volume.join("f")).expect("open");
+        let reader = File::open(volume.join("f")).expect("open");
+        let mut log = File::options().append(true).create(true).open(volume.join("log")).expect("open");
+        let number = fs::metadata(volume.join("f")).expect("attributes").ino();
+        for round in 0..3_u8 {
+            pod.kill_both(&volume);
+            both.write_all(&[b'a' + round]).expect("it is open as before");
+            log.write_all(b"line\n").expect("it is open as before");
+            let mut byte = [0];
+            reader.read_exact_at(&mut byte, u64::from(round)).expect("it is open as before");
+            assert_eq!(byte, [b'a' + round]);
+            assert!((&reader).write(b"x").is_err(), "it is open for reading only");
+        }
+        both.sync_all().expect("synced");
+        both.set_len(4).expect("shortened");
+        pod.kill_both(&volume);
+        // Whoever closes a file, or opens another one, finds the same server.
+        drop(reader);
+        assert_eq!(fs::read_to_string(volume.join("f")).expect("read"), "abc3");
+        assert_eq!(fs::read_to_string(volume.join("log")).expect("read"), "line\n".repeat(3));
+        assert_eq!(fs::metadata(volume.join("f")).expect("attributes").ino(), number);
+    }
+}
+
+#[test]
+fn an_open_file_that_is_removed_right_after_both_were_killed_can_be_used_on() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let names = ["removed", "replaced"];
+        let open = |name| File::options().read(true).write(true).create(true).truncate(false).open(volume.join(name));
+        let mut files = names.map(|name| open(name).expect("made"));
+        fs::write(volume.join("other"), "").expect("written");
+        pod.running.kill_server_and_keeper(|| {
+            fs::remove_file(volume.join("removed")).expect("removed");
+            fs::rename(volume.join("other"), volume.join("replaced")).expect("replaced");
+        });
+        for file in &mut files {
+            file.write_all(b"still here").expect("it is open as before");
+            file.rewind().expect("rewound");
+            assert_eq!(std::io::read_to_string(file).expect("read"), "still here");
+        }
+    }
+}
+
+#[test]
+fn only_files_without_a_name_are_lost_with_the_keeper_and_say_so() {
+    let pod = Pod::new();
+    let [host, limited] = pod.volumes();
+    let room = |volume: &Path| rustix::fs::statvfs(volume).expect("a server answers").f_bavail;
+    for volume in [&host, &limited] {
+        let before = room(volume);
+        let open = || File::options().read(true).write(true).create_new(true).open(volume.join("f")).expect("made");
+        let mut unnamed = File::options();
+        let unnamed = unnamed.read(true).write(true).custom_flags(libc::O_TMPFILE).open(volume).expect("made");
+        let mut files = [open(), unnamed];
+        fs::remove_file(volume.join("f")).expect("removed");
+        files.iter_mut().for_each(|file| file.write_all(&[7; 100_000]).expect("written"));
+        pod.kill_both(volume);
+        for file in &mut files {
+            let mut bytes = [0; 4];
+            let (read, looked) = (file.read_exact_at(&mut bytes, 0), file.metadata().map(|found| found.len()));
+            if volume == &host {
+                // The kernel reads and writes them by itself, and has them open.
+                read.expect("it is open as before");
+                assert_eq!((bytes, looked.expect("attributes")), ([7; 4], 100_000));
+                continue;
+            }
+            let written = file.write(b"more");
+            for errno in [read.err(), looked.err(), written.err(), file.sync_all().err()] {
+                assert_eq!(errno.and_then(|error| error.raw_os_error()), Some(libc::ESTALE));
+            }
+        }
+        if volume == &limited {
+            pod.running.wait_log("2 open files without a name went with the server and its keeper");
+            eventually("what they took is free", || room(volume) == before);
+        }
+        drop(files);
+        fs::write(volume.join("f"), "1").expect("the volume goes on");
+        fs::remove_file(volume.join("f")).expect("removed");
+    }
+}
+
+#[test]
+fn a_listing_and_a_working_directory_go_on_when_the_keeper_is_killed_too() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();
+        let directory = volume.join("many");
+        fs::create_dir(&directory).expect("made");
+        names.iter().for_each(|name| fs::write(directory.join(name), "").expect("written"));
+        let mut listed = Vec::new();
+        for (place, entry) in fs::read_dir(&directory).expect("a listing").enumerate() {
+            listed.push(entry.expect("an entry").file_name().into_string().expect("text"));
+            if place % 500 == 250 {
+                pod.kill_both(&volume);
+            }
+        }
+        listed.sort_unstable();
+        assert_eq!(listed, names);
+        in_thread(&directory, || {
+            pod.kill_both(&volume);
+            fs::write("f", "1").expect("written");
+            assert_eq!(fs::read_to_string("f").expect("read"), "1");
+        });
+    }
+}
+
+#[test]
+fn locks_are_taken_again_when_the_keeper_is_killed_too() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        for (lock, wait, unlock) in KINDS {
+            let file = volume.join(lock.replace(' ', "-"));
+            let (mut owner, mut other, mut waiter) = (Locker::with(&file), Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            waiter.waits_in(wait);
+            for _ in 0..3 {
+                pod.kill_both(&volume);
+                other.is_refused(lock);
+            }
+            // What is given up stays so, whoever is killed.
+            owner.does(unlock);
+            assert_eq!(waiter.answer(), "ok", "{wait} in {}", volume.display());
+            pod.kill_both(&volume);
+            owner.is_refused(&wait.replace(" wait", ""));
+            waiter.dies();
+            eventually("the lock of a process that died is free", || other.ask(lock) == "ok");
+            pod.kill_both(&volume);
+            owner.is_refused(lock);
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_file_are_locked_again_as_they_were() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        let file = volume.join("parts");
+        let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+        ["posix exclusive 0 100", "posix none 40 20", "posix shared 80 20"]
+            .iter()
+            .for_each(|order| owner.does(&format!("lock f {order}")));
+        pod.kill_both(&volume);
+        let found = |range: &str| (format!("test f posix exclusive {range}"), format!("test f posix shared {range}"));
+        for (range, exclusive, shared) in [
+            ("0 40", "exclusive 0 40", "exclusive 0 40"),
+            ("40 20", "free", "free"),
+            ("60 20", "exclusive 60 20", "exclusive 60 20"),
+            ("80 20", "shared 80 20", "free"),
+        ] {
+            let (ask_exclusive, ask_shared) = found(range);
+            assert_eq!((other.ask(&ask_exclusive), other.ask(&ask_shared)), (exclusive.to_owned(), shared.to_owned()));
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_another_process_of_the_host_got_meanwhile_is_lost_and_its_owner_is_told() {
+    let pod = Pod::new();
+    let source = pod.source.path();
+    let volume = pod.running.volume("host");
+    for (lock, wait, unlock) in KINDS {
+        let name = lock.replace(' ', "-");
+        let (mut owner, mut host) = (Locker::with(&volume.join(&name)), Locker::with(&source.join(&name)));
+        let mut bystander = Locker::with(&volume.join(&name));
+        owner.does(lock);
+        // It gets the lock from the kernel at once when the descriptions of the dead server are closed.
+        host.waits_in(wait);
+        pod.kill_both(&volume);
+        assert_eq!(host.answer(), "ok", "{wait}");
+        assert_eq!(owner.ask(lock), "EIO");
+        assert_eq!(owner.ask(unlock), "EIO");
+        // A successor knows of it, too.
+        pod.kill(&volume);
+        assert_eq!(owner.ask(lock), "EIO");
+        bystander.is_refused(&wait.replace(" wait", ""));
+        host.does(unlock.replace("0 10", "5 10").as_str());
+        bystander.does(lock);
+        bystander.does(unlock);
+        // Whoever closes the file and opens it again begins anew.
+        owner.ask("close f");
+        owner.does(&format!("open f {}", volume.join(&name).display()));
+        owner.does(lock);
+    }
+    pod.running.wait_log("lost their locks with the server and its keeper");
+}
+
+#[test]
+fn mounts_below_the_source_are_found_again_when_the_keeper_is_killed_too() {
+    let source = disk_directory();
+    let [disk, file, proc] = ["disk", "file", "proc"].map(|name| source.path().join(name));
+    [&disk, &proc].iter().for_each(|at| fs::create_dir(at).expect("made"));
+    fs::write(&file, "").expect("written");
+    let elsewhere = disk_directory();
+    fs::write(elsewhere.path().join("f"), "elsewhere").expect("written");
+    let nothing = None::<&str>;
+    mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), nothing).expect("a tmpfs");
+    mount(Some(&elsewhere.path().join("f")), &file, nothing, MsFlags::MS_BIND, nothing).expect("a bind mount");
+    mount(Some("proc"), &proc, Some("proc"), MsFlags::empty(), nothing).expect("proc");
+    let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+    let fixture = Fixture::new(&pod(&format!("[{host}]")));
+    let mut running = fixture.run();
+    let volume = running.volume("host");
+    fs::write(volume.join("disk/f"), "below").expect("written");
+    let open = ["disk/f", "file"].map(|name| File::open(volume.join(name)).expect("open"));
+    let kernel = File::open(volume.join("proc/version")).expect("open");
+    let numbers = ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
+    for _ in 0..2 {
+        running.kill_server_and_keeper(|| rustix::fs::statvfs(&volume).expect("a server answers"));
+        for (mut file, content) in open.iter().zip(["below", "elsewhere"]) {
+            file.rewind().expect("rewound");
+            assert_eq!(std::io::read_to_string(file).expect("read"), content);
+            file.metadata().expect("attributes");
+        }
+        let found = ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
+        assert_eq!(found, numbers);
+        // The file system of the kernel has no file handles: what was open is gone, and can be opened again.
+        let gone = kernel.metadata().expect_err("it is gone").raw_os_error();
+        assert_eq!(gone, Some(libc::ESTALE));
+        assert!(fs::read_to_string(volume.join("proc/version")).expect("read").starts_with("Linux"));
+    }
+    drop((open, kernel));
+    assert!(running.stop().success());
+    [&disk, &file, &proc].iter().for_each(|at| umount2(*at, MntFlags::MNT_DETACH).expect("unmounted"));
+    fixture.assert_nothing_left();
+}

@@ -1,0 +1,494 @@
+//! Pods do not share fate: what one pod's processes suffer or do is its own affair (FU-16, FU-17).
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use crate::common::limit::limit_files;
+use crate::common::outcome::finish;
+use crate::common::passthrough::within_patience;
+use crate::common::*;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A pod of its own with these volumes, beside an object `app` and a directory `source`.
+fn fixture(volumes: &str) -> Fixture {
+    let fixture = Fixture::new("");
+    fs::create_dir(fixture.path("source")).expect("a directory");
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let volumes = volumes.replace("SOURCE", &fixture.path("source").display().to_string());
+    let pod =
+        pod(&volumes).replace("metadata: {name: web,", &format!("metadata: {{name: web, uid: {},", uid(&fixture)));
+    fixture.write("pod.yaml", &pod);
+    fixture
+}
+
+/// Different for all that run at the same time.
+fn uid(fixture: &Fixture) -> String {
+    let directory = fixture.path("");
+    let name = directory.file_name().and_then(|name| name.to_str()).expect("text");
+    name.bytes().filter(u8::is_ascii_alphanumeric).map(char::from).collect::<String>().to_lowercase()
+}
+
+const CONFIG: &str = "[{name: config, configMap: {name: app}}]";
+const HOST: &str = "[{name: host, hostPath: {path: SOURCE}}]";
+
+/// The keeper of a running pod.
+fn keeper(fixture: &Fixture) -> Pid {
+    let is_keeper =
+        |pid: &Pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "podfs-keeper\n");
+    fixture.processes().into_iter().find(is_keeper).expect("a keeper")
+}
+
+#[track_caller]
+fn assert_reads(running: &Running, content: &str) {
+    assert_eq!(fs::read_to_string(running.volume("config").join("a")).expect("readable"), content);
+}
+
+/// Kills the server, and gives the one that goes on.
+#[track_caller]
+fn kill_server(running: &Running) -> Pid {
+    let killed = running.server();
+    kill(killed, Signal::SIGKILL).expect("the server is there");
+    running.wait_log("goes on");
+    let next = running.server();
+    assert_ne!(next, killed);
+    next
+}
+
+/// Where cgroups of version 2 are, if this machine lets root make some.
+fn cgroups() -> Option<PathBuf> {
+    let mounts = podfs_fuse::mount::table::mounts().expect("a mount table");
+    let place = mounts.into_iter().find(|mounted| mounted.fs_type == "cgroup2").map(|mounted| mounted.at);
+    let place = place.filter(|place| {
+        let probe = place.join(format!("podfs-test-probe-{}-{:?}", std::process::id(), thread::current().id()));
+        fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).is_ok()
+    });
+    if place.is_none() {
+        eprintln!("skipped: there are no writable cgroups of version 2 here");
+    }
+    place
+}
+
+/// The cgroup that a process is in.
+fn cgroup_of(top: &Path, process: Pid) -> PathBuf {
+    let all = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("a process");
+    let path = all.lines().find_map(|line| line.strip_prefix("0::/")).expect("a cgroup of version 2");
+    top.join(path)
+}
+
+#[test]
+fn a_server_its_keeper_and_its_successor_are_in_a_cgroup_that_goes_with_them() {
+    // FU-16
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let cgroup = cgroup_of(&top, running.server());
+    assert!(cgroup.ends_with(format!("podfs-{}", uid(&fixture))), "{}", cgroup.display());
+    assert_eq!(cgroup_of(&top, keeper(&fixture)), cgroup);
+    assert_eq!(cgroup.parent(), Some(&*cgroup_of(&top, running.pid())), "the supervisor stays outside");
+    assert_eq!(cgroup_of(&top, kill_server(&running)), cgroup);
+    assert_reads(&running, "1");
+    assert_eq!(running.stop().code(), Some(0));
+    assert!(!cgroup.exists());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_cgroup_that_a_crash_has_left_is_removed_in_the_end() {
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let cgroup = cgroup_of(&top, running.server());
+    let server = running.server();
+    running.signal(Signal::SIGKILL);
+    kill(server, Signal::SIGKILL).expect("the server is there");
+    running.wait();
+    eventually("the keeper ends, too", || fixture.processes().is_empty());
+    assert!(cgroup.exists(), "nobody was there to remove it");
+
+    // The next one is started elsewhere, so it has no use for that cgroup.
+    let elsewhere = Elsewhere::new(&top, "podfs-test-elsewhere");
+    let mut next = fixture.start_command(elsewhere.command(&fixture));
+    next.wait_ready();
+    assert!(!cgroup.exists());
+    assert!(cgroup_of(&top, next.server()).starts_with(&elsewhere.0));
+    assert_reads(&next, "1");
+    assert_eq!(next.stop().code(), Some(0));
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_cgroup_that_a_crash_has_left_goes_with_the_rest_that_is_cleaned_up() {
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let cgroup = cgroup_of(&top, running.server());
+    fixture.kill_both(&mut running);
+    assert!(cgroup.exists(), "nobody was there to remove it");
+    assert_eq!(fixture.cleanup(&["--dry-run"]).code, Some(0));
+    assert!(cgroup.exists());
+    assert_eq!(fixture.cleanup(&[]).code, Some(0));
+    assert!(!cgroup.exists());
+}
+
+#[test]
+fn a_server_that_is_taken_over_stays_where_it_is() {
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let mut running = fixture.run();
+    let server = running.server();
+    let cgroup = cgroup_of(&top, server);
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let elsewhere = Elsewhere::new(&top, "podfs-test-adopter");
+    let mut next = fixture.start_command(elsewhere.command(&fixture));
+    next.wait_ready();
+    assert_eq!(cgroup_of(&top, server), cgroup);
+    kill(server, Signal::SIGKILL).expect("the server is there");
+    next.wait_log("goes on");
+    assert_eq!(cgroup_of(&top, next.server()), cgroup, "its successor joins it");
+    assert_eq!(next.stop().code(), Some(0));
+    assert!(!cgroup.exists());
+}
+
+/// A cgroup to start podfs in.
+struct Elsewhere(PathBuf);
+
+impl Elsewhere {
+    fn new(top: &Path, name: &str) -> Self {
+        let path = top.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&path).expect("root may");
+        Self(path)
+    }
+
+    fn command(&self, fixture: &Fixture) -> Command {
+        let mut command = fixture.command();
+        let entrance = File::options().write(true).open(self.0.join("cgroup.procs")).expect("root may");
+        // SAFETY: the closure makes one system call, on a descriptor that is open until the child is started.
+        unsafe { command.pre_exec(move || Ok(rustix::io::write(&entrance, b"0").map(drop)?)) };
+        command
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // Whatever a test that failed has left in it ends with its fixture.
+        for _ in 0..1000 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+}
+
+#[test]
+fn people_are_told_when_podfs_runs_where_the_kubelet_kills() {
+    // FU-16
+    let Some(top) = cgroups() else { return };
+    let fixture = fixture(CONFIG);
+    let kubelets = Elsewhere::new(&top, "kubepods-podfs-test");
+    let mut running = fixture.start_command(kubelets.command(&fixture));
+    running.wait_ready();
+    assert_eq!(running.stop().code(), Some(0));
+    let log = running.log();
+    assert_eq!(log.matches("podfs runs in the cgroup").count(), 1, "{log}");
+    assert!(log.contains("systemd-run"), "{log}");
+}
+
+#[test]
+fn a_limit_of_memory_that_makes_no_sense_is_refused() {
+    let fixture = fixture(CONFIG);
+    for (given, said) in [("much", "is not a quantity"), ("1Mi", "less than a server needs"), ("-1", "")] {
+        let outcome = finish(fixture.command().arg(format!("--server-memory-max={given}")));
+        assert_eq!(outcome.code, Some(2), "{given}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_server_that_takes_too_much_memory_dies_alone_and_is_followed() {
+    let Some(top) = cgroups() else { return };
+    const LIMIT: &str = "64Mi";
+    let (greedy, other) = (fixture(HOST), fixture(CONFIG));
+    let untouched = other.run();
+    let its_server = untouched.server();
+    let mut command = greedy.command();
+    command.args(["--server-memory-max", LIMIT]);
+    let mut running = greedy.start_command(command);
+    running.wait_ready();
+    if running.log().contains("the memory of the server is not limited") {
+        eprintln!("skipped: this machine has no memory controller of version 2: {}", running.log());
+        return;
+    }
+    let cgroup = cgroup_of(&top, running.server());
+    assert_eq!(fs::read_to_string(cgroup.join("memory.max")).expect("a limit"), format!("{}\n", 64 << 20));
+    let events = || fs::read_to_string(cgroup.join("memory.events")).expect("events");
+    let killed = |events: &str| !events.contains("oom_kill 0\n");
+    assert!(!killed(&events()));
+    // The limit falls below what the server needs, and it needs more.
+    fs::write(cgroup.join("memory.max"), "2M").expect("root may");
+    eventually("the server is killed", || {
+        let _ = fs::write(running.volume("host").join("file"), vec![0; 1 << 20]);
+        killed(&events())
+    });
+    fs::write(cgroup.join("memory.max"), "max").expect("root may");
+    running.wait_log("goes on");
+    assert_reads(&untouched, "1");
+    assert_eq!(untouched.server(), its_server);
+    fs::write(running.volume("host").join("file"), "still there").expect("written");
+    assert_eq!(running.stop().code(), Some(0));
+    assert!(!cgroup.exists());
+}
+
+fn score(process: Pid) -> i32 {
+    let score = fs::read_to_string(format!("/proc/{process}/oom_score_adj")).expect("a process");
+    score.trim().parse().expect("a number")
+}
+
+/// Whether this process, and what it starts, may lower its OOM score.
+fn may_lower_scores() -> bool {
+    let capabilities = rustix::thread::capabilities(None).expect("one's own");
+    capabilities.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
+}
+
+#[test]
+fn servers_are_killed_after_containers_and_what_follows_them_later_still() {
+    if !may_lower_scores() {
+        eprintln!("skipped: this needs CAP_SYS_RESOURCE");
+        return;
+    }
+    // The best protected containers have -997.
+    let fixture = fixture(CONFIG);
+    let running = fixture.run();
+    let scores = |server: Pid| [score(server), score(running.pid()), score(keeper(&fixture))];
+    assert_eq!(scores(running.server()), [-998, -999, -1000]);
+    let next = kill_server(&running);
+    eventually("the successor's are the same", || scores(next) == [-998, -999, -1000]);
+}
+
+#[test]
+fn who_may_not_lower_scores_serves_all_the_same() {
+    const CAP_SYS_RESOURCE: libc::c_ulong = 24;
+    let fixture = fixture(CONFIG);
+    let mut command = fixture.command();
+    command.env("RUST_LOG", "debug");
+    // SAFETY: prctl is async-signal-safe. It fails where nobody has the capability.
+    unsafe {
+        command.pre_exec(|| {
+            let _ = libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
+            Ok(())
+        });
+    }
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let inherited = score(Pid::this());
+    assert_eq!([running.pid(), running.server(), keeper(&fixture)].map(score), [inherited; 3]);
+    running.wait_log("the OOM score of process");
+    assert_reads(&running, "1");
+}
+
+#[test]
+fn a_pod_whose_server_is_killed_leaves_the_other_alone() {
+    // FU-17
+    let (first, second) = (fixture(CONFIG), fixture(CONFIG));
+    let (struck, other) = (first.run(), second.run());
+    let server = other.server();
+    for _ in 0..3 {
+        let killed = struck.server();
+        kill(killed, Signal::SIGKILL).expect("the server is there");
+        assert_reads(&other, "1");
+        assert_reads(&struck, "1");
+        eventually("another server goes on", || struck.servers().last().is_some_and(|server| *server != killed));
+    }
+    assert_eq!(other.server(), server);
+    assert!(!other.log().contains("goes on"));
+}
+
+#[test]
+fn a_pod_whose_server_hangs_holds_up_no_other() {
+    // FU-17
+    let (first, second) = (fixture(CONFIG), fixture(CONFIG));
+    let hanging = first.run();
+    let server = hanging.server();
+    kill(server, Signal::SIGSTOP).expect("the server is there");
+    // From its start over a commit to its end, each within the patience of the harness.
+    let mut other = second.run();
+    assert_reads(&other, "1");
+    second.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&other.volume("config").join("a"), "2");
+    assert_eq!(other.stop().code(), Some(0));
+    second.assert_nothing_left();
+    // Its supervisor may have given it up by now, and started another.
+    let _ = kill(server, Signal::SIGCONT);
+    assert_reads(&hanging, "1");
+}
+
+#[test]
+fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
+    /// Of the server: 400 for each of two volumes, when 600 are set aside for each.
+    const LIMIT: u64 = 2000;
+    const SHARE: usize = 400;
+    let fixture = fixture("[{name: host, hostPath: {path: SOURCE}}, {name: other, emptyDir: {}}]");
+    fs::write(fixture.path("source/file"), "1").expect("written");
+    let mut command = fixture.command();
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, LIMIT, LIMIT)?)) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let file = running.volume("host").join("file");
+    let open = || (0..SHARE + 1).map_while(|_| File::open(&file).ok()).collect::<Vec<_>>();
+    let all = open();
+    // The root is one of them.
+    assert_eq!(all.len(), SHARE - 1);
+    assert_eq!(refusal(File::open(&file)), Errno::ENFILE);
+    assert_eq!(refusal(fs::read_dir(running.volume("host"))), Errno::ENFILE, "directories are counted, too");
+    assert_eq!(fs::metadata(&file).expect("a look takes none").len(), 1);
+    let other = running.volume("other");
+    let others: Vec<_> =
+        (0..SHARE / 2).map(|n| File::create(other.join(n.to_string())).expect("a share of its own")).collect();
+    drop((all, others));
+    eventually("what is closed can be opened again", || open().len() == SHARE - 1);
+    let log = running.log();
+    assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
+    assert!(log.contains(r#"volume "host""#), "{log}");
+}
+
+#[test]
+fn what_a_dead_server_had_open_stays_open_when_its_successor_has_a_smaller_share() {
+    /// Of the first server: 400 for each of two volumes.
+    const BEFORE: u64 = 2000;
+    const SHARE: usize = 400;
+    /// Of the next one: the least that a share can be.
+    const AFTER: u64 = 1500;
+    const LEAST: usize = 256;
+    let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}, {name: other, emptyDir: {}}]");
+    let mut command = fixture.command();
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, BEFORE, BEFORE)?)) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let file = running.volume("limited").join("file");
+    fs::write(&file, "").expect("written");
+    let open = || File::options().read(true).write(true).open(&file);
+    // The root is one of them.
+    let mut all: Vec<_> = (0..SHARE - 1).map(|_| open().expect("a place")).collect();
+    assert_eq!(refusal(open()), Errno::ENFILE);
+
+    limit_files(running.pid(), AFTER);
+    kill_server(&running);
+    // What is written here goes through the server, and each file through a descriptor of its own.
+    let text: Vec<_> = (0..all.len()).map(|n| b'a' + (n % 26) as u8).collect();
+    for (n, file) in all.iter().enumerate() {
+        file.write_all_at(&text[n..=n], n as u64).expect("written");
+    }
+    let pod = file.ancestors().nth(4).expect("the pod's directory");
+    let content = pod.join("plugins/kubernetes.io~empty-dir/limited/content/file");
+    assert_eq!(fs::read(content).expect("a file"), text);
+
+    assert_eq!(refusal(open()), Errno::ENFILE, "there are more than its share");
+    // A close is known to the server a moment later.
+    all.truncate(LEAST);
+    assert_eq!(refusal(open()), Errno::ENFILE, "there still is one too many");
+    all.truncate(LEAST - 2);
+    eventually("what is closed can be opened again", || open().is_ok());
+    let log = running.log();
+    assert_eq!(log.matches("its 400 descriptors are all in use").count(), 1, "{log}");
+    assert_eq!(log.matches("its 256 descriptors are all in use").count(), 1, "{log}");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_successor_that_may_not_have_all_that_was_open_says_so_and_goes_on_when_it_may() {
+    const FILES: usize = 300;
+    let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}]");
+    let mut running = fixture.run();
+    let file = running.volume("limited").join("file");
+    let all: Vec<_> = (0..FILES).map(|_| File::create(&file).expect("a place")).collect();
+    let before = limit_files(running.pid(), FILES as u64);
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    // The numbers below 64 are for the server itself.
+    running.wait_log("may have no more than 300 (RLIMIT_NOFILE)");
+    limit_files(running.pid(), before);
+    running.wait_log("goes on");
+    all.iter().enumerate().for_each(|(n, file)| file.write_all_at(b"x", n as u64).expect("written"));
+    assert_eq!(fs::read(&file).expect("a file"), [b'x'; FILES]);
+    drop(all);
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
+#[track_caller]
+fn refusal<T>(outcome: io::Result<T>) -> Errno {
+    let Err(error) = outcome else { panic!("it is not refused") };
+    Errno::from_raw(error.raw_os_error().expect("an error of the kernel"))
+}
+
+#[test]
+fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
+    const WAITS: usize = 512;
+    let fixture = fixture(HOST);
+    fs::write(fixture.path("source/file"), "1").expect("written");
+    let running = fixture.run();
+    let file = running.volume("host").join("file");
+    let open = || File::open(&file).expect("a file");
+    let lock = |file| Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno);
+    let holder = lock(open()).expect("nobody has it");
+    let waiting = || {
+        let threads = fs::read_dir(format!("/proc/{}/task", running.server())).expect("threads").flatten();
+        threads
+            .filter(|thread| fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm == "lock\n"))
+            .count()
+    };
+    thread::scope(|scope| {
+        let waiters: Vec<_> = (0..WAITS)
+            .map(|_| {
+                let waiter = thread::Builder::new().stack_size(64 << 10);
+                waiter.spawn_scoped(scope, || lock(open()).map(drop)).expect("a thread")
+            })
+            .collect();
+        eventually("all of them wait", || waiting() == WAITS);
+        for _ in 0..3 {
+            let file = open();
+            let refused = within_patience("one more", move || Flock::lock(file, FlockArg::LockExclusive).map(drop));
+            assert_eq!(refused.map_err(|(_, errno)| errno), Err(Errno::ENOLCK));
+        }
+        assert_eq!(fs::read_to_string(&file).expect("nothing else is refused"), "1");
+        drop(holder);
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("it ends"), Ok(())));
+    });
+    eventually("nobody waits any more", || waiting() == 0);
+    lock(open()).expect("it is free");
+    let log = running.log();
+    assert_eq!(log.matches("512 callers wait for locks").count(), 1, "{log}");
+}
+
+#[test]
+fn directories_can_be_read_however_many_are_open() {
+    const FILES: usize = 300;
+    // Beyond 1024, nothing is kept of what was read.
+    const OPEN: usize = 1100;
+    let fixture = fixture(HOST);
+    (0..FILES)
+        .for_each(|n| fs::write(fixture.path(&format!("source/a-file-with-a-long-name-{n}")), "").expect("written"));
+    setrlimit(Resource::RLIMIT_NOFILE, 4096, 4096).expect("root may");
+    let running = fixture.run();
+    let host = running.volume("host");
+    let mut all: Vec<_> = (0..OPEN).map(|_| fs::read_dir(&host).expect("a directory")).collect();
+    all.iter_mut().for_each(|one| drop(one.next().expect("an entry").expect("read")));
+    for one in all {
+        let mut names: Vec<_> = one.map(|entry| entry.expect("read").file_name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FILES - 1);
+    }
+}

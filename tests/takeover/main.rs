@@ -1,0 +1,14 @@
+//! Processes that are killed, hang or are replaced, and what callers notice of it: nothing.
+
+mod adoption;
+mod commits;
+#[path = "../common/mod.rs"]
+mod common;
+mod confinement;
+mod crash;
+mod held;
+mod isolation;
+mod operations;
+mod soak;
+mod upgrade;
+mod watchdog;

@@ -1,0 +1,196 @@
+//! `podfs upgrade`: a pod goes on as the podfs on disk, or as the one it had.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::builds::{Builds, upgrade};
+use crate::common::identity::{Identity, identity};
+use crate::common::outcome::Outcome;
+use crate::common::passthrough::{disk_directory, within_patience};
+use crate::common::*;
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+/// A pod with a projection and a directory of the host, whose podfs is upgraded.
+struct Pod {
+    fixture: Fixture,
+    builds: Builds,
+    running: Running,
+    _source: TempDir,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let source = disk_directory();
+        let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+        let fixture = Fixture::new(&pod(&format!("[{{name: config, configMap: {{name: app}}}}, {host}]")));
+        fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        let builds = Builds::new(&fixture);
+        let running = builds.run(&fixture);
+        Self { fixture, builds, running, _source: source }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.running.volume("config")
+    }
+
+    fn identity(&self) -> (Identity, Identity) {
+        (identity(&self.config()), identity(&self.running.volume("host")))
+    }
+
+    /// How much the supervisor and the server have open.
+    fn open(&self) -> [usize; 2] {
+        let count = |process| fs::read_dir(format!("/proc/{process}/fd")).expect("descriptors").count();
+        [self.running.pid(), self.running.server()].map(count)
+    }
+
+    /// The same, once it has not changed for a while: what was just used is being closed.
+    fn open_at_rest(&self) -> [usize; 2] {
+        let mut open = self.open();
+        let mut since = Instant::now();
+        while since.elapsed() < Duration::from_millis(500) {
+            thread::sleep(Duration::from_millis(20));
+            let now = self.open();
+            if now != open {
+                (open, since) = (now, Instant::now());
+            }
+        }
+        open
+    }
+
+    /// Checks that the pod is served on as ever, and that its podfs ends as it should.
+    fn ends_well(mut self) {
+        self.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+        wait_content(&self.config().join("a"), "2");
+        kill(self.running.server(), Signal::SIGKILL).expect("it is there");
+        fs::write(self.running.volume("host").join("f"), "there is a server").expect("written");
+        assert!(self.running.stop().success());
+        self.fixture.assert_nothing_left();
+    }
+
+    fn is_not_upgraded(&self, outcome: &Outcome, told: &[&str]) {
+        outcome.says(1, &["1 of 1 pods are not upgraded"]);
+        for part in told {
+            assert!(outcome.stdout.contains(part), "{part:?} is not in: {}", outcome.stdout);
+        }
+    }
+}
+
+#[test]
+fn a_pod_goes_on_as_the_program_on_disk_with_open_files_and_its_next_servers_too() {
+    let mut pod = Pod::new();
+    let mut file = fs::File::create(pod.running.volume("host").join("f")).expect("a file");
+    // What podfs has open after an upgrade it has open after any other.
+    pod.builds.upgrade(&pod.fixture);
+    let open = pod.open_at_rest();
+    for _ in 0..3 {
+        let (before, supervisor) = (pod.identity(), pod.running.pid());
+        pod.builds.upgrade(&pod.fixture);
+        assert_eq!(pod.identity(), before);
+        assert_eq!(pod.running.pid(), supervisor);
+        file.write_all(b"!").expect("the file is open as before");
+        eventually("nothing else is open", || pod.open() == open);
+    }
+    drop(file);
+    pod.ends_well();
+}
+
+#[test]
+fn a_program_that_is_no_podfs_is_refused_and_nothing_happens() {
+    let pod = Pod::new();
+    let (before, server) = (pod.identity(), pod.running.server());
+    pod.builds.put_script("exit 1");
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(&outcome, &["default/web: started, refused: the new podfs does not answer", "exit status: 1"]);
+    assert_eq!(pod.running.server(), server, "the same server serves");
+    assert_eq!(pod.identity(), before);
+    pod.ends_well();
+}
+
+#[test]
+fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
+    let pod = Pod::new();
+    let server = pod.running.server();
+    fs::remove_file(pod.builds.program()).expect("removed");
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(&outcome, &["refused: there is no podfs at", &pod.builds.program().display().to_string()]);
+    assert_eq!(pod.running.server(), server, "the same server serves");
+    pod.ends_well();
+}
+
+#[test]
+fn a_server_that_cannot_go_on_is_followed_by_one_of_the_program_before() {
+    let pod = Pod::new();
+    // What containers have open is more than the new server may have open, so it cannot take that over.
+    let host = pod.running.volume("host");
+    let files: Vec<_> = (0..100).map(|n| fs::File::create(host.join(format!("{n}"))).expect("a file")).collect();
+    let before = pod.identity();
+    let real = pod.builds.last();
+    pod.builds.put_script(&format!("[ \"$1\" = server ] && ulimit -n 100\nexec {} \"$@\"", real.display()));
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
+    assert_eq!(pod.identity(), before);
+    for mut file in &files {
+        file.write_all(b"!").expect("the file is open as before");
+    }
+    drop(files);
+    pod.ends_well();
+}
+
+#[test]
+fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
+    let pod = Pod::new();
+    let (before, supervisor) = (pod.identity(), pod.running.pid());
+    // The new supervisor finds a stranger where the server should be; the one before finds the server.
+    let socket = pod.fixture.run_files().join("server.sock");
+    let (hidden, stranger) = (pod.fixture.path("hidden"), pod.fixture.path("stranger"));
+    let listener = UnixListener::bind(&stranger).expect("a socket");
+    let real = pod.builds.last();
+    let [at, away, other] = [&socket, &hidden, &stranger].map(|path| path.display());
+    pod.builds
+        .put_script(&format!("[ \"$1\" = run ] && mv {at} {away} && mv {other} {at}\nexec {} \"$@\"", real.display()));
+    let restored = thread::spawn(move || {
+        let (mut connection, _) = listener.accept()?;
+        fs::rename(hidden, socket)?;
+        connection.write_all(b"nonsense")
+    });
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
+    within_patience("the stranger was asked", move || restored.join().expect("no panic")).expect("restored");
+    assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
+    pod.ends_well();
+}
+
+#[test]
+fn a_traced_volume_is_traced_on_by_the_next_server() {
+    let source = disk_directory();
+    let fixture = Fixture::new("");
+    let volume = format!("{{name: host, hostPath: {{path: {}}}}}", source.path().display());
+    fixture.write("volume.yaml", &volume);
+    let at = fixture.path("at");
+    fs::create_dir(&at).expect("a directory");
+    let mut command = std::process::Command::new(PODFS);
+    command.args(["mount", "--trace", "--volume"]).arg(fixture.path("volume.yaml")).arg(&at);
+    let mut running = fixture.spawn(&mut command);
+    let shown = |name: &str| {
+        let _missing = fs::metadata(at.join(name));
+        let out = fs::read_to_string(fixture.path("out")).unwrap_or_default();
+        out.lines().any(|line| line.contains("LOOKUP") && line.contains(name))
+    };
+    eventually("a request is shown", || is_mounted(&at) && shown("before"));
+    kill(running.server(), Signal::SIGKILL).expect("it is there");
+    let mut number = 0;
+    eventually("a request to the next server is shown", || {
+        number += 1;
+        shown(&format!("after-{number}"))
+    });
+    assert!(running.stop().success());
+}
+
+fn is_mounted(at: &Path) -> bool {
+    podfs_fuse::mount::table::mounts().expect("a table").iter().any(|mounted| mounted.at == at)
+}
