@@ -32,6 +32,9 @@ pub(super) struct About {
     /// A group that containers need to use it.
     #[serde(default)]
     pub(super) group: Option<u32>,
+    /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
+    #[serde(default)]
+    pub(super) read_only: Option<bool>,
 }
 
 /// Volumes that are served already, by their names.
@@ -73,7 +76,8 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
-            match if there { scaffold.keep(&about.path)? } else { None } {
+            let place_of = |device: String| scaffold.keep_served(&about.path, &device).transpose();
+            match served.device().filter(|_| there).and_then(place_of).transpose()? {
                 Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
                 None => discard(&about, served),
             }

@@ -275,6 +275,7 @@ impl VolumeReport {
             State::Live(shown) if self.source_is_silent => (VolumeState::Silent, Some(shown)),
             State::Live(shown) => (VolumeState::Live, Some(shown)),
             State::Behind(shown, _) => (VolumeState::Behind, Some(shown)),
+            State::Hidden(shown, _) => (VolumeState::Hidden, Some(shown)),
         };
         VolumeStatus {
             name: self.name.clone(),

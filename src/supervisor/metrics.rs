@@ -154,8 +154,12 @@ fn host(reading: &mut Reading, report: &VolumeReport, room: Option<&Room>) {
 /// Where to look for the room of volumes that are mounted and show something of the host.
 fn looks(known: &Known) -> Vec<Look> {
     let look = |(place, report): (&usize, &VolumeReport)| {
-        let (State::Live(shown) | State::Behind(shown, _)) = &report.state else { return None };
-        let at = match (shown.generation(), &report.watch, &report.path) {
+        let (shown, path) = match &report.state {
+            State::Waiting(_) => return None,
+            State::Live(shown) | State::Behind(shown, _) => (shown, report.path.as_ref()),
+            State::Hidden(shown, _) => (shown, None),
+        };
+        let at = match (shown.generation(), &report.watch, path) {
             (Some(_), _, _) | (None, None, None) => return None,
             (None, Some(watch), _) => At::Source(watch.clone()),
             (None, None, Some(path)) => At::Mount(path.clone()),

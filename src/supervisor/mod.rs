@@ -28,6 +28,7 @@
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
 //! | `socket` | sockets in the run directory, however long its path is |
+//! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `machine` | what this machine offers to pods |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
@@ -66,7 +67,7 @@ mod work;
 
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{self, Duration};
 
@@ -78,7 +79,6 @@ use tracing::{debug, info, warn};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::Shape;
-use podfs_fuse::mount::table::mounts_at;
 use podfs_fuse::mount::visible::MountPoint;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -347,10 +347,6 @@ impl Supervisor {
         loop {
             self.start_work();
             self.report.progress();
-            if let Some(path) = self.unmounted() {
-                info!("another process unmounted {}; podfs ends", path.display());
-                return Ok(Order::Stop);
-            }
             let next = self.next_work();
             tokio::select! {
                 (signal, order) = orders.received() => {
@@ -368,17 +364,15 @@ impl Supervisor {
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
-                () = unmount_watch::changed(self.unmount_watch.as_ref()) => {}
+                () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
+                    if let Some(path) = self.look_at_mounts() {
+                        info!("another process unmounted {}; podfs ends", path.display());
+                        return Ok(Order::Stop);
+                    }
+                }
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
-    }
-
-    /// Where another process has unmounted the volume. While podfs works on it, podfs itself may mount it anew.
-    fn unmounted(&self) -> Option<&Path> {
-        self.unmount_watch.as_ref().filter(|_| self.working.is_empty())?;
-        let path = self.idle.values().find_map(PodVolume::mounted_at)?;
-        mounts_at(path).is_ok_and(|mounts| mounts.is_empty()).then_some(path)
     }
 
     fn report_server(&mut self) {

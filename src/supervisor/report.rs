@@ -229,7 +229,7 @@ impl Report {
         for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
                 State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
-                State::Live(_) | State::Behind(..) => upcoming.up.push(&volume.name),
+                State::Live(_) | State::Behind(..) | State::Hidden(..) => upcoming.up.push(&volume.name),
             }
         }
         self.progress.show(&upcoming);
@@ -247,6 +247,7 @@ impl Report {
             match &volume.state {
                 State::Waiting(reason) => text += &format!("; {} waits: {reason}", volume.name),
                 State::Behind(_, reason) => text += &format!("; {} is not refreshed: {reason}", volume.name),
+                State::Hidden(_, reason) => text += &format!("; {} is not at its path: {reason}", volume.name),
                 State::Live(_) => {}
             }
         }
@@ -308,7 +309,7 @@ impl Report {
     fn ready_object<'a>(&'a self, known: &'a Known) -> Ready<'a> {
         let PodIdentity { namespace, name, uid } = &self.identity;
         let volumes = known.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
-            (State::Live(shown) | State::Behind(shown, _), Some(path)) => Some(ReadyVolume {
+            (State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _), Some(path)) => Some(ReadyVolume {
                 name: &volume.name,
                 kind: &volume.kind,
                 path,
@@ -333,7 +334,9 @@ impl VolumeReport {
     /// How the volume is served, where there is a choice.
     fn mode_if_passthrough(&self) -> Option<&'static str> {
         match &self.state {
-            State::Live(shown) | State::Behind(shown, _) if shown.generation().is_none() => Some(shown.mode()),
+            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) if shown.generation().is_none() => {
+                Some(shown.mode())
+            }
             _ => None,
         }
     }

@@ -66,6 +66,21 @@ impl Scaffold {
         Ok(Some((point, visible)))
     }
 
+    /// The place that an earlier podfs recorded for the file system with this device number, and its mount there. Another
+    /// process may have unmounted it meanwhile.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn keep_served(&mut self, path: &Path, device: &str) -> Result<Option<(MountPoint, VisibleMount)>, MountError> {
+        let point = MountPoint::recorded(path);
+        if !self.left.iter().any(|left| left == path) {
+            return Ok(None);
+        }
+        let visible = point.find_of(device)?;
+        self.mark(&point);
+        Ok(Some((point, visible)))
+    }
+
     /// Makes a mount point ready. It is to be written down before anything is mounted on it.
     ///
     /// # Errors

@@ -179,6 +179,8 @@ pub enum VolumeState {
     Behind,
     /// Mounted; what it shows of the host does not answer.
     Silent,
+    /// Served, but its path does not show it: another process has unmounted it or mounted something over it.
+    Hidden,
 }
 
 impl PodStatus {
@@ -209,8 +211,8 @@ impl PodStatus {
 
 impl VolumeState {
     /// All there are.
-    pub const ALL: [VolumeState; 4] =
-        [VolumeState::Waiting, VolumeState::Live, VolumeState::Behind, VolumeState::Silent];
+    pub const ALL: [VolumeState; 5] =
+        [VolumeState::Waiting, VolumeState::Live, VolumeState::Behind, VolumeState::Silent, VolumeState::Hidden];
 }
 
 impl PodState {
@@ -244,6 +246,7 @@ impl PodState {
                 VolumeState::Live => None,
                 VolumeState::Waiting => Some(format!("volume {:?} waits: {reason}", volume.name)),
                 VolumeState::Behind => Some(format!("volume {:?} is not refreshed: {reason}", volume.name)),
+                VolumeState::Hidden => Some(format!("volume {:?} is not at its path: {reason}", volume.name)),
                 VolumeState::Silent => {
                     let source = if volume.backend.is_some() { "its NFS server" } else { "the host" };
                     Some(format!("volume {:?} waits for {source}: {reason}", volume.name))

@@ -86,6 +86,7 @@ impl Supervisor {
         }
         self.report_volume(place, &volume);
         self.idle.insert(place, volume);
+        self.look_again();
         Ok(())
     }
 

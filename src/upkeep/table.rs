@@ -106,6 +106,7 @@ fn trouble(volume: &VolumeStatus) -> Option<String> {
     let what = match volume.state {
         VolumeState::Waiting => "waiting",
         VolumeState::Behind => "not refreshed",
+        VolumeState::Hidden => "not at its path",
         VolumeState::Live | VolumeState::Silent => "trouble",
     };
     match (&volume.reason, &volume.last_error) {

@@ -16,4 +16,5 @@ mod push;
 mod sources;
 mod status;
 mod trace;
+mod unmounts;
 mod waiting;

@@ -173,6 +173,19 @@ impl PrivateMount {
         statx(&self.tree, c"", flags, StatxFlags::empty()).ok().map(|found| found.stx_dev_minor)
     }
 
+    /// The device number of the file system, as the mount table writes it. Nobody is asked for it.
+    pub(crate) fn device(&self) -> Option<String> {
+        self.connection().map(|minor| format!("0:{minor}"))
+    }
+
+    /// Whether its root is a directory. The kernel knows that from the mount itself; nobody is asked.
+    pub(crate) fn shape(&self) -> Shape {
+        match root_type(self.tree.as_fd()) {
+            Ok(FileType::RegularFile) => Shape::File,
+            _ => Shape::Directory,
+        }
+    }
+
     /// A read-only clone, attached nowhere yet. The flags are set before anybody can see it, so that
     /// copies that propagate into containers carry them too.
     ///
@@ -227,10 +240,8 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Attaches the mount in a mount namespace that nobody else sees, clones it there, and detaches it.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    // The kernel knows the type of the root from the mount itself; nobody is asked.
-    let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     // Any directory or file does: it is covered in the thread's own namespace only.
-    let stage = match FileType::from_raw_mode(root.stx_mode.into()) {
+    let stage = match root_type(tree)? {
         FileType::Directory => c"/proc",
         _ => c"/proc/version",
     };
@@ -245,6 +256,12 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
         clone
     };
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
+}
+
+/// The kernel knows the type of the root from the mount itself; nobody is asked.
+fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
+    let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    Ok(FileType::from_raw_mode(root.stx_mode.into()))
 }
 
 fn set_read_only(clone: &OwnedFd) -> io::Result<()> {

@@ -32,6 +32,10 @@ pub fn keep() -> io::Result<()> {
 pub struct Mounted {
     /// The kernel's number for it, as `statx(2)` and `name_to_handle_at(2)` report it.
     pub id: u64,
+    /// The number of the mount that it is mounted on.
+    pub parent: u64,
+    /// Nothing on it can be changed.
+    pub read_only: bool,
     /// What it denies to the files on it.
     pub restrictions: Restrictions,
     /// Where it is mounted.
@@ -63,9 +67,12 @@ impl Restrictions {
 
     /// Reads the options of a mount: `rw,nosuid,relatime`.
     fn of_options(options: &[u8]) -> Self {
-        let has = |name: &str| options.split(|byte| *byte == b',').any(|option| option == name.as_bytes());
-        Self { nosuid: has("nosuid"), nodev: has("nodev"), noexec: has("noexec") }
+        Self { nosuid: has(options, "nosuid"), nodev: has(options, "nodev"), noexec: has(options, "noexec") }
     }
+}
+
+fn has(options: &[u8], name: &str) -> bool {
+    options.split(|byte| *byte == b',').any(|option| option == name.as_bytes())
 }
 
 /// The mounts exactly at `path`, which holds no symbolic links; the topmost comes last.
@@ -109,15 +116,17 @@ fn read() -> io::Result<Vec<u8>> {
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let id = str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
+    let mut number = || str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    let device = String::from_utf8_lossy(fields.next()?).into_owned();
     let root = path(fields.next()?);
     let at = path(fields.next()?);
-    let restrictions = Restrictions::of_options(fields.next()?);
+    let options = fields.next()?;
+    let (restrictions, read_only) = (Restrictions::of_options(options), has(options, "ro"));
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
-    Some(Mounted { id, restrictions, at, fs_type, device, root, source })
+    Some(Mounted { id, parent, read_only, restrictions, at, fs_type, device, root, source })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -150,6 +159,8 @@ mod tests {
             br"36 35 98:0 / /var/with\040blank\134 rw,nosuid,noatime,noexec master:1 shared:2 - fuse.podfs podfs rw";
         let expected = Mounted {
             id: 36,
+            parent: 35,
+            read_only: false,
             restrictions: Restrictions { nosuid: true, nodev: false, noexec: true },
             at: PathBuf::from(r"/var/with blank\"),
             fs_type: FS_TYPE.to_owned(),

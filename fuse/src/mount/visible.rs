@@ -5,14 +5,14 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::CWD;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
 use super::private::Shape;
-use super::table::{FS_TYPE, mounts_at};
+use super::table::{FS_TYPE, Mounted, mount_with_id, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,11 @@ impl MountPoint {
         Ok(Self { path })
     }
 
+    /// The place of a mount that was there once. `path` has no symbolic links; the directories above may be gone.
+    pub fn recorded(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
     /// The path, without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
@@ -98,7 +103,7 @@ impl MountPoint {
     pub fn attach(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
         move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|errno| MountError::at("mount on", &self.path, errno))?;
-        Ok(VisibleMount { path: self.path.clone(), mounted: true, covers: 0 })
+        Ok(self.visible(number_of(clone).and_then(mount_with_id).ok().flatten()))
     }
 
     /// The mount that is here, if it is alive.
@@ -106,15 +111,31 @@ impl MountPoint {
     /// # Errors
     /// When the mount table cannot be read.
     pub fn find(&self) -> Result<Option<VisibleMount>, MountError> {
-        let mounts = mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))?;
-        let alive = !mounts.is_empty() && !is_dead(&self.path);
-        Ok(alive.then(|| VisibleMount { path: self.path.clone(), mounted: true, covers: 0 }))
+        let top = self.mounts()?.pop().filter(|_| !is_dead(&self.path));
+        Ok(top.map(|top| self.visible(Some(top))))
+    }
+
+    /// The mount of the file system with this device number, whether it is still here or another process has unmounted it.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn find_of(&self, device: &str) -> Result<VisibleMount, MountError> {
+        let mut visible = self.visible(self.mounts()?.into_iter().rfind(|mount| mount.device == device));
+        visible.mounted = visible.entry.is_some();
+        Ok(visible)
+    }
+
+    fn mounts(&self) -> Result<Vec<Mounted>, MountError> {
+        mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))
+    }
+
+    fn visible(&self, entry: Option<Mounted>) -> VisibleMount {
+        VisibleMount { path: self.path.clone(), entry, mounted: true, covers: 0 }
     }
 
     fn clear(&self, leftovers: Leftovers) -> Result<Below, MountError> {
         loop {
-            let mounts = mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))?;
-            match mounts.last() {
+            match self.mounts()?.last() {
                 None => return Ok(Below::Nothing),
                 Some(top) if top.fs_type == FS_TYPE => match (is_dead(&self.path), leftovers) {
                     (true, Leftovers::Cover) => return Ok(Below::Dead),
@@ -173,9 +194,23 @@ pub fn take_away(path: &Path) -> Result<(), MountError> {
 #[derive(Debug)]
 pub struct VisibleMount {
     path: PathBuf,
+    /// Its line in the mount table, when it was mounted or found.
+    entry: Option<Mounted>,
+    /// Whether it is there, as far as this process knows.
     mounted: bool,
     /// How many mounts of podfs are below it that are not unmounted before it.
     covers: u32,
+}
+
+/// What the path of a visible mount shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The mount.
+    Visible,
+    /// Another file system, of this type, that is mounted over it.
+    Covered(String),
+    /// Whatever was there before: the mount was unmounted.
+    Gone,
 }
 
 impl VisibleMount {
@@ -184,14 +219,50 @@ impl VisibleMount {
         &self.path
     }
 
+    /// Whether nothing on it could be changed, when it was mounted or found.
+    pub fn is_read_only(&self) -> Option<bool> {
+        self.entry.as_ref().map(|entry| entry.read_only)
+    }
+
+    /// What its path shows, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
+    /// the file system has to be the same, too.
+    pub fn presence(&self, table: &[Mounted]) -> Presence {
+        let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
+        let is_it = |mount: &&Mounted| mount.id == entry.id && mount.device == entry.device && mount.at == self.path;
+        if !table.iter().any(|mount| is_it(&mount)) {
+            return Presence::Gone;
+        }
+        let over = table.iter().find(|mount| mount.parent == entry.id && mount.at == self.path);
+        over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
+    }
+
+    /// Another process has unmounted it. What is mounted at its path from now on is not unmounted with it.
+    pub fn lose(&mut self) {
+        self.mounted = false;
+    }
+
+    /// Whether another process has unmounted it.
+    pub fn is_lost(&self) -> bool {
+        !self.mounted
+    }
+
+    /// `again` is mounted in the place of this one, which is lost.
+    pub fn replace(&mut self, again: VisibleMount) {
+        let covers = self.covers;
+        *self = again;
+        self.covers += covers;
+    }
+
     /// Unmounts it, lazily when it is busy: it disappears from the path at once, and whoever is inside
     /// keeps what they have open.
     ///
     /// # Errors
     /// When the kernel refuses; the mount stays then.
     pub fn unmount(mut self) -> Result<(), MountError> {
-        self.mounted = false;
-        take_off(&self.path)?;
+        if self.mounted {
+            self.mounted = false;
+            take_off(&self.path)?;
+        }
         (0..self.covers).try_for_each(|_| take_off(&self.path))?;
         uncover(&self.path)
     }
@@ -203,15 +274,17 @@ impl VisibleMount {
     /// As [`Self::unmount`].
     pub fn unmount_and_abort(self) -> Result<(), MountError> {
         // The kernel ends the connection first, whoever is inside. `unmount` is told if this was all there was to do.
-        let _gone =
-            rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        if self.mounted {
+            let _gone =
+                rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        }
         self.unmount()
     }
 
     /// `below`, on which it is mounted, stays until both are unmounted (see [`Leftovers::Cover`]).
     pub fn cover(&mut self, mut below: VisibleMount) {
+        self.covers += u32::from(below.mounted) + below.covers;
         below.mounted = false;
-        self.covers += 1 + below.covers;
     }
 }
 
@@ -232,6 +305,12 @@ fn uncover(path: &Path) -> Result<(), MountError> {
             _ => return Ok(()),
         }
     }
+}
+
+/// The kernel's number of a mount. Its file system is not asked.
+fn number_of(mount: &OwnedFd) -> io::Result<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(mount, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
 /// Whether nobody answers for what is mounted at `path` any more.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::mount::MountError;
-use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
+use crate::mount::private::{Access, MountOptions, PrivateMount, Shape, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::nfs::options::Callers;
 use crate::server::held::{Content, Held};
@@ -114,6 +114,16 @@ impl Passthrough {
             Access::ReadWrite => self.held.mount.read_write_clone()?,
         };
         point.attach(&clone)
+    }
+
+    /// The device number of its file system, as the mount table writes it.
+    pub(crate) fn device(&self) -> Option<String> {
+        self.held.mount.device()
+    }
+
+    /// Whether it is a directory or a file.
+    pub fn shape(&self) -> Shape {
+        self.held.mount.shape()
     }
 
     /// Whether the source is on another machine.

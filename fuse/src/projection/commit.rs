@@ -257,6 +257,11 @@ impl Projection {
         self.held.region.counts().propagations.add(took);
     }
 
+    /// The device number of its file system, as the mount table writes it.
+    pub(crate) fn device(&self) -> Option<String> {
+        self.held.mount.device()
+    }
+
     /// A way to look at the volume from elsewhere.
     pub fn watch(&self) -> Watch {
         Watch::new(&self.server, self.volume, &self.held)

@@ -108,6 +108,15 @@ impl Adopted {
     pub fn is_audited(&self) -> bool {
         matches!(self, Self::Projection(projection) if projection.is_audited())
     }
+
+    /// The device number of its file system, as the mount table writes it.
+    pub fn device(&self) -> Option<String> {
+        match self {
+            Self::Projection(projection) => projection.device(),
+            Self::Passthrough(passthrough) => passthrough.device(),
+            Self::Nfs(volume) => volume.device(),
+        }
+    }
 }
 
 impl Server {

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
+//! | `hidden` | volumes that another process has unmounted or covered |
 //! | `nfs` | finding an export and its server |
 //! | [`search`] | finding a server again that has moved |
 
+mod hidden;
 mod nfs;
 mod passthrough;
 mod projected;
@@ -17,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
@@ -33,6 +36,7 @@ use crate::payload::Allocatable;
 use crate::source::{Condition, Tokens};
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Volume, VolumeSource};
+use hidden::{Hidden, Unmounts};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
 
@@ -63,9 +67,18 @@ impl Setting {
         self.scaffold.lock().expect("nobody panics while the scaffold is locked")
     }
 
+    /// Makes the mount point of a volume ready that another process has unmounted. It may have removed it, too.
+    fn prepare_again(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
+        let mut scaffold = self.scaffold();
+        let point = scaffold.prepare(path, shape).map_err(Trouble::of_mount)?;
+        scaffold.record().map_err(|error| Trouble::Passing(error.to_string()))?;
+        Ok(point)
+    }
+
     /// What another supervisor has to know of a volume to adopt it.
-    fn about(volume: &Volume, path: &Path, group: Option<u32>) -> Value {
-        let about = About { volume: volume.name.to_string(), path: path.to_owned(), group };
+    fn about(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> Value {
+        let read_only = Some(access == Access::ReadOnly);
+        let about = About { volume: volume.name.to_string(), path: path.to_owned(), group, read_only };
         // A path that is no text cannot be told: such a volume is mounted anew.
         serde_json::to_value(about).unwrap_or_default()
     }
@@ -111,6 +124,10 @@ pub enum State {
     /// Mounted, and showing the last good generation, because the last refresh failed for this reason
     /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
     Behind(Shown, String),
+    /// Served, but its path does not show it, for this reason: another process has unmounted it or mounted something over it.
+    /// Containers that use it already see it still. A refresh that finds it at its path, or mounts it there again, leads to
+    /// [`State::Live`].
+    Hidden(Shown, String),
 }
 
 impl State {
@@ -126,7 +143,7 @@ impl State {
     /// Why the volume is not live.
     pub fn reason(&self) -> Option<&str> {
         match self {
-            State::Waiting(reason) | State::Behind(_, reason) => Some(reason),
+            State::Waiting(reason) | State::Behind(_, reason) | State::Hidden(_, reason) => Some(reason),
             State::Live(_) => None,
         }
     }
@@ -135,7 +152,7 @@ impl State {
     pub fn generation(&self) -> Option<&GenerationName> {
         match self {
             State::Waiting(_) => None,
-            State::Live(shown) | State::Behind(shown, _) => shown.generation(),
+            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => shown.generation(),
         }
     }
 }
@@ -231,6 +248,9 @@ pub struct PodVolume {
     spec: Volume,
     body: Body,
     state: State,
+    /// Why its path does not show it, if it does not.
+    hidden: Option<Hidden>,
+    unmounts: Unmounts,
     /// Whether it waits for what was asked for only seconds ago, which is no problem yet.
     is_settling: bool,
     failures: u32,
@@ -274,7 +294,17 @@ impl PodVolume {
 
     fn new(spec: Volume, body: Body) -> Self {
         let state = State::first(&spec);
-        Self { spec, body, state, is_settling: false, failures: 0, last_error: None, heard: None }
+        Self {
+            spec,
+            body,
+            state,
+            hidden: None,
+            unmounts: Unmounts::default(),
+            is_settling: false,
+            failures: 0,
+            last_error: None,
+            heard: None,
+        }
     }
 
     /// The volume, as the manifest describes it.
@@ -339,9 +369,10 @@ impl PodVolume {
     }
 
     /// Shows what `refresh` says, because of a change that was heard of then, if it was because of one. When that fails,
-    /// what is shown stays as it is.
+    /// what is shown stays as it is. A volume that another process has unmounted is mounted again first.
     pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
         self.heard = self.heard.or(heard);
+        self.show_again();
         let outcome = match (&mut self.body, &self.spec.source) {
             (Body::Projected(projected), VolumeSource::Projection(source)) => {
                 projected.show(&self.spec, source, refresh, self.heard)
@@ -352,9 +383,19 @@ impl PodVolume {
         match outcome {
             Ok(shown) => {
                 self.heard = None;
-                self.failures = 0;
-                self.enter(State::Live(shown));
-                Attempt::Settled
+                match self.hidden.clone() {
+                    None => {
+                        self.failures = 0;
+                        self.enter(State::Live(shown));
+                        Attempt::Settled
+                    }
+                    Some(hidden) => {
+                        self.last_error = Some(hidden.reason().to_owned());
+                        self.enter(State::Hidden(shown, hidden.reason().to_owned()));
+                        // What covers the volume is watched.
+                        if self.is_unmounted() { self.retry() } else { Attempt::Settled }
+                    }
+                }
             }
             Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
             Err(Trouble::Manifests(reason)) => {
@@ -365,9 +406,9 @@ impl PodVolume {
                     (true, State::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, State::Waiting(_)) => self.settle(reason),
                     (true, State::Live(_)) => {}
-                    (true, State::Behind(..)) | (false, _) => self.fail(reason),
+                    (true, State::Behind(..) | State::Hidden(..)) | (false, _) => self.fail(reason),
                 }
-                Attempt::Settled
+                if self.is_unmounted() { self.retry() } else { Attempt::Settled }
             }
             Err(Trouble::Passing(reason)) => {
                 self.fail(reason);
@@ -410,14 +451,6 @@ impl PodVolume {
         }
     }
 
-    /// Where podfs has mounted it, as the mount table names the path.
-    pub(super) fn mounted_at(&self) -> Option<&Path> {
-        match &self.body {
-            Body::Projected(projected) => projected.mounted_at(),
-            Body::Passthrough(passthrough) => passthrough.mounted_at(),
-        }
-    }
-
     fn shown(&self) -> Option<Shown> {
         match &self.body {
             Body::Projected(projected) => projected.shown(),
@@ -427,9 +460,10 @@ impl PodVolume {
 
     fn fail(&mut self, reason: String) {
         self.last_error = Some(reason.clone());
-        let state = match self.shown() {
-            None => State::Waiting(reason),
-            Some(shown) => State::Behind(shown, reason),
+        let state = match (self.shown(), &self.hidden) {
+            (None, _) => State::Waiting(reason),
+            (Some(shown), None) => State::Behind(shown, reason),
+            (Some(shown), Some(hidden)) => State::Hidden(shown, format!("{}; {reason}", hidden.reason())),
         };
         self.enter(state);
     }
@@ -454,6 +488,7 @@ impl PodVolume {
         self.is_settling = false;
         let name = self.spec.name.as_str();
         match &state {
+            State::Hidden(_, reason) => warn!("volume {name:?} is not at its path: {reason}"),
             State::Waiting(reason) | State::Behind(_, reason) => {
                 warn!("MountVolume.SetUp failed for volume {name:?} : {reason}");
             }

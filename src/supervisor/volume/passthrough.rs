@@ -15,6 +15,7 @@ use podfs_fuse::nfs::mounted::NfsVolume;
 use podfs_fuse::nfs::options::Callers;
 use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
 use podfs_fuse::server::{Adopted, Watch};
+use serde_json::Value;
 use tracing::warn;
 
 use super::super::adoption::About;
@@ -42,6 +43,7 @@ pub(super) struct PassthroughVolume {
 /// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
 struct Mounted {
     visible: VisibleMount,
+    access: Access,
     served: Served,
 }
 
@@ -73,6 +75,14 @@ impl Mounted {
             Served::Passthrough(passthrough) => Some(passthrough.watch()),
             Served::Nfs(volume) => Some(volume.watch()),
             Served::Bind => None,
+        }
+    }
+
+    /// Whether it is mounted on a directory or a file.
+    fn shape(&self) -> Shape {
+        match &self.served {
+            Served::Passthrough(passthrough) => passthrough.shape(),
+            Served::Nfs(_) | Served::Bind => Shape::Directory,
         }
     }
 
@@ -119,13 +129,31 @@ impl PassthroughVolume {
             Adopted::Nfs(volume) => Served::Nfs(volume),
             Adopted::Projection(_) => unreachable!("a projection is no passthrough"),
         };
-        let mounted = Mounted { visible, served };
+        let access = access(visible.is_read_only().or(about.read_only).unwrap_or_default());
+        let mounted = Mounted { visible, access, served };
         Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
     }
 
-    /// Where it is mounted.
-    pub(super) fn mounted_at(&self) -> Option<&Path> {
-        self.mounted.as_ref().map(|mounted| mounted.visible.path())
+    /// Its mount, once it is mounted.
+    pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
+        self.mounted.as_mut().map(|mounted| &mut mounted.visible)
+    }
+
+    /// Shows the volume again, whose mount another process has unmounted. Those that still use the old mount and those
+    /// that come now share one file system, and its server. A bind mount has neither: it is to be [mounted](Self::show) anew.
+    pub(super) fn show_again(&mut self) -> Result<(), Trouble> {
+        if let Some(bind) = self.mounted.take_if(|mounted| matches!(mounted.served, Served::Bind)) {
+            drop(bind);
+        }
+        let Some(mounted) = self.mounted.as_mut().filter(|mounted| !mounted.is_given_up()) else { return Ok(()) };
+        let point = self.setting.prepare_again(mounted.visible.path(), mounted.shape())?;
+        let again = match &mounted.served {
+            Served::Passthrough(passthrough) => passthrough.show(&point, mounted.access),
+            Served::Nfs(volume) => volume.show(&point, mounted.access),
+            Served::Bind => return Ok(()),
+        };
+        mounted.visible.replace(again.map_err(Trouble::of_mount)?);
+        Ok(())
     }
 
     /// Where the volume is, or was tried to be.
@@ -317,15 +345,15 @@ impl PassthroughVolume {
             && let Some((_, visible)) = self.setting.scaffold().keep(&path).map_err(|error| passing(&error))?
         {
             // It was mounted by a supervisor before this one, and needs nobody.
-            return Ok(Mounted { visible, served: Served::Bind });
+            return Ok(Mounted { visible, access, served: Served::Bind });
         }
         let shape = match &content {
             Planned::Source { source, .. } => source.shape(),
             Planned::Export(_) => Shape::Directory,
         };
         let point = match &self.outdated {
-            Some(outdated) => MountPoint::of_mount(outdated.visible.path()),
-            None => {
+            Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
+            _ => {
                 let mut scaffold = self.setting.scaffold();
                 let point = scaffold.prepare(&path, shape);
                 scaffold.record().map_err(|error| passing(&error))?;
@@ -337,36 +365,29 @@ impl PassthroughVolume {
         match content {
             Planned::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach(&clone));
-                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, served: Served::Bind })
+                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, access, served: Served::Bind })
             }
             Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
-                let passthrough = self.start_passthrough(spec, &source, &options, &mount, &point)?;
+                let (server, about) = (Arc::clone(&self.setting.server), self.about(spec, &point, access));
+                let passthrough = Passthrough::start(server, source.as_fd(), &options, &mount, about);
+                let passthrough = passthrough.map_err(Trouble::of_mount)?;
                 let visible = passthrough.show(&point, access).map_err(Trouble::of_mount)?;
-                Ok(Mounted { visible, served: Served::Passthrough(passthrough) })
+                Ok(Mounted { visible, access, served: Served::Passthrough(passthrough) })
             }
             Planned::Export(export) => {
                 let Export { options, sockets, attributes, .. } = *export;
-                let (server, about) =
-                    (Arc::clone(&self.setting.server), Setting::about(spec, point.path(), self.group));
+                let (server, about) = (Arc::clone(&self.setting.server), self.about(spec, &point, access));
                 let volume = NfsVolume::start(server, sockets, &options, attributes, &mount, about);
                 let volume = volume.map_err(Trouble::of_mount)?;
                 let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
-                Ok(Mounted { visible, served: Served::Nfs(volume) })
+                Ok(Mounted { visible, access, served: Served::Nfs(volume) })
             }
         }
     }
 
-    fn start_passthrough(
-        &self,
-        spec: &Volume,
-        source: &Source,
-        options: &Options,
-        mount: &MountOptions,
-        point: &MountPoint,
-    ) -> Result<Passthrough, Trouble> {
-        let (server, about) = (Arc::clone(&self.setting.server), Setting::about(spec, point.path(), self.group));
-        Passthrough::start(server, source.as_fd(), options, mount, about).map_err(Trouble::of_mount)
+    fn about(&self, spec: &Volume, point: &MountPoint, access: Access) -> Value {
+        Setting::about(spec, point.path(), self.group, access)
     }
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {

@@ -1,11 +1,10 @@
 //! A volume that podfs assembles: committed generation by generation.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::private::{MountOptions, Shape};
+use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::commit::{Commit, CommitError};
 use podfs_fuse::projection::image::DirectoryAttributes;
@@ -76,9 +75,20 @@ impl ProjectedVolume {
         &self.point
     }
 
-    /// Where it is mounted.
-    pub(super) fn mounted_at(&self) -> Option<&Path> {
-        self.mounted.as_ref().map(|mounted| mounted.visible.path())
+    /// Its mount, once it is mounted.
+    pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
+        self.mounted.as_mut().map(|mounted| &mut mounted.visible)
+    }
+
+    /// Shows the projection again, whose mount another process has unmounted. Those that still use the old mount and those
+    /// that come now share one file system.
+    pub(super) fn show_again(&mut self) -> Result<(), Trouble> {
+        let Some(mounted) = &mut self.mounted else { return Ok(()) };
+        self.point = self.setting.prepare_again(self.point.path(), Shape::Directory)?;
+        if !mounted.projection.is_given_up() {
+            mounted.visible.replace(mounted.projection.show(&self.point).map_err(Trouble::of_mount)?);
+        }
+        Ok(())
     }
 
     /// What is to be seen.
@@ -183,7 +193,7 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: refresh.selinux_context(), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
-        let about = Setting::about(spec, self.point.path(), None);
+        let about = Setting::about(spec, self.point.path(), None, Access::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = Projection::start(Arc::clone(server), &root, &options, about, &reporting)?;

@@ -2,10 +2,12 @@
 
 use std::fs;
 
+use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::api_server::{Answer, Asked, Disturbance, Order};
+use crate::common::namespace::mount_tmpfs;
 use crate::common::*;
 use crate::rig::Rig;
 
@@ -108,6 +110,26 @@ fn an_immutable_object_that_was_deleted_may_be_another_one_later() {
         rig.put_config(value);
         wait_content(&file, value);
     }
+}
+
+#[test]
+fn a_volume_that_stays_unmounted_has_an_event_and_another_when_it_is_back() {
+    let rig = Rig::new("[{name: config, configMap: {name: app}}]");
+    rig.put_config("1");
+    let running = rig.run();
+    let volume = running.volume("config");
+    umount2(&volume, MntFlags::empty()).expect("unmounted");
+    mount_tmpfs(&volume);
+    let has = |reason: &str, message: &str| {
+        let events = rig.server.objects("Event");
+        events.iter().any(|event| {
+            event["reason"] == reason && event["message"].as_str().is_some_and(|said| said.contains(message))
+        })
+    };
+    eventually("its trouble is told", || has("FailedMount", "another process unmounted"));
+    umount2(&volume, MntFlags::empty()).expect("unmounted");
+    eventually("its success is told", || has("SuccessfulMountVolume", "config"));
+    wait_content(&volume.join("key"), "1");
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! What is seen and changed through a volume is what is on the server.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 
+use crate::common::eventually;
 use crate::nfs_rig::Ganesha;
 use crate::pod_volumes::pods::{fixture, shown};
 
@@ -39,6 +41,23 @@ fn the_status_tells_whose_client_is_used() {
     let volume = &fixture.pods()[0]["volumes"][0];
     assert_eq!((&volume["backend"], &volume["mode"]), (&"user".into(), &"nfs".into()), "{volume}");
     drop(running);
+}
+
+#[test]
+fn an_export_that_another_process_unmounts_is_mounted_again() {
+    let ganesha = Ganesha::start();
+    let fixture = fixture("nfs-unmounted", &ganesha, "");
+    let mut running = fixture.run();
+    let volume = shown(&running);
+    let device = fs::metadata(&volume).expect("there").dev();
+    let mut open = File::create(volume.join("open")).expect("created");
+    umount2(&volume, MntFlags::MNT_DETACH).expect("unmounted");
+    eventually("it is mounted again", || fs::metadata(&volume).is_ok_and(|found| found.dev() == device));
+    open.write_all(b"content").and_then(|()| open.sync_all()).expect("written");
+    assert_eq!(fs::read_to_string(volume.join("open")).expect("read"), "content");
+    drop(open);
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    fixture.assert_nothing_left();
 }
 
 /// A process that writes lines to a file. This one cannot do it: with a file open that waits for a server, it could not

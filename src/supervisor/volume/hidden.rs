@@ -1,0 +1,159 @@
+//! Volumes whose path does not show them: another process has unmounted them, or has mounted something over them.
+//!
+//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that
+//!    would show what is mounted there, and may wait for the server that the supervisor has to replace.
+//! 2. A mount that is gone is replaced by another clone of the volume's private mount. So containers that still use the old one
+//!    see the same files as those that come later, and every refresh reaches both. A bind mount is made anew from its source.
+//! 3. What another process has mounted over a volume stays; the volume is seen again when that is unmounted.
+//! 4. Each unmount within a minute of the one before makes podfs wait twice as long before it mounts the volume again, up to
+//!    30 s. So a process that unmounts a volume in a loop fills no log.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::mount::table::Mounted;
+use podfs_fuse::mount::visible::{Presence, VisibleMount};
+use tracing::info;
+
+use super::{Body, FIRST_RETRY, LONGEST_RETRY, PodVolume, State, Trouble};
+
+/// An unmount that comes later is no repetition of the one before.
+const CALM: Duration = Duration::from_secs(60);
+
+/// Why the path of a volume does not show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Hidden {
+    /// It was unmounted.
+    Unmounted(String),
+    /// Something is mounted over it.
+    Covered(String),
+}
+
+impl Hidden {
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Hidden::Unmounted(reason) | Hidden::Covered(reason) => reason,
+        }
+    }
+}
+
+/// How often another process has unmounted a volume without a pause in between.
+#[derive(Default)]
+pub(super) struct Unmounts {
+    count: u32,
+    last: Option<Instant>,
+}
+
+impl Unmounts {
+    /// How long to wait after one more before the volume is mounted again.
+    fn pause(&mut self, now: Instant) -> Duration {
+        if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > CALM) {
+            self.count = 0;
+        }
+        self.count = self.count.saturating_add(1);
+        match self.count {
+            1 => Duration::ZERO,
+            count => FIRST_RETRY.saturating_mul(2_u32.saturating_pow(count - 2)).min(LONGEST_RETRY),
+        }
+    }
+}
+
+impl PodVolume {
+    /// Compares the volume with the mount table. If what its path shows has changed, its state has, too, and gives how long to
+    /// wait before it is refreshed.
+    pub(in crate::supervisor) fn look(&mut self, table: &[Mounted]) -> Option<Duration> {
+        let visible = self.visible()?;
+        let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
+        let hidden = match (presence, &self.hidden) {
+            (Presence::Visible, None) | (Presence::Gone, Some(Hidden::Unmounted(_))) => return None,
+            (Presence::Visible, Some(_)) => {
+                self.hidden = None;
+                return Some(Duration::ZERO);
+            }
+            (Presence::Covered(fs_type), _) => {
+                Hidden::Covered(format!("another process mounted {fs_type} over it at {path}; unmount that"))
+            }
+            (Presence::Gone, _) => {
+                self.visible()?.lose();
+                Hidden::Unmounted(format!("another process unmounted {path}; podfs mounts it again"))
+            }
+        };
+        if self.hidden.as_ref() == Some(&hidden) {
+            return None;
+        }
+        let is_unmounted = matches!(hidden, Hidden::Unmounted(_));
+        let reason = hidden.reason().to_owned();
+        self.hidden = Some(hidden);
+        if let (Some(shown), false) = (self.shown(), matches!(self.state, State::Waiting(_))) {
+            self.last_error = Some(reason.clone());
+            self.enter(State::Hidden(shown, reason));
+        }
+        Some(if is_unmounted { self.unmounts.pause(Instant::now()) } else { Duration::ZERO })
+    }
+
+    /// Whether another process has unmounted the volume, by the last look at the mount table.
+    pub(super) fn is_unmounted(&self) -> bool {
+        matches!(self.hidden, Some(Hidden::Unmounted(_)))
+    }
+
+    /// Where another process has unmounted the volume, if it has. It is not unmounted again at its end.
+    pub(in crate::supervisor) fn unmounted_from(&mut self, table: &[Mounted]) -> Option<PathBuf> {
+        let visible = self.visible().filter(|visible| visible.presence(table) == Presence::Gone)?;
+        visible.lose();
+        Some(visible.path().to_owned())
+    }
+
+    /// Mounts the volume again if it was unmounted.
+    pub(super) fn show_again(&mut self) {
+        if !self.is_unmounted() {
+            return;
+        }
+        let path = self.visible().map(|visible| visible.path().display().to_string()).unwrap_or_default();
+        let again = match &mut self.body {
+            Body::Projected(projected) => projected.show_again(),
+            Body::Passthrough(passthrough) => passthrough.show_again(),
+        };
+        match again {
+            Ok(()) => {
+                self.hidden = None;
+                // A bind mount, and a volume that the servers have given up, are yet to be mounted.
+                let is_there = self.visible().is_some_and(|visible| !visible.is_lost());
+                if let Some(shown) = self.shown().filter(|_| is_there) {
+                    info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
+                    self.state = State::Live(shown);
+                }
+                self.last_error = Some(format!("another process unmounted {path}; podfs mounted it again"));
+            }
+            Err(trouble) => {
+                let cause = match trouble {
+                    Trouble::Manifests(cause) | Trouble::Passing(cause) => cause,
+                    Trouble::Hopeless(error) => error.to_string(),
+                };
+                let reason = format!("another process unmounted {path}, and podfs cannot mount it again yet: {cause}");
+                self.hidden = Some(Hidden::Unmounted(reason));
+            }
+        }
+    }
+
+    fn visible(&mut self) -> Option<&mut VisibleMount> {
+        match &mut self.body {
+            Body::Projected(projected) => projected.visible(),
+            Body::Passthrough(passthrough) => passthrough.visible(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_unmounts_are_answered_with_growing_pauses() {
+        let (mut unmounts, start) = (Unmounts::default(), Instant::now());
+        let pauses: Vec<_> = (0..4).map(|_| unmounts.pause(start).as_millis()).collect();
+        assert_eq!(pauses, [0, 100, 200, 400]);
+        let last = (0..20).map(|_| unmounts.pause(start + CALM)).last();
+        assert_eq!(last, Some(LONGEST_RETRY));
+        assert_eq!(unmounts.pause(start + 3 * CALM), Duration::ZERO);
+    }
+}
