@@ -44,7 +44,8 @@ use super::foresight::Foresight;
 use super::locks::Waits;
 use super::mounted::{Cache, DataPath, Options};
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::{Found, Node, Nodes};
+use super::node::Node;
+use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::pruner::Pruner;
 use super::share::{Share, Taken};
@@ -284,7 +285,7 @@ impl PassthroughFilesystem {
     }
 
     /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel is not told of it.
-    fn keep_open(&self, node: &Node, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
+    fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
         if node.handle().is_some() || node.held().is_some() {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! File handles: names for files that need no open descriptor (`name_to_handle_at(2)`).
 
 use std::ffi::c_int;
+use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,10 +19,12 @@ const MAX_USED: usize = HANDLE_WORDS * 8;
 
 /// A file of one file system: its number there and its generation, in the file system's own words. No other file ever
 /// has the same.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHandle {
     kind: c_int,
-    bytes: Box<[u8]>,
+    length: u32,
+    /// The handle, and zeros behind it.
+    words: [u64; HANDLE_WORDS],
 }
 
 /// `struct file_handle`, with room for the longest.
@@ -54,36 +57,42 @@ impl FileHandle {
         if result != 0 {
             return Err(last_errno());
         }
-        let length = raw.size as usize;
-        if length > MAX_USED {
-            return Err(Errno::OVERFLOW);
+        let bytes =
+            raw.bytes.get(..raw.size as usize).filter(|bytes| bytes.len() <= MAX_USED).ok_or(Errno::OVERFLOW)?;
+        let mut words = [0; HANDLE_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(whole);
         }
-        Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..length].into() }, mount.unsigned_abs().into()))
+        Ok((FileHandle { kind: raw.kind, length: raw.size, words }, mount.unsigned_abs().into()))
     }
 
     /// Records the handle but for its [length](Self::length).
     pub fn write(&self, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) {
-        for (word, bytes) in words.iter().zip(self.bytes.chunks(8)) {
-            let mut whole = [0; 8];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(whole), Relaxed);
-        }
+        words.iter().zip(self.used_words()).for_each(|(place, word)| place.store(*word, Relaxed));
         kind.store(self.kind.cast_unsigned(), Relaxed);
     }
 
     /// How many bytes it has.
     pub fn length(&self) -> u32 {
-        self.bytes.len() as u32
+        self.length
+    }
+
+    fn used_words(&self) -> &[u64] {
+        &self.words[..(self.length as usize).div_ceil(8)]
     }
 
     /// The handle that was recorded; none if its length is impossible.
     pub fn read(length: u32, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) -> Option<FileHandle> {
-        let mut bytes = [0; MAX_USED];
-        for (place, word) in bytes.chunks_mut(8).zip(words) {
-            place.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        if length as usize > MAX_USED {
+            return None;
         }
-        let kind = kind.load(Relaxed).cast_signed();
-        Some(FileHandle { kind, bytes: bytes.get(..length as usize)?.into() })
+        let mut handle = FileHandle { kind: kind.load(Relaxed).cast_signed(), length, words: [0; HANDLE_WORDS] };
+        let used = handle.used_words().len();
+        // What is behind it in the cell is of an earlier content.
+        handle.words.iter_mut().zip(&words[..used]).for_each(|(word, recorded)| *word = recorded.load(Relaxed));
+        Some(handle)
     }
 
     /// Opens the file through the mount that `anchor` is open on. Needs `CAP_DAC_READ_SEARCH`.
@@ -91,8 +100,10 @@ impl FileHandle {
     /// # Errors
     /// `ESTALE` when the file is gone, and those of `open(2)`.
     pub fn open(&self, anchor: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let mut raw = Raw { size: self.bytes.len() as u32, kind: self.kind, bytes: [0; MAX_SIZE] };
-        raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
+        let mut raw = Raw { size: self.length, kind: self.kind, bytes: [0; MAX_SIZE] };
+        for (bytes, word) in raw.bytes.chunks_exact_mut(8).zip(self.used_words()) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
         let flags = (flags | OFlags::CLOEXEC).bits().cast_signed();
         // SAFETY: `raw` is a file handle of the size it says.
         let opened = unsafe { libc::open_by_handle_at(anchor.as_raw_fd(), (&raw mut raw).cast(), flags) };
@@ -101,6 +112,13 @@ impl FileHandle {
         }
         // SAFETY: the kernel just made this descriptor for this process alone.
         Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+    }
+}
+
+impl Hash for FileHandle {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The kind says little, and most handles are much shorter than the longest.
+        self.used_words().hash(state);
     }
 }
 

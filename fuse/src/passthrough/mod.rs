@@ -12,7 +12,8 @@
 //! | `tables` | all that the file system knows, new or taken over |
 //! | `takeover` | going on with what a dead server left |
 //! | `state` | how that stands in the region |
-//! | `node` | the files that the kernel knows, and what each is identified by |
+//! | `node` | a file that the kernel knows, and what it is identified by |
+//! | `nodes` | all of them, by number and by identity |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
@@ -45,6 +46,7 @@ mod locks;
 pub mod mounted;
 mod mounts;
 mod node;
+mod nodes;
 mod open_files;
 mod open_node;
 mod pruner;

@@ -118,11 +118,6 @@ impl Mount {
         self.restrictions
     }
 
-    /// The kernel's number for it.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// The volume's number for it.
     pub fn index(&self) -> u64 {
         self.index
@@ -182,11 +177,11 @@ impl Mounts {
             _ => self.enter(file, id, handle.as_ref(), parent)?,
         };
         let identity = match handle {
-            Some(handle) if mount.has_handles() => Identity::Handle { mount: id, handle },
+            Some(handle) if mount.has_handles() => Identity::Handle { mount: mount.index, handle },
             _ => {
                 let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
                 let device = (u64::from(found.stx_dev_major) << 32) | u64::from(found.stx_dev_minor);
-                Identity::Number { mount: id, device, ino: found.stx_ino }
+                Identity::Number { mount: mount.index, device, ino: found.stx_ino }
             }
         };
         Ok((identity, mount))

@@ -4,11 +4,10 @@
 //! descriptor: a file handle opens it again. The kernel counts how often it was told of a node, and forgets it by that
 //! number; then the node goes.
 //!
-//! All that is to be known of a node stands in its cell of the region, so that a successor has the same nodes. The cell
-//! is there before the kernel is told of the node, and counts before the kernel does: after a kill the count may be too
-//! high, never too low.
+//! All that is to be known of a node stands in its cell of the region, so that a successor has the same nodes. A [`Node`]
+//! is there only while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the
+//! cell.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,31 +17,28 @@ use rustix::io::Errno;
 
 use super::handle::FileHandle;
 use super::mounts::{Mount, reopen};
+use super::nodes::Shared;
 use super::open_node::OpenNode;
-use super::share::{Share, Taken};
-use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, no_memory, recordable};
-use crate::region::Region;
-use crate::region::cells::Record;
+use super::share::Taken;
+use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
+use crate::region::cells::CellRef;
 
 /// The root's number, as FUSE has it.
 pub const ROOT: u64 = 1;
 
-/// A table of as many nodes is kept, however few are in it.
-const SMALL: usize = 4096;
-
 /// What makes a file the same file.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// A handle: number and generation in one.
     Handle {
-        /// The mount it was reached through.
+        /// The mount it was reached through, as the volume numbers it.
         mount: u64,
         /// The file.
         handle: FileHandle,
     },
     /// A number that is not used again while the node holds the file open.
     Number {
-        /// The mount it was reached through.
+        /// The mount it was reached through, as the volume numbers it.
         mount: u64,
         /// The device, for file systems with several.
         device: u64,
@@ -60,19 +56,35 @@ pub struct Node {
     pub kind: FileType,
     /// Where it is.
     pub mount: Arc<Mount>,
-    identity: Arc<Identity>,
-    /// What a successor is to know; how often the kernel was told of it is changed under the table's lock only. Dropped
-    /// before the descriptor that it names is closed.
-    pub record: Record<NodeCell>,
-    held: Mutex<Option<(Arc<OwnedFd>, Taken)>>,
+    identity: Identity,
+    /// What a successor is to know. How often the kernel was told of it is changed under the lock of all nodes only.
+    pub record: CellRef<NodeCell>,
+    held: Mutex<Option<Held>>,
     /// What its open files share, while there are any.
     open: Mutex<Option<Box<OpenNode>>>,
+    nodes: Arc<Shared>,
+}
+
+/// A descriptor that is kept for a node.
+#[derive(Debug)]
+struct Held {
+    file: Arc<OwnedFd>,
+    _taken: Taken,
+    /// The node itself: until the kernel forgets it, the node stays with its descriptor.
+    node: Option<Arc<Node>>,
 }
 
 impl Node {
+    /// The one of a cell, which [`Nodes`](super::nodes::Nodes) has.
+    pub fn new(record: CellRef<NodeCell>, identity: Identity, mount: Arc<Mount>, nodes: Arc<Shared>) -> Self {
+        let kind = FileType::from_raw_mode(record.form.load(Relaxed) & libc::S_IFMT);
+        let id = record.id.load(Relaxed);
+        Self { id, kind, mount, identity, record, held: Mutex::default(), open: Mutex::default(), nodes }
+    }
+
     /// The handle it is opened with, if its file system has handles.
     pub fn handle(&self) -> Option<&FileHandle> {
-        match &*self.identity {
+        match &self.identity {
             Identity::Handle { handle, .. } => Some(handle),
             Identity::Number { .. } => None,
         }
@@ -85,16 +97,39 @@ impl Node {
 
     /// The descriptor that is kept for it: where there is no handle, and where the file has no name any more.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
-        let held = self.held.lock().expect("a thread that panics ends the process");
-        held.as_ref().map(|(file, _)| Arc::clone(file))
+        self.lock_held().as_ref().map(|held| Arc::clone(&held.file))
     }
 
     /// Keeps `file`, open on this node, until the kernel forgets the node.
-    pub fn hold(&self, file: OwnedFd, taken: Taken) {
+    pub fn hold(self: &Arc<Self>, file: OwnedFd, taken: Taken) {
         let file = recordable(file);
-        let mut held = self.held.lock().expect("a thread that panics ends the process");
-        self.record.held.store(file.as_raw_fd().cast_unsigned(), Release);
-        *held = Some((Arc::new(file), taken));
+        let number = file.as_raw_fd().cast_unsigned();
+        let before = {
+            let mut held = self.lock_held();
+            self.record.held.store(number, Release);
+            held.replace(self.keeping(file, taken))
+        };
+        drop(before);
+        // The kernel may have forgotten it meanwhile.
+        if self.record.lookups.load(Acquire) == 0 {
+            self.forgotten();
+        }
+    }
+
+    /// Keeps `file`, as a dead server did; nothing is recorded.
+    pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: Taken) {
+        let before = self.lock_held().replace(self.keeping(file, taken));
+        drop(before);
+    }
+
+    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: Taken) -> Held {
+        Held { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
+    }
+
+    /// The kernel knows it no longer: it goes, and its descriptor with it, when its last user drops it.
+    pub fn forgotten(&self) {
+        let node = self.lock_held().as_mut().and_then(|held| held.node.take());
+        drop(node);
     }
 
     /// Opens it anew, from the descriptor that is kept for it or by its handle.
@@ -113,9 +148,18 @@ impl Node {
 
     /// Keeps no descriptor any more.
     pub fn let_go(&self) {
-        let mut held = self.held.lock().expect("a thread that panics ends the process");
-        self.record.held.store(0, Release);
-        *held = None;
+        let held = {
+            let mut held = self.lock_held();
+            if self.nodes.may_change() {
+                self.record.held.store(0, Release);
+            }
+            held.take()
+        };
+        drop(held);
+    }
+
+    fn lock_held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().expect("a thread that panics ends the process")
     }
 
     /// The file has no name any more, or has one again: what it takes is free when its last open file is closed.
@@ -147,158 +191,17 @@ impl Node {
     }
 }
 
-/// The nodes that the kernel knows.
-pub struct Nodes {
-    region: Arc<Region>,
-    table: Mutex<Table>,
-}
-
-struct Table {
-    by_id: HashMap<u64, Arc<Node>>,
-    by_identity: HashMap<Arc<Identity>, Arc<Node>>,
-}
-
-/// What a node begins with.
-pub struct Found {
-    /// What makes it the file it is.
-    pub identity: Identity,
-    /// Where it is.
-    pub mount: Arc<Mount>,
-    /// What kind of file it is.
-    pub kind: FileType,
-    /// What it is charged with if the kernel did not know it.
-    pub charge: u64,
-}
-
-impl Nodes {
-    /// The root alone, open as `source`.
-    ///
-    /// # Errors
-    /// When there is no memory.
-    pub fn new(region: Arc<Region>, found: Found, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
-        region.header().counters.next_node.store(ROOT, Release);
-        let mut table = Table { by_id: HashMap::new(), by_identity: HashMap::new() };
-        let root = table.insert(&region, found)?;
-        // The kernel never forgets the root.
-        root.record.lookups.store(1, Release);
-        root.hold(source, share.take_anyway());
-        Ok(Self { region, table: Mutex::new(table) })
-    }
-
-    /// Those that a dead server left.
-    pub fn inherit(region: Arc<Region>, nodes: Vec<Inherited>, share: &Share) -> Self {
-        let mut by_id = HashMap::with_capacity(nodes.len());
-        let mut by_identity = HashMap::with_capacity(nodes.len());
-        for Inherited { id, kind, mount, identity, record, held } in nodes {
-            let identity = Arc::new(identity);
-            let held = Mutex::new(held.map(|held| (Arc::new(held), share.take_anyway())));
-            let open = Mutex::default();
-            let node = Arc::new(Node { id, kind, mount, identity: Arc::clone(&identity), record, held, open });
-            by_identity.insert(identity, Arc::clone(&node));
-            by_id.insert(id, node);
-        }
-        Self { region, table: Mutex::new(Table { by_id, by_identity }) }
-    }
-
-    /// The node of that number.
-    pub fn get(&self, id: u64) -> Option<Arc<Node>> {
-        self.lock().by_id.get(&id).cloned()
-    }
-
-    /// The node of that file, if the kernel knows it.
-    pub fn find(&self, identity: &Identity) -> Option<Arc<Node>> {
-        self.lock().by_identity.get(identity).cloned()
-    }
-
-    /// The node of that file. The kernel is told of it once more.
-    ///
-    /// # Errors
-    /// When there is no memory.
-    pub fn enter(&self, found: Found) -> Result<Arc<Node>, Errno> {
-        let mut table = self.lock();
-        let node = match table.by_identity.get(&found.identity) {
-            Some(node) => Arc::clone(node),
-            None => table.insert(&self.region, found)?,
-        };
-        node.record.lookups.fetch_add(1, Release);
-        Ok(node)
-    }
-
-    /// The kernel forgets `lookups` of the times it was told of a node. Tells whether the node is gone.
-    pub fn forget(&self, id: u64, lookups: u64) -> bool {
-        let mut table = self.lock();
-        let Some(node) = table.by_id.get(&id) else { return false };
-        let left = node.record.lookups.load(Relaxed).saturating_sub(lookups);
-        node.record.lookups.store(left, Release);
-        if left > 0 || id == ROOT {
-            return false;
-        }
-        if let Some(node) = table.by_id.remove(&id) {
-            table.by_identity.remove(&node.identity);
-        }
-        let shrunk = table.shrink();
-        drop(table);
-        if shrunk {
-            give_back_memory();
-        }
-        true
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<Node>> {
-        self.lock().by_id.values().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().expect("a thread that panics ends the process")
-    }
-}
-
-impl Table {
-    /// Gives up room once most of it is empty; tells whether it did.
-    fn shrink(&mut self) -> bool {
-        let left = self.by_id.len();
-        let shrinks = self.by_id.capacity() > SMALL && left < self.by_id.capacity() / 8;
-        if shrinks {
-            self.by_id.shrink_to(left * 2);
-            self.by_identity.shrink_to(left * 2);
-        }
-        shrinks
-    }
-
-    fn insert(&mut self, region: &Arc<Region>, found: Found) -> Result<Arc<Node>, Errno> {
-        let Found { identity, mount, kind, charge } = found;
-        let next = &region.header().counters.next_node;
-        let id = next.load(Acquire);
-        // Also if this server dies now, the number is not used again.
-        next.store(id.wrapping_add(1), Release);
-        let record = Record::new(region, |cell: &NodeCell| {
-            cell.form.store(kind.as_raw_mode() | identity.handle_length(), Relaxed);
-            cell.id.store(id, Relaxed);
-            cell.mount.store(mount.index(), Relaxed);
-            cell.lookups.store(0, Relaxed);
-            cell.charged.store(charge, Relaxed);
-            [&cell.held, &cell.nameless, &cell.backing].into_iter().for_each(|word| word.store(0, Relaxed));
-            identity.write(cell);
-        });
-        let identity = Arc::new(identity);
-        let node = Arc::new(Node {
-            id,
-            kind,
-            mount,
-            identity: Arc::clone(&identity),
-            record: record.map_err(no_memory)?,
-            held: Mutex::default(),
-            open: Mutex::default(),
-        });
-        self.by_id.insert(node.id, Arc::clone(&node));
-        self.by_identity.insert(identity, Arc::clone(&node));
-        Ok(node)
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Before the descriptor is closed that the cell names.
+        let nodes = Arc::clone(&self.nodes);
+        nodes.unused(self);
     }
 }
 
 impl Identity {
-    fn write(&self, cell: &NodeCell) {
+    /// Records it, but for its mount.
+    pub fn write(&self, cell: &NodeCell) {
         match self {
             Self::Handle { handle, .. } => handle.write(&cell.handle_kind, &cell.handle),
             Self::Number { device, ino, .. } => {
@@ -308,7 +211,8 @@ impl Identity {
         }
     }
 
-    fn handle_length(&self) -> u32 {
+    /// Its part of a cell's `form`.
+    pub fn handle_length(&self) -> u32 {
         match self {
             Self::Handle { handle, .. } => handle.length(),
             Self::Number { .. } => NO_HANDLE,
@@ -316,7 +220,8 @@ impl Identity {
     }
 
     /// What [`write`](Self::write) wrote; none if nobody did.
-    pub fn read(cell: &NodeCell, mount: u64) -> Option<Identity> {
+    pub fn read(cell: &NodeCell) -> Option<Identity> {
+        let mount = cell.mount.load(Relaxed);
         let length = cell.form.load(Relaxed) & HANDLE_LENGTH;
         if length == NO_HANDLE {
             let (device, ino) = (cell.handle[0].load(Relaxed), cell.handle[1].load(Relaxed));
@@ -324,29 +229,4 @@ impl Identity {
         }
         FileHandle::read(length, &cell.handle_kind, &cell.handle).map(|handle| Self::Handle { mount, handle })
     }
-}
-
-/// A node as a dead server left it.
-pub struct Inherited {
-    /// As in [`Node`].
-    pub id: u64,
-    /// As in [`Node`].
-    pub kind: FileType,
-    /// As in [`Node`].
-    pub mount: Arc<Mount>,
-    /// What makes it the file it is.
-    pub identity: Identity,
-    /// As in [`Node`].
-    pub record: Record<NodeCell>,
-    /// The descriptor that is kept for it.
-    pub held: Option<OwnedFd>,
-}
-
-/// Nodes are many small pieces of memory; the allocator keeps them for the next ones unless it is told.
-fn give_back_memory() {
-    // SAFETY: the call touches only memory that is free.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0)
-    };
 }

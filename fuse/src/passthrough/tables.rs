@@ -17,7 +17,8 @@ use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::mounted::{DataPath, Options};
 use super::mounts::{Mount, Mounts, Way, table};
-use super::node::{Found, Identity, Inherited, Node, Nodes, ROOT};
+use super::node::{Identity, Node, ROOT};
+use super::nodes::{Found, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::room::whole;
@@ -138,12 +139,11 @@ impl Inheritance {
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
         let mut reader = Reader::new(region);
         let known = reader.mounts(source.as_ref());
-        let mut nodes = reader.nodes(&known);
-        keep_source(&mut nodes, source)?;
-        let mounts = Mounts::new(Arc::clone(region), known.values());
         let share = Share::new(&options.name);
-        let nodes = Nodes::inherit(Arc::clone(region), nodes, &share);
+        let nodes = reader.nodes(&known, &share);
         let root = nodes.get(ROOT).ok_or(TakeoverError::NoRoot)?;
+        keep_source(&root, source, &share)?;
+        let mounts = Mounts::new(Arc::clone(region), known.values());
         let files = reader.open_files(&nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
@@ -159,14 +159,13 @@ impl Inheritance {
 }
 
 /// The root keeps the source: as it was recorded, or as it is given.
-fn keep_source(nodes: &mut [Inherited], source: Option<OwnedFd>) -> Result<(), TakeoverError> {
-    let root = nodes.iter_mut().find(|node| node.id == ROOT).ok_or(TakeoverError::NoRoot)?;
-    if root.held.is_none() {
-        root.held = source;
+fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Result<(), TakeoverError> {
+    if root.held().is_none() {
+        root.hold_on(source.ok_or(TakeoverError::NoSource)?, share.take_anyway());
     }
-    let held = root.held.as_ref().ok_or(TakeoverError::NoSource)?;
-    match (&root.identity, FileHandle::of(held.as_fd())) {
-        (Identity::Handle { handle, .. }, Ok((found, _))) if *handle != found => Err(TakeoverError::OtherSource),
+    let held = root.held().ok_or(TakeoverError::NoSource)?;
+    match (root.handle(), FileHandle::of(held.as_fd())) {
+        (Some(handle), Ok((found, _))) if *handle != found => Err(TakeoverError::OtherSource),
         _ => Ok(()),
     }
 }
@@ -229,37 +228,30 @@ impl<'a> Reader<'a> {
         mounts
     }
 
-    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>>) -> Vec<Inherited> {
-        let mut ids = HashSet::new();
-        let records = self.records::<NodeCell>();
-        let mut nodes = Vec::with_capacity(records.len());
-        for record in records {
-            let (cell, id) = (record.id(), record.id.load(Relaxed));
+    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>>, share: &Share) -> Nodes {
+        let nodes = Nodes::empty(Arc::clone(self.region));
+        for cell in self.cells.remove(&NodeCell::TAG).unwrap_or_default() {
+            let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
+            let id = record.id.load(Relaxed);
             // The kernel was not told of it yet, or has forgotten it.
             if record.lookups.load(Relaxed) == 0 && id != ROOT {
                 self.lost.push(cell);
                 continue;
             }
-            let mount = mounts.get(&record.mount.load(Relaxed)).cloned();
-            let node = mount.and_then(|mount| {
-                let identity = Identity::read(&record, mount.id())?;
-                let kind = FileType::from_raw_mode(record.form.load(Relaxed) & libc::S_IFMT);
-                ids.insert(id).then_some((identity, kind, mount))
-            });
-            let Some((identity, kind, mount)) = node else {
-                self.losses.nodes += 1;
-                self.lost.push(cell);
-                continue;
-            };
+            let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
-            // The source is given by other means. A node without a handle is its descriptor.
-            if held.is_none() && id != ROOT && matches!(identity, Identity::Number { .. }) {
+            let usable = match Identity::read(record) {
+                Some(Identity::Handle { .. }) => true,
+                // The source is given by other means. A node without a handle is its descriptor.
+                Some(Identity::Number { .. }) => held.is_some() || id == ROOT,
+                None => false,
+            };
+            if usable && mount.is_some_and(|mount| nodes.inherit(cell, mount, held, share)) {
+                self.kept.push(cell);
+            } else {
                 self.losses.nodes += 1;
                 self.lost.push(cell);
-                continue;
             }
-            self.kept.push(cell);
-            nodes.push(Inherited { id, kind, mount, identity, record, held });
         }
         nodes
     }
@@ -334,6 +326,6 @@ impl<'a> Reader<'a> {
 
     fn unused(&self, nodes: &Nodes) -> Vec<Arc<Node>> {
         let unused = |node: &Arc<Node>| node.open().is_none() && BackingId::recorded(&node.record).is_some();
-        nodes.all().into_iter().filter(unused).collect()
+        nodes.with_backing().into_iter().filter(unused).collect()
     }
 }

@@ -3,24 +3,24 @@
 //! A cell begins with a tag that says what is in it, 0 for nothing. The tag is written last when something is
 //! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which is nobody's.
 //!
-//! Who has made something holds its [`Record`]; when that is dropped, the cell is free. What was adopted is only read
-//! until it is [taken over](super::Region::take_over), so a successor that gives up leaves it as it was.
+//! Who has made something holds its [`Record`]; when that is dropped, the cell is free. A [`CellRef`] leaves it to its holder
+//! when that is. What was adopted is only read until it is [taken over](super::Region::take_over), so a successor that gives up
+//! leaves it as it was.
 
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
+use super::free::Free;
 use super::memory::Memory;
 use super::shared::{Shared, shared};
 use super::{Region, header};
 
 /// Bytes of a cell.
 pub(super) const CELL: usize = 128;
-/// Cells that a region grows by.
-const CHUNK: usize = 512;
 /// Most cells of a region.
 pub(super) const MOST: usize = 32 << 20;
 
@@ -41,20 +41,6 @@ shared! {
     pub(crate) struct Tag { tag: AtomicU32 }
 }
 
-/// Which cells of a region are free.
-pub(super) struct Free {
-    table: Mutex<Table>,
-    /// Whether cells may be erased.
-    ours: AtomicBool,
-}
-
-struct Table {
-    /// Free cells below `fresh`.
-    returned: Vec<CellId>,
-    /// The first cell that was never given.
-    fresh: usize,
-}
-
 /// The cells of a region.
 #[derive(Clone, Copy)]
 pub(crate) struct Cells<'a> {
@@ -62,42 +48,9 @@ pub(crate) struct Cells<'a> {
     pub(super) free: &'a Free,
 }
 
-impl Free {
-    /// All of them.
-    pub(super) fn of_new() -> Self {
-        Self { table: Mutex::new(Table { returned: Vec::new(), fresh: 0 }), ours: AtomicBool::new(true) }
-    }
-
-    /// None, until somebody has looked which ones are.
-    pub(super) fn of_adopted() -> Self {
-        Self { table: Mutex::new(Table { returned: Vec::new(), fresh: MOST }), ours: AtomicBool::new(false) }
-    }
-
-    pub(super) fn take_over(&self) {
-        self.ours.store(true, Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().expect("a thread that panics ends the process")
-    }
-}
-
 impl<'a> Cells<'a> {
-    /// A cell that is to be filled and then published.
-    fn allocate(self) -> io::Result<CellId> {
-        let mut table = self.free.lock();
-        if let Some(returned) = table.returned.pop() {
-            return Ok(returned);
-        }
-        if table.fresh >= count(self.memory.length()) {
-            self.memory.grow(header::SIZE + (table.fresh + CHUNK) * CELL)?;
-        }
-        let id = CellId(u32::try_from(table.fresh).map_err(io::Error::other)?);
-        table.fresh += 1;
-        Ok(id)
-    }
-
-    fn content<T: Content>(self, id: CellId) -> &'a T {
+    /// What a cell is filled with that is known to be a `T`.
+    pub(crate) fn content<T: Content>(self, id: CellId) -> &'a T {
         const { T::FITS }
         self.memory.at(offset(id)).expect("a cell that was allocated stays")
     }
@@ -107,23 +60,26 @@ impl<'a> Cells<'a> {
         self.tag(id).store(T::TAG, Release);
     }
 
-    /// Nobody needs the cell any more.
-    fn free(self, id: CellId) {
-        if !self.free.ours.load(Relaxed) {
-            return;
+    /// The cell is needed no longer.
+    pub(crate) fn free(self, id: CellId) {
+        if self.free.is_ours() {
+            self.tag(id).store(0, Release);
+            self.free.give(self.memory, id);
         }
-        self.tag(id).store(0, Release);
-        self.free.lock().returned.push(id);
     }
 
-    /// Cells that nobody can use are empty from here on.
+    /// Cells that nobody can use are empty from here on. What memory only free cells have goes back to the kernel.
     pub(crate) fn erase(self, lost: &[CellId]) {
         lost.iter().for_each(|id| self.tag(*id).store(0, Release));
+        self.free.trim(self.memory);
     }
 
-    /// Every cell that has a tag, with its tag.
+    /// Every cell that has a tag, with its tag. Holes are skipped: looking into them would give them memory.
     pub(crate) fn tagged(self) -> impl Iterator<Item = (CellId, u32)> {
-        let cells = (0..count(self.memory.length())).map(|index| CellId(index as u32));
+        let cells = self.memory.data_from(header::SIZE).into_iter().flat_map(|data| {
+            let first = (data.start - header::SIZE) / CELL;
+            (first..count(data.end)).map(|index| CellId(index as u32))
+        });
         cells.map(move |id| (id, self.tag(id).load(Acquire))).filter(|(_, tag)| *tag != 0)
     }
 
@@ -135,13 +91,7 @@ impl<'a> Cells<'a> {
 
     /// From here on all cells are free but those of `kept`, which are in order. Nothing is written.
     pub(crate) fn keep_only(self, kept: &[CellId]) {
-        let end = kept.last().map_or(0, |last| last.0 + 1);
-        let mut kept = kept.iter().copied().peekable();
-        let free = (0..end).map(CellId).filter(|id| kept.next_if_eq(id).is_none());
-        let mut returned: Vec<_> = free.collect();
-        // The first ones are given first, so that what is in use stays together.
-        returned.reverse();
-        *self.free.lock() = Table { returned, fresh: end as usize };
+        self.free.keep_only(self.memory, kept);
     }
 
     fn tag(self, id: CellId) -> &'a AtomicU32 {
@@ -150,27 +100,27 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// A cell that is in use. Whoever drops this has no more use for it.
-pub(crate) struct Record<T: Content> {
+/// A cell that is in use. It stays in use when this is dropped.
+pub(crate) struct CellRef<T: Content> {
     region: Arc<Region>,
     id: CellId,
     content: PhantomData<fn() -> T>,
 }
 
-impl<T: Content> Record<T> {
+impl<T: Content> CellRef<T> {
     /// A new one, as `fill` fills it. A successor finds all of it or nothing.
     ///
     /// # Errors
     /// When there is no memory.
     pub(crate) fn new(region: &Arc<Region>, fill: impl FnOnce(&T)) -> io::Result<Self> {
         let cells = region.cells();
-        let id = cells.allocate()?;
+        let id = cells.free.take(cells.memory)?;
         fill(cells.content(id));
         cells.publish::<T>(id);
         Ok(Self::of(region, id))
     }
 
-    /// The one of a cell that is filled with a `T` already, and that nobody else has.
+    /// The one of a cell that is filled with a `T` already.
     pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
         Self { region: Arc::clone(region), id, content: PhantomData }
     }
@@ -181,7 +131,7 @@ impl<T: Content> Record<T> {
     }
 }
 
-impl<T: Content> Deref for Record<T> {
+impl<T: Content> Deref for CellRef<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -189,19 +139,66 @@ impl<T: Content> Deref for Record<T> {
     }
 }
 
-impl<T: Content> Drop for Record<T> {
-    fn drop(&mut self) {
-        self.region.cells().free(self.id);
-    }
-}
-
-impl<T: Content> std::fmt::Debug for Record<T> {
+impl<T: Content> std::fmt::Debug for CellRef<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.id.fmt(formatter)
     }
 }
 
+/// A cell that is in use until this is dropped.
+pub(crate) struct Record<T: Content>(CellRef<T>);
+
+impl<T: Content> Record<T> {
+    /// As [`CellRef::new`].
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub(crate) fn new(region: &Arc<Region>, fill: impl FnOnce(&T)) -> io::Result<Self> {
+        CellRef::new(region, fill).map(Self)
+    }
+
+    /// The one of a cell that is filled with a `T` already, and that nobody else has.
+    pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
+        Self(CellRef::of(region, id))
+    }
+
+    /// The cell.
+    pub(crate) fn id(&self) -> CellId {
+        self.0.id
+    }
+}
+
+impl<T: Content> Deref for Record<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Content> std::fmt::Debug for Record<T> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+impl<T: Content> Drop for Record<T> {
+    fn drop(&mut self) {
+        self.0.region.cells().free(self.0.id);
+    }
+}
+
 impl CellId {
+    /// The one with that number.
+    pub(super) fn of(index: usize) -> Option<CellId> {
+        u32::try_from(index).ok().map(CellId)
+    }
+
+    /// Its number.
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+
     /// As a header names it: 0 stands for none.
     pub(crate) fn to_word(self) -> u64 {
         u64::from(self.0) + 1
@@ -214,7 +211,7 @@ impl CellId {
 }
 
 /// How many cells fit into a region of that length.
-fn count(length: usize) -> usize {
+pub(super) fn count(length: usize) -> usize {
     length.saturating_sub(header::SIZE) / CELL
 }
 

@@ -4,15 +4,18 @@
 //!    and reading it never faults.
 //! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
 //! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
-//!    the store that comes later.
+//!    the store that comes later. What is given back becomes a hole, and gets memory again in the same way.
 //! 4. Who keeps plain bytes in it has to see to it that they are not written while somebody reads them.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals, fstat, memfd_create, seek,
+};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
@@ -65,27 +68,23 @@ impl Memory {
         Ok(self.length())
     }
 
-    /// Makes the file `length` bytes long, if it is shorter.
+    /// Sees to it that there is memory for these bytes. They are zeros, or what they were.
     ///
     /// # Errors
     /// When there is no memory, or no address left.
-    pub(crate) fn grow(&self, length: usize) -> io::Result<()> {
-        if length > self.reserved {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        allocate(&self.file, length)?;
-        self.length.fetch_max(length, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// Sees to it that these bytes are there, and have memory of their own.
-    ///
-    /// # Errors
-    /// When there is no memory, or no address left.
-    pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
+    pub(crate) fn back(&self, offset: usize, length: usize) -> io::Result<()> {
         let end = offset.checked_add(length).filter(|end| *end <= self.reserved).ok_or(io::ErrorKind::OutOfMemory)?;
         fallocate(&self.file, FallocateFlags::empty(), offset as u64, length as u64)?;
         self.length.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// As [`back`](Self::back), and maps them all at once.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
+        self.back(offset, length)?;
         // All at once that is less work than a fault for each page. Linux before 5.14 cannot.
         // SAFETY: the bytes are within the mapping, and none of them changes.
         let _faults = unsafe { madvise(self.start.as_ptr().add(offset).cast(), length, Advice::LinuxPopulateWrite) };
@@ -99,6 +98,28 @@ impl Memory {
     pub(crate) fn give_back(&self, offset: usize, length: usize) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, flags, offset as u64, length as u64)?)
+    }
+
+    /// The parts from `offset` on that are not holes, in order. A page that was never written counts as a hole.
+    pub(crate) fn data_from(&self, offset: usize) -> Vec<Range<usize>> {
+        let end = self.length();
+        let mut parts = Vec::new();
+        let mut position = offset;
+        while position < end {
+            let start = match seek(&self.file, SeekFrom::Data(position as u64)) {
+                Ok(start) => usize::try_from(start).unwrap_or(end).min(end),
+                Err(Errno::NXIO) => break,
+                // Where the kernel cannot tell, there are no holes.
+                Err(_) => position,
+            };
+            let hole = seek(&self.file, SeekFrom::Hole(start as u64)).ok();
+            position =
+                hole.and_then(|hole| usize::try_from(hole).ok()).filter(|hole| *hole > start).unwrap_or(end).min(end);
+            if start < position {
+                parts.push(start..position);
+            }
+        }
+        parts
     }
 
     /// Writes plain bytes. What is beyond the end is left out.

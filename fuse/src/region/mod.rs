@@ -35,11 +35,13 @@
 //! | `waits` | requests that are answered later |
 //! | `opens` | what an audited projection counts |
 //! | `cells` | places for what else has to be known |
+//! | `free` | which of them are free, and giving their memory back |
 //! | `counts` | what is counted for those who watch |
 //! | `silence` | whether the source answers, for those who watch |
 
 pub(crate) mod cells;
 pub(crate) mod counts;
+mod free;
 pub(crate) mod header;
 pub(crate) mod memory;
 pub(crate) mod opens;
@@ -53,9 +55,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use cells::{CELL, Cells, Free, MOST};
+use cells::{CELL, Cells, MOST};
 use counts::Counts;
 pub use counts::Distribution;
+use free::Free;
 use header::{Header, LAYOUT, MAGIC};
 use memory::Memory;
 pub use opens::OpenCount;
@@ -229,6 +232,11 @@ impl Region {
     /// Begins to change what was adopted; the one who wrote it is dead.
     pub(crate) fn take_over(&self) {
         self.free.take_over();
+    }
+
+    /// Whether it may be changed: it is new, or [taken over](Self::take_over).
+    pub(crate) fn is_ours(&self) -> bool {
+        self.free.is_ours()
     }
 
     /// Looks for cells that another process has added.

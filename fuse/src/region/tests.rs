@@ -1,12 +1,41 @@
 //! What a region keeps, and what it refuses.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use proptest::prelude::*;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
+use super::cells::{CellId, CellRef, Content, Record};
+use super::shared::shared;
 use super::*;
+
+shared! {
+    /// A cell with a number.
+    pub(crate) struct Number { tag: AtomicU32, number: AtomicU32 }
+}
+
+impl Content for Number {
+    const TAG: u32 = 77;
+}
+
+fn number(region: &Arc<Region>, number: u32) -> CellRef<Number> {
+    CellRef::new(region, |cell: &Number| cell.number.store(number, Relaxed)).expect("memory")
+}
+
+/// The cells that another process finds, and what is in them.
+fn found(region: &Region) -> HashMap<CellId, u32> {
+    let cells = region.cells();
+    cells.tagged().map(|(id, _)| (id, cells.find::<Number>(id).expect("a number").number.load(Relaxed))).collect()
+}
+
+/// Pages of memory that the file has, its header included.
+fn pages(region: &Region) -> i64 {
+    fstat(region.as_fd()).expect("attributes").st_blocks * 512 / 4096
+}
 
 fn again(region: &Region) -> Result<Region, RegionError> {
     Region::adopt(region.as_fd().try_clone_to_owned().expect("a descriptor"))
@@ -135,7 +164,86 @@ fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
     assert_eq!(other.silent_since(), None);
 }
 
+#[test]
+fn memory_without_cells_in_use_is_given_back_and_taken_again() {
+    const MANY: u32 = 20_000;
+    let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    let all: Vec<_> = (0..MANY).map(|n| number(&region, n)).collect();
+    let (full, length) = (pages(&region), fstat(region.as_fd()).expect("attributes").st_size);
+    assert!(full >= i64::from(MANY) * 128 / 4096, "{full}");
+    let unused = all.iter().filter(|cell| cell.number.load(Relaxed) % 1000 != 0);
+    unused.for_each(|cell| region.cells().free(cell.id()));
+    let few = pages(&region);
+    assert!(few < 60, "20 cells and a few spare pages, not {few} of {full} pages");
+
+    // A successor finds those in use, gives no memory to the others by looking, and fills the file again.
+    let heir = Arc::new(again(&region).expect("the same"));
+    let mut kept: Vec<_> = found(&heir).into_iter().collect();
+    kept.sort_unstable();
+    assert_eq!(kept.iter().map(|(_, n)| *n).collect::<Vec<_>>(), (0..MANY).step_by(1000).collect::<Vec<_>>());
+    assert_eq!(pages(&region), few);
+    heir.cells().keep_only(&kept.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    assert!(Record::<Number>::new(&heir, |_| ()).is_ok(), "which ones are free is known");
+    heir.take_over();
+    let more: Vec<_> = (0..MANY - 20).map(|n| number(&heir, MANY + n)).collect();
+    let whole = found(&heir);
+    assert_eq!(whole.len(), MANY as usize + 1, "no cell is given twice");
+    assert!(kept.iter().all(|(id, n)| whole[id] == *n), "those in use are left alone");
+    let grown = fstat(region.as_fd()).expect("attributes").st_size;
+    assert!(grown <= length + 16 * 4096, "the holes are used: {length}, then {grown}");
+    more.iter().for_each(|cell| heir.cells().free(cell.id()));
+    assert!(pages(&heir) < 60, "{}", pages(&heir));
+}
+
+#[test]
+fn what_an_adopted_region_has_is_given_back_only_when_it_is_taken_over() {
+    let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    (0..5000).for_each(|n| drop(number(&region, n)));
+    let full = pages(&region);
+    let heir = again(&region).expect("the same");
+    assert!(Record::<Number>::new(&Arc::new(again(&region).expect("the same")), |_| ()).is_err(), "nothing is known");
+    heir.cells().keep_only(&[]);
+    assert_eq!(pages(&region), full);
+    let lost: Vec<_> = found(&heir).into_keys().collect();
+    heir.take_over();
+    heir.cells().erase(&lost);
+    assert!(pages(&region) < 40, "{}", pages(&region));
+}
+
 proptest! {
+    /// A model of cells: which numbers are in use. Takeovers in between change nothing.
+    #[test]
+    fn cells_are_given_once_and_found_by_successors(steps in prop::collection::vec((0..4000_usize, 0..40_u8), 1..3000)) {
+        let mut region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let mut model: Vec<(CellId, u32)> = Vec::new();
+        let mut next = 0;
+        for (at, action) in steps {
+            match action {
+                0 => {
+                    let mut kept: Vec<_> = model.iter().map(|(id, _)| *id).collect();
+                    kept.sort_unstable();
+                    region = Arc::new(again(&region).expect("the same"));
+                    region.cells().keep_only(&kept);
+                    region.take_over();
+                }
+                1..20 if !model.is_empty() => region.cells().free(model.swap_remove(at % model.len()).0),
+                20..22 => {
+                    let freed = model.split_off(model.len().min(at % 100));
+                    freed.into_iter().for_each(|(id, _)| region.cells().free(id));
+                }
+                _ => {
+                    (0..at % 60).for_each(|_| {
+                        next += 1;
+                        model.push((number(&region, next).id(), next));
+                    });
+                }
+            }
+        }
+        let wanted: HashMap<_, _> = model.iter().copied().collect();
+        prop_assert_eq!(wanted.len(), model.len());
+        prop_assert_eq!(found(&again(&region).expect("the same")), wanted);
+    }
+
     #[test]
     fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2 * header::SIZE)) {
         let length = bytes.len() as u64;

@@ -42,6 +42,39 @@ fn open_files_go_on() {
 }
 
 #[test]
+fn memory_of_forgotten_files_is_given_back_and_successors_go_on() {
+    const FILES: usize = 40_000;
+    let rig = Rig::unlimited();
+    let names = || (0..FILES).map(|n| format!("file-{n}"));
+    names().for_each(|name| drop(File::create(rig.source.join(name)).expect("a file")));
+    let look = || assert!(names().all(|name| fs::metadata(rig.at(&name)).is_ok()));
+    let memory = || rustix::fs::fstat(rig.region.as_fd()).expect("attributes").st_blocks as usize * 512;
+    look();
+    let full = memory();
+    assert!(full > FILES * 128, "{full} bytes");
+    let mut open = OpenOptions::new().read(true).write(true).open(rig.at("file-20000")).expect("a file");
+    let number = open.metadata().expect("attributes").ino();
+    for _ in 0..2 {
+        // The kernel may not forget all of them at once.
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while memory() > full / 4 {
+            assert!(std::time::Instant::now() < deadline, "{} of {full} bytes are left", memory());
+            fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
+        }
+        open.write_all(b"x").expect("written");
+        rig.kill_and_succeed();
+        assert!(memory() < full / 3, "the successor leaves holes alone: {} of {full} bytes", memory());
+        assert_eq!(fs::metadata(rig.at("file-20000")).expect("attributes").ino(), number);
+        open.write_all(b"y").expect("written");
+        look();
+        assert!(memory() < full * 5 / 4, "holes are used: {} of {full} bytes", memory());
+        rig.kill_and_succeed();
+        look();
+    }
+    assert_eq!(fs::read_to_string(rig.source.join("file-20000")).expect("read"), "xyxy");
+}
+
+#[test]
 fn a_directory_that_is_being_read_goes_on_where_it_was() {
     let rig = Rig::unlimited();
     let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
