@@ -312,6 +312,27 @@ fn posix_locks_go_when_any_descriptor_of_the_file_is_closed() {
     }
 }
 
+/// What ARCHITECTURE names as a difference from a bind mount: the kernel tells the server nothing of such a close.
+#[test]
+fn a_read_lock_stays_when_a_copy_of_its_read_only_descriptor_is_closed_and_goes_with_the_last_one() {
+    let places = Places::new();
+    for (place, file) in PLACES.into_iter().zip(places.files()) {
+        println!("{place}");
+        let (mut holder, mut other) = (Locker::new(), Locker::with(&places.files()[2]));
+        holder.does(&format!("open f {} read", file.display()));
+        holder.does("lock f posix shared");
+        holder.does("dup f g");
+        holder.does("close g");
+        if place == "the host" {
+            other.does("lock f posix exclusive");
+        } else {
+            other.is_refused("lock f posix exclusive");
+            holder.does("close f");
+            other.does("lock f posix exclusive wait");
+        }
+    }
+}
+
 #[test]
 fn descriptors_of_one_process_compete_by_flock_and_ofd_and_not_by_posix() {
     let places = Places::new();
