@@ -23,3 +23,4 @@ mod public_suites;
 mod shared;
 #[path = "../suites/mod.rs"]
 mod suites;
+mod xfstests;

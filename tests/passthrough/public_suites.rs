@@ -1,6 +1,7 @@
 //! Public suites through a passthrough mount: pjdfstest, which knows what POSIX says of every call, and
 //! fsx, which knows what a file must hold after any sequence of them. Both run on the disk too, in the
-//! same test: what passes there passes through the mount. `tests/run` installs them.
+//! same test: what passes there passes through the mount. `tests/run` installs them. xfstests has a script of its own,
+//! `tests/xfstests`, which runs it from a checkout; docs/reference/xfstests.md has the results.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,0 +1,106 @@
+//! `tests/xfstests`: the script that runs xfstests on a directory that podfs shows. A stand-in for the suite does with the file
+//! system what the suite does before, between and after its tests.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::common::*;
+
+const XFSTESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xfstests");
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/xfstests.md");
+
+/// Mounts, finds, unmounts and remounts the file system as the suite does, and says how it was called.
+const CHECK: &str = r#"#!/usr/bin/env bash
+set -euo pipefail
+. "$HOST_OPTIONS"
+[ -z "${SCRATCH_DEV-}" ]
+mount_test() { mount -t "$FSTYP$FUSE_SUBTYP" "$@" "$TEST_DEV" "$TEST_DIR"; }
+mount_test
+[ "$(findmnt -rncv -S "$TEST_DEV" -o SOURCE,TARGET)" = "$TEST_DEV $TEST_DIR" ]
+[ "$(df -T -P | awk -v dev="$TEST_DEV" '$1 == dev { print $2 }')" = "$FSTYP$FUSE_SUBTYP" ]
+echo content >"$TEST_DIR/file"
+for _ in 1 2 3; do
+  umount "$TEST_DEV"
+  [ ! -e "$TEST_DIR/file" ]
+  mount_test -o rw
+done
+mount -o remount,ro "$TEST_DEV" "$TEST_DIR"
+if touch "$TEST_DIR/other" 2>/dev/null; then exit 9; fi
+umount "$TEST_DIR"
+mount_test -o ro
+if touch "$TEST_DIR/other" 2>/dev/null; then exit 9; fi
+echo "found: $(cat "$TEST_DIR/file")"
+[ "$1" = -E ] && echo "excluded:" $(cat "$2")
+shift 2
+echo "arguments: $*"
+exit 3
+"#;
+
+/// Runs the script with a checkout whose `check` is this program.
+fn run(fixture: &Fixture, check: &str, arguments: &[&str]) -> Output {
+    let checkout = fixture.path("checkout");
+    fs::create_dir_all(&checkout).expect("a directory");
+    fs::write(checkout.join("check"), check).expect("written");
+    fs::set_permissions(checkout.join("check"), fs::Permissions::from_mode(0o755)).expect("executable");
+    fs::create_dir_all(fixture.path("tmp")).expect("a directory");
+    let mut script = Command::new(XFSTESTS);
+    script.arg(&checkout).args(arguments).env("PODFS", PODFS).env("TMPDIR", fixture.path("tmp"));
+    fixture.mark(&mut script).output().expect("the script ran")
+}
+
+#[track_caller]
+fn assert_nothing_left(fixture: &Fixture) {
+    let left: Vec<PathBuf> =
+        fs::read_dir(fixture.path("tmp")).expect("a listing").flatten().map(|entry| entry.path()).collect();
+    assert_eq!(left, Vec::<PathBuf>::new());
+    assert_eq!(fixture.processes(), []);
+    assert_eq!(fixture.mounts(), left);
+    assert!(!Path::new("/sbin/mount.fuse.podfs").exists(), "the helper is the script's own");
+}
+
+#[test]
+fn the_suite_finds_a_volume_that_it_can_mount_and_unmount_and_nothing_is_left() {
+    let fixture = Fixture::new("");
+    let output = run(&fixture, CHECK, &["-g", "quick"]);
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{said}{errors}");
+    let results = fs::read_to_string(RESULTS).expect("the results");
+    let failing = results.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | fails | "));
+    let failing: Vec<_> = failing.map(|(test, _)| test).collect();
+    assert!(failing.contains(&"generic/478"), "{failing:?}");
+    let expected = format!("found: content\nexcluded: {}\narguments: -g quick\n", failing.join(" "));
+    assert_eq!(said, expected, "{errors}");
+    assert_nothing_left(&fixture);
+}
+
+#[test]
+fn a_suite_that_leaves_the_volume_mounted_or_is_killed_leaves_nothing() {
+    for end in ["exit 0", "kill -KILL $$"] {
+        let fixture = Fixture::new("");
+        let check = format!(
+            "#!/usr/bin/env bash\n. \"$HOST_OPTIONS\"\nmount -t fuse.podfs \"$TEST_DEV\" \"$TEST_DIR\"\n\
+             touch \"$TEST_DIR/file\"\n{end}\n"
+        );
+        let output = run(&fixture, &check, &[]);
+        assert_eq!(output.status.success(), end == "exit 0", "{output:?}");
+        assert_nothing_left(&fixture);
+    }
+}
+
+#[test]
+fn what_is_no_checkout_is_refused_in_one_sentence() {
+    let fixture = Fixture::new("");
+    let mut script = Command::new(XFSTESTS);
+    let output = script.arg(fixture.path("")).env("PODFS", PODFS).output().expect("the script ran");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.ends_with("is no checkout of xfstests: it has no program check\n"), "{said}");
+}
+
+#[test]
+fn the_script_is_clean() {
+    let checked = Command::new("shellcheck").arg(XFSTESTS).output().expect("shellcheck");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
