@@ -6,27 +6,30 @@
 //! |---|---|
 //! | [`source`] | hears of objects and their changes |
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
+//! | [`types`] | values that several of the others share |
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
+//! | `kube` | a client of the Kubernetes API |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
-//! | [`upkeep`] | what a person does with the pods of a node: asking how they are, cleaning up |
+//! | [`admin`] | what a person does with the pods of a node: asking how they are, cleaning up |
 //! | [`metrics`] | what is told to a Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
 //! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload` and `binding` do no I/O.
 
+pub mod admin;
 pub mod binding;
 pub mod cli;
 pub mod host;
+mod kube;
 pub mod manifest;
 pub mod metrics;
 pub mod payload;
 mod printable;
-pub mod quantity;
 pub mod secrecy;
 pub mod source;
 pub mod supervisor;
-pub mod upkeep;
+pub mod types;
 pub mod volume;

@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 
 use super::exit::Failure;
 use super::run::{ROOT_DIRECTORY, RUN_DIRECTORY};
-use crate::upkeep::cleanup::{Cleanup, Deed, Line};
+use crate::admin::cleanup::{Cleanup, Deed, Line};
 
 /// Take away what podfs that are gone have left behind.
 ///

@@ -13,10 +13,10 @@ use sd_notify::NotifyState;
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods, print_for_programs};
+use crate::admin::survey;
 use crate::metrics::{Exposition, Format, exporter};
 use crate::supervisor::metrics::unspoken;
 use crate::supervisor::signals::StopSignals;
-use crate::upkeep::survey;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
 ///

@@ -19,13 +19,13 @@ use super::log::{LogFormat, LogOptions};
 use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
-use crate::quantity::Quantity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
 use crate::supervisor::site::Site;
 use crate::supervisor::trust;
 use crate::supervisor::{self, Assignment, upgrade};
+use crate::types::Quantity;
 
 /// Less is no limit, but a mistake: a server has to live long enough to serve something.
 const LEAST_MEMORY: u64 = 16 << 20;

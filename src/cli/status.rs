@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
+use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
 use crate::printable::printable;
 use crate::supervisor::status::{PodState, PodStatus};
-use crate::upkeep::{survey, table};
 
 /// Show how the pods of this node and their volumes are.
 ///

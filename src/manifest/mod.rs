@@ -1,7 +1,7 @@
 //! Manifests: what a user writes, as the types the rest of podfs works with.
 //!
 //! Text becomes [`Document`]s ([`parse_documents`]), documents become the pod ([`pod`]) and the objects its volumes
-//! show ([`objects`]). What comes out of here is valid; nothing later has to check it again. No I/O happens here: the
+//! show ([`objects`]); [`References`] says which objects those are. What comes out of here is valid; nothing later has to check it again. No I/O happens here: the
 //! caller brings the bytes and the name they go by.
 //!
 //! Manifests hold secrets. An error names the file, the document and the field, never a value.
@@ -11,10 +11,14 @@ mod error;
 pub mod objects;
 pub mod pod;
 mod quantity;
+mod references;
 mod syntax;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tokens;
 mod unique;
 
 pub use document::{Document, Origin, parse_bare, parse_documents};
 pub use error::ManifestError;
+pub use references::{References, references};
+pub use tokens::Tokens;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use pem::{EncodeConfig, LineEnding, Pem};
 
 use super::Problem;
+use crate::manifest::Tokens;
 use crate::manifest::objects::{ClusterTrustBundle, ObjectKind, Objects};
-use crate::source::Tokens;
 use crate::volume::{BundleFile, BundleKey, TokenFile};
 
 /// The token a file shows.

@@ -8,9 +8,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::quote::quote;
-use super::resource::{self, Allocatable, ContainerNotFound};
+use super::resource::{self, ContainerNotFound};
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::volume::{DownwardValue, PodField};
+use crate::types::Allocatable;
+use crate::types::PodField;
+use crate::volume::DownwardValue;
 
 /// What a file that shows `value` holds. Single values are written as they are, without a newline.
 pub(super) fn content<'a>(

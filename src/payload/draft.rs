@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{PayloadError, PayloadFile, PayloadPath, Problem, Warning};
+use super::{PayloadError, PayloadFile, Problem, Warning};
+use crate::types::PayloadPath;
 use crate::volume::Source;
 
 /// Files by path with their claims; problems of all sources, so that they are reported together.

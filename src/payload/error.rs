@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{ContainerNotFound, InvalidPath, PayloadPath};
+use super::ContainerNotFound;
+use crate::types::{InvalidPath, PayloadPath};
 
 /// What a volume waits for: every problem of every source, so that one look tells all.
 #[derive(Clone, Debug, PartialEq, Eq)]

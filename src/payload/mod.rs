@@ -9,7 +9,6 @@ mod draft;
 mod error;
 mod object;
 mod ownership;
-mod path;
 mod quote;
 mod resource;
 
@@ -19,12 +18,12 @@ use std::fmt;
 
 pub use error::{PayloadError, Problem, Warning};
 pub use ownership::{Entry, Ownership, fs_group_mode};
-pub use path::{InvalidPath, PayloadPath};
-pub use resource::{Allocatable, ContainerNotFound};
+pub use resource::ContainerNotFound;
 
+use crate::manifest::Tokens;
 use crate::manifest::objects::{ObjectKind, Objects, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::Tokens;
+use crate::types::{Allocatable, PayloadPath};
 use crate::volume::{DownwardFile, DownwardValue, ObjectSource, Projection, Source};
 use draft::{Claim, Draft};
 

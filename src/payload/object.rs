@@ -1,7 +1,8 @@
 //! The files a ConfigMap or a Secret gives.
 
-use super::{PayloadPath, Problem};
+use super::Problem;
 use crate::manifest::objects::{ObjectKind, Values};
+use crate::types::PayloadPath;
 use crate::volume::ObjectSource;
 
 /// One key of an object, and where it goes.

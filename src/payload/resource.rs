@@ -1,19 +1,8 @@
 //! The numbers of downwardAPI files: what a container may use, in units of a divisor.
 
 use crate::manifest::pod::PodFacts;
-use crate::quantity::Quantity;
+use crate::types::{Allocatable, Quantity};
 use crate::volume::{Bound, ContainerResource};
-
-/// What a node offers to pods: the limit of containers that have none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocatable {
-    /// Thousandths of a core.
-    pub cpu_milli: u64,
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// Bytes of local storage.
-    pub ephemeral_storage_bytes: u64,
-}
 
 /// The content of a file that shows `field`: a plain number, rounded up to whole divisors.
 ///

@@ -12,18 +12,17 @@
 mod api;
 mod files;
 mod push;
-mod tokens;
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::manifest::Tokens;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub use files::{FileSource, PodInput, SourceError};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
-pub use tokens::Tokens;
 
 /// Where the pod and its objects come from.
 pub enum Source {

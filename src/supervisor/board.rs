@@ -17,8 +17,9 @@ use super::server::Record;
 use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 use super::tally::Tally;
 use super::volume::{PodVolume, Shown, State};
+use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
-use crate::source::{Contact, Contacts, Tokens, Unreachable};
+use crate::source::{Contact, Contacts, Unreachable};
 use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.

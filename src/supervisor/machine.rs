@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::fs::statvfs;
 use rustix::system::sysinfo;
 
-use crate::payload::Allocatable;
+use crate::types::Allocatable;
 
 /// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel tells.
 pub(super) fn allocatable(volumes: &Path) -> Allocatable {

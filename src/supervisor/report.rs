@@ -25,8 +25,9 @@ use super::progress::{Progress, StandardError, Upcoming};
 use super::server::Record;
 use super::tally::Tally;
 use super::volume::{PodVolume, State};
+use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
-use crate::source::{Contacts, Tokens};
+use crate::source::Contacts;
 use crate::volume::Volume;
 
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.

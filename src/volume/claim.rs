@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::field::{InvalidField, required};
 use super::{Containers, Kind, VolumeSource};
+use crate::types::{InvalidField, required};
 
 pub(super) const KIND: Kind = Kind {
     word: "persistentVolumeClaim",

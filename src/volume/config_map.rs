@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, Volume};
 
-use super::field::InvalidField;
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
 use super::{Kind, VolumeSource};
+use crate::types::InvalidField;
 
 pub(super) const KIND: Kind = Kind {
     word: "configMap",

@@ -2,10 +2,10 @@
 
 use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
 
-use super::field::{self, InvalidField};
 use super::projection;
 use super::selector::Selector;
-use crate::payload::PayloadPath;
+use crate::types::PayloadPath;
+use crate::types::{self, InvalidField};
 
 /// Life of a token whose source says nothing: the API server's default, which podfs applies itself because a manifest
 /// file need not have passed through one.
@@ -58,7 +58,7 @@ impl TokenFile {
         }
         Ok(TokenFile {
             path: projection::path("path", &source.path)?,
-            user: source.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            user: source.user.map(|user| types::numeric_id("user", user)).transpose()?,
             token,
         })
     }
@@ -100,7 +100,7 @@ impl BundleFile {
             (Some(_), None) if source.label_selector.is_some() => {
                 return Err(InvalidField::new("labelSelector", "must be unset if name is specified"));
             }
-            (Some(name), None) => BundleKey::Named(field::required("name", Some(name))?.to_owned()),
+            (Some(name), None) => BundleKey::Named(types::required("name", Some(name))?.to_owned()),
             (None, Some(signer)) => BundleKey::OfSigner {
                 signer: signer_name(signer)?.to_owned(),
                 selector: source
@@ -113,7 +113,7 @@ impl BundleFile {
         };
         Ok(BundleFile {
             path: projection::path("path", &source.path)?,
-            user: source.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            user: source.user.map(|user| types::numeric_id("user", user)).transpose()?,
             bundles,
             optional: source.optional.unwrap_or(false),
         })
@@ -121,7 +121,7 @@ impl BundleFile {
 }
 
 fn signer_name(name: &str) -> Result<&str, InvalidField> {
-    let name = field::required("signerName", Some(name))?;
+    let name = types::required("signerName", Some(name))?;
     match name.split_once('/') {
         Some((domain, path)) if !domain.is_empty() && !path.is_empty() && !path.contains('/') => Ok(name),
         _ => Err(InvalidField::new(

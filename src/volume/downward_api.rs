@@ -4,12 +4,12 @@ use k8s_openapi::api::core::v1::{
     DownwardAPIVolumeFile, DownwardAPIVolumeSource, ObjectFieldSelector, ResourceFieldSelector, Volume,
 };
 
-use super::field::{self, InvalidField};
-use super::field_path::PodField;
 use super::projection::{self, Medium, Projection, Source};
 use super::{Kind, VolumeSource};
-use crate::payload::PayloadPath;
-use crate::quantity::Quantity;
+use crate::types::PayloadPath;
+use crate::types::PodField;
+use crate::types::Quantity;
+use crate::types::{self, InvalidField};
 
 pub(super) const KIND: Kind = Kind {
     word: "downwardAPI",
@@ -82,8 +82,8 @@ impl DownwardFile {
     fn parse(file: &DownwardAPIVolumeFile) -> Result<DownwardFile, InvalidField> {
         Ok(DownwardFile {
             path: projection::path("path", &file.path)?,
-            mode: file.mode.map(|mode| field::mode("mode", mode)).transpose()?,
-            user: file.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            mode: file.mode.map(|mode| types::mode("mode", mode)).transpose()?,
+            user: file.user.map(|user| types::numeric_id("user", user)).transpose()?,
             value: match (&file.field_ref, &file.resource_field_ref) {
                 (Some(field), None) => pod_field(field).map(DownwardValue::Field).map_err(|e| e.under("fieldRef"))?,
                 (None, Some(field)) => container_resource(field)
@@ -106,13 +106,13 @@ fn pod_field(selector: &ObjectFieldSelector) -> Result<PodField, InvalidField> {
             return Err(InvalidField::new("apiVersion", format!("unsupported pod version: {version}")));
         }
     }
-    let path = field::required("fieldPath", Some(&selector.field_path))?;
+    let path = types::required("fieldPath", Some(&selector.field_path))?;
     PodField::parse(path).map_err(|error| InvalidField::new("fieldPath", error))
 }
 
 fn container_resource(selector: &ResourceFieldSelector) -> Result<ContainerResource, InvalidField> {
-    let container = field::required("containerName", selector.container_name.as_deref())?;
-    let resource = field::required("resource", Some(&selector.resource))?;
+    let container = types::required("containerName", selector.container_name.as_deref())?;
+    let resource = types::required("resource", Some(&selector.resource))?;
     let (bound, resource) = bounded(resource).ok_or_else(|| {
         InvalidField::new("resource", format!("unsupported container resource : {resource}; {RESOURCES}"))
     })?;

@@ -4,9 +4,9 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
-use super::field::InvalidField;
 use super::{Kind, VolumeSource};
-use crate::quantity::Quantity;
+use crate::types::InvalidField;
+use crate::types::Quantity;
 
 pub(super) const KIND: Kind = Kind {
     word: "emptyDir",

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
-use super::field::{InvalidField, required};
 use super::{Kind, VolumeSource};
+use crate::types::{InvalidField, required};
 
 pub(super) const KIND: Kind = Kind {
     word: "hostPath",

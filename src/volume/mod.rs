@@ -8,16 +8,12 @@ mod config_map;
 mod credential;
 mod downward_api;
 mod empty_dir;
-mod field;
-mod field_path;
 mod host_path;
-mod names;
 mod nested;
 mod nfs;
 mod preferences;
 mod projected;
 mod projection;
-mod references;
 mod secret;
 mod selector;
 mod unsupported;
@@ -31,19 +27,14 @@ pub use credential::{BundleFile, BundleKey, TokenFile, TokenKey};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
 pub(crate) use empty_dir::PageSize;
 pub use empty_dir::{EmptyDir, Storage};
-pub use field::InvalidField;
-pub(crate) use field::{numeric_id, required};
-pub use field_path::{InvalidFieldPath, PodField};
 pub use host_path::{HostPath, HostPathType};
-pub(crate) use names::{is_dns_label, is_domain};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{Preferences, ServedBy};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
-pub use references::{References, references};
 pub use selector::Selector;
 pub use unsupported::Fields;
 
-use crate::payload::PayloadPath;
+use crate::types::{InvalidField, PayloadPath, is_dns_label, required};
 
 /// Every kind of volume this version knows.
 const KINDS: &[&Kind] = &[
@@ -186,8 +177,8 @@ pub struct VolumeName(String);
 
 impl VolumeName {
     fn parse(name: &str) -> Result<VolumeName, InvalidField> {
-        field::required("name", Some(name))?;
-        if !names::is_dns_label(name) {
+        required("name", Some(name))?;
+        if !is_dns_label(name) {
             let sentence = format!(
                 "volume {name:?}: a volume's name is at most 63 lower-case letters, digits and '-', \
                  with a letter or digit at both ends"

@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::VolumeMount;
 
-use crate::payload::PayloadPath;
+use crate::types::PayloadPath;
 
 /// The directories to make in the root of the volume `name`, given the mounts of every container of the pod. Of
 /// nested ones only the outermost, as the kubelet does: the volume mounted there makes the others.

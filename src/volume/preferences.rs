@@ -7,7 +7,8 @@ use std::fmt::Display;
 use podfs_fuse::passthrough::Cache;
 
 use super::nfs_options::Backend;
-use super::{InvalidField, Volume, VolumeSource};
+use super::{Volume, VolumeSource};
+use crate::types::InvalidField;
 
 const SERVED_BY: &str = "podfs.io/host-path.";
 const CACHE: &str = "podfs.io/cache.";

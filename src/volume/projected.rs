@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{PodCertificateProjection, ProjectedVolumeSource, Volume, VolumeProjection};
 
 use super::credential::{BundleFile, TokenFile};
-use super::field::{self, InvalidField};
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
 use super::{Kind, VolumeSource, downward_api};
-use crate::payload::PayloadPath;
+use crate::types::PayloadPath;
+use crate::types::{self, InvalidField};
 
 pub(super) const KIND: Kind = Kind {
     word: "projected",
@@ -70,7 +70,7 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
 }
 
 fn pod_certificate(certificate: &PodCertificateProjection) -> Result<Vec<PayloadPath>, InvalidField> {
-    certificate.user.map(|user| field::numeric_id("user", user)).transpose()?;
+    certificate.user.map(|user| types::numeric_id("user", user)).transpose()?;
     let paths: Vec<PayloadPath> = [
         ("credentialBundlePath", &certificate.credential_bundle_path),
         ("keyPath", &certificate.key_path),

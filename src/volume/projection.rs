@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::KeyToPath;
 
 use super::credential::{BundleFile, TokenFile};
 use super::downward_api::DownwardFile;
-use super::field::{self, InvalidField};
-use crate::payload::PayloadPath;
+use crate::types::PayloadPath;
+use crate::types::{self, InvalidField};
 
 /// Mode of files whose volume and item say nothing: the API server's default, which podfs applies itself because a
 /// manifest file need not have passed through one.
@@ -127,7 +127,7 @@ impl ObjectSource {
     ) -> Result<ObjectSource, InvalidField> {
         let items = items.unwrap_or_default().iter().enumerate();
         Ok(ObjectSource {
-            name: field::required(name_field, name)?.to_owned(),
+            name: types::required(name_field, name)?.to_owned(),
             items: items
                 .map(|(index, item)| Item::parse(item).map_err(|error| error.under(format!("items[{index}]"))))
                 .collect::<Result<_, _>>()?,
@@ -152,10 +152,10 @@ pub struct Item {
 impl Item {
     fn parse(item: &KeyToPath) -> Result<Item, InvalidField> {
         Ok(Item {
-            key: field::required("key", Some(&item.key))?.to_owned(),
+            key: types::required("key", Some(&item.key))?.to_owned(),
             path: path("path", &item.path)?,
-            mode: item.mode.map(|mode| field::mode("mode", mode)).transpose()?,
-            user: item.user.map(|user| field::numeric_id("user", user)).transpose()?,
+            mode: item.mode.map(|mode| types::mode("mode", mode)).transpose()?,
+            user: item.user.map(|user| types::numeric_id("user", user)).transpose()?,
         })
     }
 }
@@ -191,10 +191,10 @@ pub(super) fn path(field: &str, text: &str) -> Result<PayloadPath, InvalidField>
 
 /// A volume's `defaultMode`.
 pub(super) fn default_mode(mode: Option<i32>) -> Result<u16, InvalidField> {
-    mode.map_or(Ok(DEFAULT_MODE), |mode| field::mode("defaultMode", mode))
+    mode.map_or(Ok(DEFAULT_MODE), |mode| types::mode("defaultMode", mode))
 }
 
 /// A volume's `defaultUser`.
 pub(super) fn default_user(user: Option<i64>) -> Result<Option<u32>, InvalidField> {
-    user.map(|user| field::numeric_id("defaultUser", user)).transpose()
+    user.map(|user| types::numeric_id("defaultUser", user)).transpose()
 }

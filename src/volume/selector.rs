@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-use super::field::InvalidField;
-use super::names;
+use crate::types;
+use crate::types::InvalidField;
 
 /// Labels that an object is to have. One that asks for nothing selects every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,7 +79,7 @@ impl Requirement {
 }
 
 fn check_key(key: &str) -> Result<(), InvalidField> {
-    names::check_qualified(key).map_err(|rule| InvalidField::new("", format!("{key:?} is no label: {rule}")))
+    types::check_qualified(key).map_err(|rule| InvalidField::new("", format!("{key:?} is no label: {rule}")))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};
 
-use super::field::InvalidField;
 use super::{KINDS, Kind, sources_given};
+use crate::types::InvalidField;
 
 /// The kind of every volume that is not served. Which one it is in the manifest, its source says.
 pub(super) const UNSUPPORTED: Kind = Kind { word: "", directory: None, parse: |_, _| None };

@@ -21,7 +21,7 @@ const TARGETS: [(&str, Target); 4] = [
 
 /// What is in a directory of `fuse/fuzz`.
 fn names(directory: &str) -> BTreeSet<String> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(directory);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuse/fuzz").join(directory);
     let entries = fs::read_dir(directory).expect("a directory");
     entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
 }
@@ -38,7 +38,7 @@ fn every_target_has_seeds() {
 fn every_seed_is_read_to_its_end_by_its_target() {
     for (target, look) in TARGETS {
         for name in names(&format!("seeds/{target}")) {
-            let path = format!("{}/fuzz/seeds/{target}/{name}", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/fuse/fuzz/seeds/{target}/{name}", env!("CARGO_MANIFEST_DIR"));
             let seed = fs::read(path).expect("a seed");
             assert!(look(&seed), "{target} does not take {name}");
         }

@@ -5,7 +5,8 @@ use std::fmt;
 use podfs_fuse::mount::private::Access;
 
 use crate::manifest::pod::PodFacts;
-use crate::payload::{Allocatable, Entry, fs_group_mode};
+use crate::payload::{Entry, fs_group_mode};
+use crate::types::Allocatable;
 use crate::volume::{EmptyDir, PageSize, Storage};
 
 /// How to make the content of an emptyDir.

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use super::Content;
 use super::parse::{LongMetadata, Parsed, field};
 use crate::manifest::{ManifestError, Origin};
-use crate::payload::Allocatable;
-use crate::quantity::Quantity;
+use crate::types::Allocatable;
+use crate::types::Quantity;
 
 /// What a Node says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

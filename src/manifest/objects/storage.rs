@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use super::Content;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
-use crate::volume::{HostPath, InvalidField, Nfs};
+use crate::types::InvalidField;
+use crate::volume::{HostPath, Nfs};
 
 /// Options of a mount, older than the field for them; it wins over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";

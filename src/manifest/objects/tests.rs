@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 use crate::manifest::parse_documents;
-use crate::payload::Allocatable;
+use crate::types::Allocatable;
 
 fn parse(yaml: &str) -> Result<Vec<Arc<NamedObject>>, String> {
     let documents = parse_documents(Path::new("objects.yaml"), yaml.as_bytes()).map_err(|error| error.to_string())?;

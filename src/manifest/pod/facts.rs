@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::resources::PodResources;
-use crate::quantity::Quantity;
-use crate::volume::{InvalidField, numeric_id};
+use crate::types::Quantity;
+use crate::types::{InvalidField, numeric_id};
 
 /// The service account of pods that name none: the API server's default, which podfs applies itself because a manifest
 /// file need not have passed through one.

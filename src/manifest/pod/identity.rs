@@ -5,7 +5,7 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
-use crate::volume::{InvalidField, is_dns_label, is_domain, required};
+use crate::types::{InvalidField, is_dns_label, is_domain, required};
 
 /// Where uids derived from names live. It never changes: the paths of volumes depend on it.
 const UID_NAMESPACE: Uuid = Uuid::from_u128(0x9a8108f7_80b0_46e0_9e0d_a80b8f5e918c);

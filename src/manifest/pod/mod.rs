@@ -14,7 +14,8 @@ pub use identity::{PodIdentity, PodUid};
 pub use resources::PodResources;
 
 use super::{Document, ManifestError, Origin};
-use crate::volume::{Containers, Fields, InvalidField, Preferences, Volume};
+use crate::types::InvalidField;
+use crate::volume::{Containers, Fields, Preferences, Volume};
 
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1 as core;
 
 use super::facts::{Container, amounts};
-use crate::quantity::Quantity;
-use crate::volume::InvalidField;
+use crate::types::InvalidField;
+use crate::types::Quantity;
 
 const MEMORY: &str = "memory";
 const HUGE_PAGES: &str = "hugepages-";

@@ -1,6 +1,6 @@
 use super::*;
 use crate::manifest::parse_documents;
-use crate::quantity::Quantity;
+use crate::types::Quantity;
 
 const FILE: &str = "pod.yaml";
 

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
+use crate::manifest::Tokens;
 use crate::manifest::objects::{Values, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, parse_documents};
-use crate::source::Tokens;
 use crate::volume::VolumeSource;
 
 const MACHINE: Allocatable = Allocatable { cpu_milli: 2_000, memory_bytes: 4 << 30, ephemeral_storage_bytes: 10 << 30 };

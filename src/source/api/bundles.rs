@@ -7,13 +7,13 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::address::Collection;
-use super::client::Client;
 use super::contacts::Contacts;
-use super::error::{ApiError, Class};
 use super::follow::Question;
-use super::follower::{Follower, News};
 use super::single::{Task, Told, note, parse};
+use crate::kube::address::Collection;
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::follower::{Follower, News};
 use crate::manifest::ManifestError;
 use crate::manifest::objects::{Missing, NamedObject};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::error::{ApiError, Class};
+use crate::kube::error::{ApiError, Class};
 
 /// How long what may pass by itself has to last.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::error::ApiError;
+use crate::kube::error::ApiError;
 
 /// What is known of every object. Cheap to clone.
 #[derive(Clone, Default)]
@@ -113,8 +113,8 @@ impl Contacts {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::Class;
     use super::*;
+    use crate::kube::error::Class;
 
     #[test]
     fn trouble_leaves_what_was_known_and_ends_with_an_answer() {

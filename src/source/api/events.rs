@@ -18,11 +18,11 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 use uuid::Uuid;
 
-use super::address::Resource;
-use super::client::Client;
-use super::error::{ApiError, Class};
 use super::notices::{Condition, Notices};
-use super::retry::{Pause, Retry};
+use crate::kube::address::Resource;
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::retry::{Pause, Retry};
 use crate::manifest::pod::PodIdentity;
 
 /// Longest message the API takes.

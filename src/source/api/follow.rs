@@ -15,18 +15,19 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::bundles::{Bundles, Signers, title_of_signer};
-use super::client::Client;
 use super::complaints::{Complaints, SETTLE};
 use super::contacts::Contacts;
-use super::error::{ApiError, Class};
 use super::single::{Task, Told, follow_object, follow_pod};
 use super::tokens::Issued;
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
+use crate::manifest::tokens::Token;
+use crate::manifest::{References, references};
 use crate::source::Snapshot;
 use crate::source::files::FileSource;
-use crate::source::tokens::Token;
-use crate::volume::{BundleKey, References, TokenKey, Volume, references};
+use crate::volume::{BundleKey, TokenKey, Volume};
 
 /// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
 /// so in much less.
@@ -144,7 +145,7 @@ impl Follow {
     }
 
     /// Goes by this pod of the server, whose changes the follower tells.
-    pub(super) fn with_pod(mut self, pod: Pod, follower: super::follower::Follower) -> Follow {
+    pub(super) fn with_pod(mut self, pod: Pod, follower: crate::kube::follower::Follower) -> Follow {
         let (tell, told) = channel(QUEUE);
         let uid = pod.identity.uid.as_str().to_owned();
         let title = format!("Pod {}", pod.identity);

@@ -1,16 +1,8 @@
-//! A Kubernetes API server as a source: the pod's objects, and the pod itself if it is known by name only.
+//! A Kubernetes API server as a source: the pod's objects, and the pod itself if it is known by name only. [`crate::kube`] talks
+//! to the server.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`settings`] | where the server is and who podfs is to it, from a kubeconfig or from inside of a cluster |
-//! | `exec` | credentials from a program that the kubeconfig names |
-//! | `tls` | certificates, as rustls wants them |
-//! | `client` | requests, answers and their limits; credentials that are up to date |
-//! | `address` | where objects are on the server |
-//! | `error` | what goes wrong, and whether waiting helps |
-//! | `retry` | when a request that failed is made again |
-//! | `follower` | what a collection holds and every change of it, whatever happens to the server |
-//! | `poller` | one object that may be got and not watched |
 //! | `single` | one object, followed and parsed |
 //! | `bundles` | the ClusterTrustBundles of signers |
 //! | `tokens` | tokens, issued and replaced in time |
@@ -24,26 +16,15 @@
 //! One thread owns the connection and all that is followed. It publishes snapshots; [`ApiSource::changed`] only waits for
 //! the next publication, so it may be cancelled at any point, and a slow caller skips what is out of date already.
 
-mod address;
-mod backoff;
 mod bundles;
-mod client;
 mod complaints;
 mod contacts;
-mod error;
 mod events;
-mod exec;
 mod follow;
-mod follower;
 mod notices;
-mod poller;
-mod retry;
-mod settings;
 mod single;
 mod start;
-mod tls;
 mod tokens;
-mod version;
 
 use std::io;
 use std::sync::mpsc;
@@ -53,14 +34,14 @@ use tokio::sync::watch::{self, Receiver};
 
 use super::Snapshot;
 use super::files::FileSource;
+use crate::kube::client::Client;
 use crate::volume::Volume;
-use client::Client;
 use events::Conditions;
 use follow::Follow;
 
+pub use crate::kube::settings::Access;
 pub use contacts::{Contact, Contacts, Unreachable};
 pub use notices::Condition;
-pub use settings::Access;
 pub use start::{PodName, StartError};
 
 /// What to ask a server for.

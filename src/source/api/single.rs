@@ -8,12 +8,12 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
 
-use super::address::{Collection, Resource};
-use super::client::{Client, PARTIAL};
 use super::contacts::Contacts;
-use super::error::{ApiError, Class};
-use super::follower::{Follower, News};
-use super::poller::Poller;
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::{Client, PARTIAL};
+use crate::kube::error::{ApiError, Class};
+use crate::kube::follower::{Follower, News};
+use crate::kube::poller::Poller;
 use crate::manifest::objects::{NamedObject, ObjectKey, Objects, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};

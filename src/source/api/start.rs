@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::client::Client;
 use super::complaints::SETTLE;
-use super::error::{ApiError, Class};
-use super::follower::{Follower, News};
-use super::settings::SettingsError;
 use super::single::{parse_pod, pods};
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::follower::{Follower, News};
+use crate::kube::settings::SettingsError;
 use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
 

@@ -14,16 +14,16 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::address::Resource;
-use super::client::Client;
 use super::contacts::Contacts;
-use super::error::{ApiError, Class};
 use super::follow::Question;
-use super::retry::Retry;
 use super::single::{Task, Told};
+use crate::kube::address::Resource;
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::retry::Retry;
+use crate::manifest::Tokens;
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::Tokens;
-use crate::source::tokens::Token;
+use crate::manifest::tokens::Token;
 use crate::volume::TokenKey;
 
 /// A token is replaced at this age, however long it is valid.

@@ -14,10 +14,11 @@ use super::judge::{Judge, Verdict};
 use super::read::{Stamp, read};
 use super::watch::Watcher;
 use super::{PodInput, SourceError};
+use crate::manifest::Tokens;
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, only_pod};
 use crate::manifest::{ManifestError, Origin, parse_documents};
-use crate::source::{Snapshot, Tokens};
+use crate::source::Snapshot;
 
 /// How long the files may take to come to rest when podfs starts.
 const START_PATIENCE: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 use super::message::{Parsed, Push, PushError, Taken};
 use crate::manifest::objects::{NamedObject, ObjectKey};
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::source::tokens::Token;
+use crate::manifest::tokens::Token;
 use crate::volume::TokenKey;
 
 /// Most objects that are kept for a pod; each of them has at most 1 MiB.

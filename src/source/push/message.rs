@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::manifest::objects::{NamedObject, ObjectKey, ObjectKind, parse_object};
 use crate::manifest::pod::{Pod, PodIdentity};
+use crate::manifest::tokens::Token;
 use crate::manifest::{Document, ManifestError, Origin};
-use crate::source::tokens::Token;
 use crate::volume::TokenKey;
 
 /// What an agent pushes, all of it at once. An object that was pushed before is replaced.

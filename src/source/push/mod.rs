@@ -21,10 +21,12 @@ use std::sync::Arc;
 
 use tokio::sync::watch::Receiver;
 
-use super::{FileSource, Snapshot, Tokens};
+use super::{FileSource, Snapshot};
+use crate::manifest::Tokens;
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::volume::{BundleKey, References, references};
+use crate::manifest::{References, references};
+use crate::volume::BundleKey;
 use inbox::Known;
 
 pub use inbox::Inbox;

@@ -6,8 +6,8 @@ mod tests;
 
 use k8s_openapi::api::core::v1::{NFSVolumeSource, Volume};
 
-use super::field::{InvalidField, required};
 use super::{Kind, VolumeSource};
+use crate::types::{InvalidField, required};
 pub use options::NfsOptions;
 
 pub(super) const KIND: Kind = Kind {

@@ -1,7 +1,7 @@
 //! downwardAPI volumes.
 
 use super::*;
-use crate::quantity::Quantity;
+use crate::types::{PodField, Quantity};
 
 #[test]
 fn da_08_da_12_items_become_typed_facts() {

@@ -3,7 +3,6 @@
 mod downward;
 mod passthrough;
 mod projected;
-mod references;
 
 use std::path::Path;
 

@@ -4,6 +4,7 @@
 mod completions;
 mod help;
 mod inventory;
+mod layers;
 mod pages;
 mod readme;
 mod retry;

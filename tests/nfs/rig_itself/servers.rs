@@ -190,7 +190,7 @@ fn a_server_outlives_the_thread_that_started_it() {
 #[test]
 fn a_server_does_not_outlive_the_test_program() {
     let mut program = Command::new(current_exe().expect("this program"));
-    program.args(["--exact", "--ignored", "--nocapture", "servers::a_program_with_a_server"]);
+    program.args(["--exact", "--ignored", "--nocapture", "rig_itself::servers::a_program_with_a_server"]);
     let mut program = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
     let lines = BufReader::new(program.stdout.take().expect("a pipe")).lines();
     let told = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("server ").map(str::to_owned));

@@ -30,7 +30,7 @@ impl Process {
     /// Starts a server. Gives the other end of its control socket, too.
     pub fn server() -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        let mut command = again("again::serving", SERVER);
+        let mut command = again("takeover::again::serving", SERVER);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         (Self(command.spawn().expect("this program can be started again")), ours)
     }

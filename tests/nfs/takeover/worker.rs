@@ -39,7 +39,7 @@ pub struct Workers {
 impl Workers {
     /// Begins to work in `directory`.
     pub fn start(directory: &Path, work: Work) -> Self {
-        let mut command = again("worker::working", WORKERS);
+        let mut command = again("takeover::worker::working", WORKERS);
         let work = if work == Work::Names { "names" } else { "data" };
         command.env(WORK, work).env(WORKERS, directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program can be started again");

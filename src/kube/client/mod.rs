@@ -30,7 +30,7 @@ use super::settings::{Access, SettingsError};
 use connection::Connection;
 use lanes::Room;
 
-pub(super) use watch::{Change, Watch};
+pub(crate) use watch::{Change, Watch};
 
 /// How long an answer may take to begin, and then to end, unless it is that to a watch.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -41,7 +41,7 @@ const MAX_OBJECT: usize = 4 << 20;
 /// Most bytes of a list of many.
 const MAX_LIST: usize = 32 << 20;
 /// The kind of an object, and of a list, of which the server sends the metadata only.
-pub(super) const PARTIAL: &str = "PartialObjectMetadata";
+pub(crate) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
 /// How long requests wait for the first one to have made a connection, and for one that tries a server that was away. When
 /// all pods of a node come back at once, that takes a while, and each further try would cost another handshake.
@@ -49,7 +49,7 @@ const QUEUE: Duration = Duration::from_secs(3);
 
 /// An API server, as podfs talks to it. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Client(Arc<Shared>);
+pub(crate) struct Client(Arc<Shared>);
 
 struct Shared {
     access: Access,
@@ -115,10 +115,10 @@ enum Lasts {
 }
 
 /// What a list says.
-pub(super) struct List {
+pub(crate) struct List {
     /// The version that changes are asked for from.
-    pub(super) version: String,
-    pub(super) items: Vec<Value>,
+    pub(crate) version: String,
+    pub(crate) items: Vec<Value>,
 }
 
 impl Client {
@@ -126,7 +126,7 @@ impl Client {
     ///
     /// # Errors
     /// Settings that cannot be used.
-    pub(super) async fn open(access: Access) -> Result<Client, SettingsError> {
+    pub(crate) async fn open(access: Access) -> Result<Client, SettingsError> {
         let connection = Arc::new(Connection::open(&access, None).await?);
         let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
         Ok(Client(Arc::new(Shared {
@@ -148,7 +148,7 @@ impl Client {
     }
 
     /// The one object of a collection that is one; none if there is no such object.
-    pub(super) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
+    pub(crate) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
         let asked = format!("get {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.object(server), None);
         match self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await {
@@ -159,7 +159,7 @@ impl Client {
     }
 
     /// What a collection holds at this moment.
-    pub(super) async fn list(&self, collection: &Collection, part: Part) -> Result<List, ApiError> {
+    pub(crate) async fn list(&self, collection: &Collection, part: Part) -> Result<List, ApiError> {
         let asked = format!("list {}", collection.title());
         let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
         let request = |server: &Url| (Method::GET, collection.list(server), None);
@@ -184,7 +184,7 @@ impl Client {
     }
 
     /// The changes of a collection, for about `seconds`.
-    pub(super) async fn watch(
+    pub(crate) async fn watch(
         &self,
         collection: &Collection,
         part: Part,
@@ -198,14 +198,14 @@ impl Client {
     }
 
     /// An answer has broken off, perhaps with the connection.
-    pub(super) async fn broke(&self) {
+    pub(crate) async fn broke(&self) {
         let mut current = self.0.connection.lock().await;
         current.connection.note(false);
         current.doubt = current.doubt.max(Doubt::Connection);
     }
 
     /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
-    pub(super) async fn create(
+    pub(crate) async fn create(
         &self,
         resource: Resource,
         namespace: &str,
@@ -220,7 +220,7 @@ impl Client {
     }
 
     /// Changes an object as a JSON merge patch says. Gives what it is then.
-    pub(super) async fn patch(
+    pub(crate) async fn patch(
         &self,
         resource: Resource,
         namespace: &str,
@@ -234,17 +234,17 @@ impl Client {
     }
 
     /// Waits until the server answers after it did not.
-    pub(super) async fn recovered(&self) {
+    pub(crate) async fn recovered(&self) {
         self.0.recovered.notified().await;
     }
 
     /// Waits until the server allows a request after it refused one.
-    pub(super) async fn allowed(&self) {
+    pub(crate) async fn allowed(&self) {
         self.0.allowed.notified().await;
     }
 
     /// Waits until it is this request's turn to try a server that cannot be reached. Cancel-safe.
-    pub(super) async fn turn_to_try(&self) {
+    pub(crate) async fn turn_to_try(&self) {
         let _turn = self.0.turn.lock().await;
         loop {
             let pause = self.reach().outage.pause(tokio::time::Instant::now());
@@ -264,17 +264,17 @@ impl Client {
     }
 
     /// How long the server has been reached.
-    pub(super) fn connected_for(&self) -> Duration {
+    pub(crate) fn connected_for(&self) -> Duration {
         self.reach().since.elapsed()
     }
 
     /// Whether to ask for what there is at the beginning of a watch, which saves the request for a list.
-    pub(super) fn may_send_initial_events(&self) -> bool {
+    pub(crate) fn may_send_initial_events(&self) -> bool {
         self.0.initial_events.load(Ordering::Relaxed)
     }
 
     /// The server does not send it. It may have learnt to do so when there is another connection.
-    pub(super) fn sends_no_initial_events(&self) {
+    pub(crate) fn sends_no_initial_events(&self) {
         self.0.initial_events.store(false, Ordering::Relaxed);
     }
 

@@ -9,8 +9,8 @@ use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::lanes::{Lanes, Party};
-use crate::source::api::exec::{self, Issued};
-use crate::source::api::settings::{Access, Bearer, Settings, SettingsError};
+use crate::kube::exec::{self, Issued};
+use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
 
 /// What requests are made with. Nothing in it shows a secret.
 pub(super) struct Connection {

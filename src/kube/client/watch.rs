@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::lanes::Room;
 use super::{parse, too_large};
-use crate::source::api::error::{ApiError, Class, Status};
+use crate::kube::error::{ApiError, Class, Status};
 
 /// Changes of a collection, as the server tells them.
-pub(in crate::source::api) struct Watch {
+pub(crate) struct Watch {
     asked: String,
     answer: Response,
     _room: Option<Room>,
@@ -22,7 +22,7 @@ pub(in crate::source::api) struct Watch {
 
 /// One change.
 #[derive(Debug, PartialEq)]
-pub(in crate::source::api) enum Change {
+pub(crate) enum Change {
     /// An object is new, or different.
     Put(Value),
     /// An object is gone.
@@ -47,7 +47,7 @@ impl Watch {
     ///
     /// # Errors
     /// What the server says is wrong; a connection that breaks; an answer that is not one to a watch.
-    pub(in crate::source::api) async fn next(&mut self) -> Result<Option<Change>, ApiError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Change>, ApiError> {
         loop {
             if let Some(line) = self.line() {
                 match line.trim_ascii() {

@@ -22,11 +22,11 @@ const MAX_OUTPUT: u64 = 1 << 20;
 
 /// What the program said.
 #[derive(Clone)]
-pub(super) struct Issued {
-    pub(super) token: Option<SecretString>,
-    pub(super) certificate: Option<Certificate>,
+pub(crate) struct Issued {
+    pub(crate) token: Option<SecretString>,
+    pub(crate) certificate: Option<Certificate>,
     /// When it has to be asked again; never, if it did not say.
-    pub(super) expires: Option<SystemTime>,
+    pub(crate) expires: Option<SystemTime>,
 }
 
 #[derive(Deserialize)]
@@ -47,7 +47,7 @@ struct Status {
 ///
 /// # Errors
 /// One sentence that names the program.
-pub(super) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
+pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     let program = exec.command.as_deref().filter(|command| !command.is_empty());
     let program = program.ok_or("the kubeconfig's exec has no command")?;
     let failed = |problem: &str| format!("the kubeconfig's program {program} {problem}");

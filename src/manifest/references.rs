@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Bound, BundleKey, ContainerResource, DownwardValue, Projection, Source, TokenKey, Volume, VolumeSource};
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::volume::{
+    Bound, BundleKey, ContainerResource, DownwardValue, Projection, Source, TokenKey, Volume, VolumeSource,
+};
 
 /// What volumes refer to. Names without a namespace are of the pod's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,3 +74,6 @@ impl ContainerResource {
         self.bound == Bound::Limit && !self.resource.starts_with("hugepages-") && !has_limit()
     }
 }
+
+#[cfg(test)]
+mod tests;

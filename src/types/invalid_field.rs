@@ -43,7 +43,7 @@ fn prefix(field: &str) -> String {
 /// # Errors
 /// A number outside 0..=0777, with the API's text and the number as the manifest's reader understood it: YAML takes
 /// `0644` for octal and `644` for decimal.
-pub(super) fn mode(field: &str, mode: i32) -> Result<u16, InvalidField> {
+pub(crate) fn mode(field: &str, mode: i32) -> Result<u16, InvalidField> {
     match u16::try_from(mode) {
         Ok(bits @ 0..=0o777) => Ok(bits),
         Ok(bits) => Err(InvalidField::new(field, format!("{MODE_RANGE}; it is {mode}, octal {bits:04o}"))),

@@ -14,18 +14,18 @@ const BROKE: &str = "the connection to the server broke";
 /// A request that did not succeed. Its text is one sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{sentence}")]
-pub(super) struct ApiError {
-    pub(super) sentence: String,
-    pub(super) class: Class,
+pub(crate) struct ApiError {
+    pub(crate) sentence: String,
+    pub(crate) class: Class,
     /// When the server wants to be asked again.
-    pub(super) retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
     /// Whether the server had begun to answer.
-    pub(super) answered: bool,
+    pub(crate) answered: bool,
 }
 
 /// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
+pub(crate) enum Class {
     /// The server cannot be reached, or does not answer. It will.
     Unreachable,
     /// The server answers that it cannot now: it is busy, starting or in trouble.
@@ -50,14 +50,14 @@ pub(super) enum Class {
 
 impl Class {
     /// Whether the same request may succeed later without anybody doing anything about it.
-    pub(super) fn passes(self) -> bool {
+    pub(crate) fn passes(self) -> bool {
         matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
     }
 }
 
 /// The body of an answer that is an error.
 #[derive(Default, Deserialize)]
-pub(super) struct Status {
+pub(crate) struct Status {
     kind: Option<String>,
     message: Option<String>,
     code: Option<u16>,
@@ -71,27 +71,27 @@ struct Details {
 }
 
 impl ApiError {
-    pub(super) fn new(class: Class, sentence: impl Into<String>) -> Self {
+    pub(crate) fn new(class: Class, sentence: impl Into<String>) -> Self {
         Self { sentence: sentence.into(), class, retry_after: None, answered: false }
     }
 
     /// An answer that broke off, and not a server that cannot be reached.
-    pub(super) fn in_answer(self) -> Self {
+    pub(crate) fn in_answer(self) -> Self {
         Self { answered: true, ..self }
     }
 
     /// Whether it may pass within seconds, as what a server says does that has just started.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(crate) fn may_pass(&self) -> bool {
         self.class.passes() || self.class == Class::Forbidden
     }
 
     /// Whether there was no answer at all, because the server cannot be reached or is not to be trusted.
-    pub(super) fn is_outage(&self) -> bool {
+    pub(crate) fn is_outage(&self) -> bool {
         matches!(self.class, Class::Unreachable | Class::Untrusted) && !self.answered
     }
 
     /// An answer with a code that means failure. `asked` says what was wanted, such as `list configmap default/app`.
-    pub(super) fn answered(asked: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
+    pub(crate) fn answered(asked: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
         let after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
         let after = after.or(status.details.as_ref().and_then(|details| details.retry_after_seconds));
@@ -109,7 +109,7 @@ impl ApiError {
     }
 
     /// What a Status object says, as the answer to a request or in the middle of a watch.
-    pub(super) fn of_status(asked: &str, status: Status) -> Self {
+    pub(crate) fn of_status(asked: &str, status: Status) -> Self {
         let Status { message, code, details, .. } = status;
         let mut error = Self::said(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
         error.retry_after = details.and_then(|details| details.retry_after_seconds).map(Duration::from_secs);
@@ -140,7 +140,7 @@ impl ApiError {
     }
 
     /// The request got no answer, or not all of it.
-    pub(super) fn transport(asked: &str, error: &reqwest::Error) -> Self {
+    pub(crate) fn transport(asked: &str, error: &reqwest::Error) -> Self {
         let (class, cause) = cause(error);
         Self::new(class, format!("cannot {asked}: {cause}"))
     }

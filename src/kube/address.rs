@@ -12,15 +12,15 @@ const NAME: &str = "metadata.name";
 
 /// A kind of object, as the server's paths spell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(crate) struct Resource {
     /// The path of its group and version.
-    pub(super) group: &'static str,
+    pub(crate) group: &'static str,
     /// Its `apiVersion`.
-    pub(super) api_version: &'static str,
+    pub(crate) api_version: &'static str,
     /// Its `kind`.
-    pub(super) kind: &'static str,
+    pub(crate) kind: &'static str,
     /// What a list of them goes by.
-    pub(super) plural: &'static str,
+    pub(crate) plural: &'static str,
 }
 
 const fn core(kind: &'static str, plural: &'static str) -> Resource {
@@ -32,21 +32,21 @@ const fn trust_bundle(group: &'static str, api_version: &'static str) -> Resourc
 }
 
 impl Resource {
-    pub(super) const POD: Resource = core("Pod", "pods");
-    pub(super) const EVENT: Resource = core("Event", "events");
-    pub(super) const CONFIG_MAP: Resource = core("ConfigMap", "configmaps");
-    pub(super) const SECRET: Resource = core("Secret", "secrets");
-    pub(super) const NODE: Resource = core("Node", "nodes");
-    pub(super) const PERSISTENT_VOLUME: Resource = core("PersistentVolume", "persistentvolumes");
-    pub(super) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
-    pub(super) const SERVICE_ACCOUNT: Resource = core("ServiceAccount", "serviceaccounts");
+    pub(crate) const POD: Resource = core("Pod", "pods");
+    pub(crate) const EVENT: Resource = core("Event", "events");
+    pub(crate) const CONFIG_MAP: Resource = core("ConfigMap", "configmaps");
+    pub(crate) const SECRET: Resource = core("Secret", "secrets");
+    pub(crate) const NODE: Resource = core("Node", "nodes");
+    pub(crate) const PERSISTENT_VOLUME: Resource = core("PersistentVolume", "persistentvolumes");
+    pub(crate) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
+    pub(crate) const SERVICE_ACCOUNT: Resource = core("ServiceAccount", "serviceaccounts");
 
-    pub(super) const CLUSTER_TRUST_BUNDLE: Resource =
+    pub(crate) const CLUSTER_TRUST_BUNDLE: Resource =
         trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
     /// The same resource in another version of its group, where servers may have only one of two.
-    pub(super) fn other_version(self) -> Option<Resource> {
+    pub(crate) fn other_version(self) -> Option<Resource> {
         match self {
             Self::CLUSTER_TRUST_BUNDLE => Some(Self::STABLE_TRUST_BUNDLE),
             Self::STABLE_TRUST_BUNDLE => Some(Self::CLUSTER_TRUST_BUNDLE),
@@ -55,12 +55,12 @@ impl Resource {
     }
 
     /// Whether a node may watch them.
-    pub(super) fn can_be_watched(self) -> bool {
+    pub(crate) fn can_be_watched(self) -> bool {
         self != Self::PERSISTENT_VOLUME && self != Self::PERSISTENT_VOLUME_CLAIM
     }
 
     /// The resource that objects of this kind are.
-    pub(super) fn of(kind: ObjectKind) -> Resource {
+    pub(crate) fn of(kind: ObjectKind) -> Resource {
         match kind {
             ObjectKind::ConfigMap => Self::CONFIG_MAP,
             ObjectKind::Secret => Self::SECRET,
@@ -74,7 +74,7 @@ impl Resource {
 
 /// Which changes a watch tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Since<'a> {
+pub(crate) enum Since<'a> {
     /// Those after this version.
     Version(&'a str),
     /// First every object that there is, and then each change.
@@ -83,7 +83,7 @@ pub(super) enum Since<'a> {
 
 /// What is told of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// Everything.
     #[default]
     Whole,
@@ -93,7 +93,7 @@ pub(super) enum Part {
 
 impl Part {
     /// What a list of them is to be sent as. Servers that cannot send a part send the whole.
-    pub(super) fn accept_list(self) -> &'static str {
+    pub(crate) fn accept_list(self) -> &'static str {
         match self {
             Part::Whole => "application/json",
             Part::Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
@@ -101,7 +101,7 @@ impl Part {
     }
 
     /// What each of them is to be sent as.
-    pub(super) fn accept(self) -> &'static str {
+    pub(crate) fn accept(self) -> &'static str {
         match self {
             Part::Whole => "application/json",
             Part::Metadata => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
@@ -111,47 +111,47 @@ impl Part {
 
 /// What is listed and watched: the objects of a resource in a namespace, or those of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Collection {
-    pub(super) resource: Resource,
-    pub(super) namespace: Option<String>,
+pub(crate) struct Collection {
+    pub(crate) resource: Resource,
+    pub(crate) namespace: Option<String>,
     /// Only those with this value in this field.
-    pub(super) field: Option<(&'static str, String)>,
+    pub(crate) field: Option<(&'static str, String)>,
     /// Only those whose labels this selects.
-    pub(super) labels: Option<String>,
+    pub(crate) labels: Option<String>,
 }
 
 impl Collection {
     /// The one object of this name, whether it exists or not.
-    pub(super) fn only(resource: Resource, namespace: Option<&str>, name: &str) -> Collection {
+    pub(crate) fn only(resource: Resource, namespace: Option<&str>, name: &str) -> Collection {
         let field = Some((NAME, name.to_owned()));
         Collection { resource, namespace: namespace.map(str::to_owned), field, labels: None }
     }
 
     /// The one object of this key.
-    pub(super) fn of(key: &ObjectKey) -> Collection {
+    pub(crate) fn of(key: &ObjectKey) -> Collection {
         let namespace = (!key.namespace.is_empty()).then_some(key.namespace.as_str());
         Self::only(Resource::of(key.kind), namespace, &key.name)
     }
 
     /// The ClusterTrustBundles of a signer.
-    pub(super) fn of_signer(signer: &str) -> Collection {
+    pub(crate) fn of_signer(signer: &str) -> Collection {
         let field = Some(("spec.signerName", signer.to_owned()));
         Collection { resource: Resource::CLUSTER_TRUST_BUNDLE, namespace: None, field, labels: None }
     }
 
     /// Whether it is at most one object.
-    pub(super) fn is_single(&self) -> bool {
+    pub(crate) fn is_single(&self) -> bool {
         matches!(self.field, Some((NAME, _)))
     }
 
     /// Where the one object is.
-    pub(super) fn object(&self, server: &Url) -> Url {
+    pub(crate) fn object(&self, server: &Url) -> Url {
         let name = self.field.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
         path(server, self.resource, self.namespace.as_deref(), &[name])
     }
 
     /// Where it is listed.
-    pub(super) fn list(&self, server: &Url) -> Url {
+    pub(crate) fn list(&self, server: &Url) -> Url {
         let mut url = path(server, self.resource, self.namespace.as_deref(), &[]);
         if let Some((field, value)) = &self.field {
             url.query_pairs_mut().append_pair("fieldSelector", &format!("{field}={}", escape(value)));
@@ -163,7 +163,7 @@ impl Collection {
     }
 
     /// Where its changes are told, for `seconds`.
-    pub(super) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
+    pub(crate) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
         let mut url = self.list(server);
         let mut query = url.query_pairs_mut();
         query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
@@ -179,7 +179,7 @@ impl Collection {
     }
 
     /// How people call it: `configmap default/app`.
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         let name = self.field.as_ref().map(|(_, value)| value.as_str()).unwrap_or_default();
         let kind = self.resource.kind.to_ascii_lowercase();
         match &self.namespace {
@@ -191,7 +191,7 @@ impl Collection {
 }
 
 /// Where an object is created, or what belongs to one: `…/serviceaccounts/NAME/token`.
-pub(super) fn path(server: &Url, resource: Resource, namespace: Option<&str>, below: &[&str]) -> Url {
+pub(crate) fn path(server: &Url, resource: Resource, namespace: Option<&str>, below: &[&str]) -> Url {
     let mut url = server.clone();
     url.set_query(None);
     if let Ok(mut segments) = url.path_segments_mut() {

@@ -19,7 +19,7 @@ use super::settings::{Authority, Certificate};
 ///
 /// # Errors
 /// One sentence without its beginning: which of the certificates cannot be used, and why.
-pub(super) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
+pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -118,7 +118,7 @@ impl ServerCertVerifier for OrItself {
 }
 
 /// Whether a certificate was refused only because it may sign others.
-pub(super) fn is_authority_itself(error: &Error) -> bool {
+pub(crate) fn is_authority_itself(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) = error else { return false };
     matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }

@@ -12,8 +12,8 @@ use reqwest::redirect::Policy;
 use reqwest::{Proxy, Url};
 use secrecy::ExposeSecret;
 
-use crate::source::api::settings::{Authority, Certificate, Settings};
-use crate::source::api::tls;
+use crate::kube::settings::{Authority, Certificate, Settings};
+use crate::kube::tls;
 
 /// How the server sees podfs in its logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));

@@ -17,7 +17,7 @@ use super::version::is_not_newer;
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Asks for an object again and again.
-pub(super) struct Poller {
+pub(crate) struct Poller {
     client: Client,
     object: Collection,
     pace: Backoff,
@@ -44,18 +44,18 @@ enum Last {
 
 impl Poller {
     /// `object` is one object.
-    pub(super) fn new(client: Client, object: Collection) -> Self {
+    pub(crate) fn new(client: Client, object: Collection) -> Self {
         let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
         Self { client, object, pace: Backoff::default(), retry, pause, version: None, last: Last::None }
     }
 
     /// The version of the object.
-    pub(super) fn version(&self) -> Option<&str> {
+    pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
     /// The next news.
-    pub(super) async fn next(&mut self) -> News {
+    pub(crate) async fn next(&mut self) -> News {
         self.retry.wait(&self.pause).await;
         match self.client.get(&self.object).await {
             Ok(object) => {

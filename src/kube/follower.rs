@@ -38,7 +38,7 @@ const SHORT: Duration = Duration::from_secs(1);
 const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows a collection.
-pub(super) struct Follower {
+pub(crate) struct Follower {
     client: Client,
     collection: Collection,
     /// What the next list or watch asks for.
@@ -87,7 +87,7 @@ struct Beginning {
 
 /// What a follower tells.
 #[derive(Debug)]
-pub(super) enum News {
+pub(crate) enum News {
     /// This is all there is.
     Listed(Vec<Value>),
     /// An object is new, or different.
@@ -101,19 +101,19 @@ pub(super) enum News {
 }
 
 impl Follower {
-    pub(super) fn new(client: Client, collection: Collection) -> Self {
+    pub(crate) fn new(client: Client, collection: Collection) -> Self {
         let retry = Retry::new(client.clone());
         let (part, state) = (Part::Whole, State::Unlisted);
         Self { client, collection, part, state, retry, version: None, relisted: false }
     }
 
     /// Up to which version everything is known.
-    pub(super) fn version(&self) -> Option<&str> {
+    pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
     /// What it does, in a word for `podfs status`.
-    pub(super) fn doing(&self) -> &'static str {
+    pub(crate) fn doing(&self) -> &'static str {
         match self.state {
             State::Unlisted | State::Beginning(_) => "listing",
             State::Listed => "connecting",
@@ -123,12 +123,12 @@ impl Follower {
     }
 
     /// Asks for metadata only, from the next request on. A watch that goes on tells whole objects until it ends.
-    pub(super) fn follow_metadata(&mut self) {
+    pub(crate) fn follow_metadata(&mut self) {
         self.part = Part::Metadata;
     }
 
     /// Asks for whole objects again. Changes after the version are told whole.
-    pub(super) fn follow_whole(&mut self) {
+    pub(crate) fn follow_whole(&mut self) {
         if self.part == Part::Metadata {
             self.part = Part::Whole;
             self.state = if self.version.is_some() { State::Listed } else { State::Unlisted };
@@ -136,13 +136,13 @@ impl Follower {
     }
 
     /// Asks for whole objects again, and for another list of them.
-    pub(super) fn list_whole(&mut self) {
+    pub(crate) fn list_whole(&mut self) {
         self.part = Part::Whole;
         self.state = State::Unlisted;
     }
 
     /// The next news. Not to be cancelled: what was heard would be lost.
-    pub(super) async fn next(&mut self) -> News {
+    pub(crate) async fn next(&mut self) -> News {
         loop {
             let news = match std::mem::replace(&mut self.state, State::Unlisted) {
                 State::Unlisted if self.client.may_send_initial_events() => self.begin().await,
@@ -383,6 +383,6 @@ fn name_of(object: &Value) -> (String, String) {
 }
 
 /// The version of an object.
-pub(super) fn version_of(object: &Value) -> Option<String> {
+pub(crate) fn version_of(object: &Value) -> Option<String> {
     object.pointer("/metadata/resourceVersion")?.as_str().filter(|version| !version.is_empty()).map(str::to_owned)
 }

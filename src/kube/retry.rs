@@ -31,14 +31,14 @@ const YOUNG: (Duration, Duration) = (Duration::from_secs(30), Duration::from_sec
 const SPREAD: Duration = Duration::from_millis(50);
 
 /// The failures of one request that is made again and again.
-pub(super) struct Retry {
+pub(crate) struct Retry {
     client: Client,
     backoff: Backoff,
 }
 
 /// What to wait for before the request is made again.
 #[derive(Debug, PartialEq)]
-pub(super) enum Pause {
+pub(crate) enum Pause {
     /// The server could not be reached: until it answers some request, or until it is this one's turn to try.
     Outage,
     /// Until this moment.
@@ -48,17 +48,17 @@ pub(super) enum Pause {
 }
 
 impl Retry {
-    pub(super) fn new(client: Client) -> Retry {
+    pub(crate) fn new(client: Client) -> Retry {
         Retry { client, backoff: Backoff::default() }
     }
 
     /// The request succeeded.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.backoff.reset();
     }
 
     /// The request failed with this error.
-    pub(super) fn failed(&mut self, error: &ApiError) -> Pause {
+    pub(crate) fn failed(&mut self, error: &ApiError) -> Pause {
         if error.is_outage() {
             self.backoff.reset();
             return Pause::Outage;
@@ -77,12 +77,12 @@ impl Retry {
     }
 
     /// The request came to nothing, without an error.
-    pub(super) fn fruitless(&mut self) -> Pause {
+    pub(crate) fn fruitless(&mut self) -> Pause {
         Pause::Until(Instant::now() + self.backoff.fail())
     }
 
     /// Waits for the end of a pause. Cancel-safe.
-    pub(super) async fn wait(&self, pause: &Pause) {
+    pub(crate) async fn wait(&self, pause: &Pause) {
         match pause {
             Pause::Outage => {
                 tokio::select! {
@@ -121,21 +121,21 @@ fn longest_pause(connected_for: Duration) -> Duration {
 
 /// The time in which the server cannot be reached.
 #[derive(Debug, Default)]
-pub(super) struct Outage {
+pub(crate) struct Outage {
     since: Option<Instant>,
     backoff: Backoff,
 }
 
 impl Outage {
     /// How long to pause before the next try.
-    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+    pub(crate) fn pause(&mut self, now: Instant) -> Duration {
         let lasted = now.saturating_duration_since(*self.since.get_or_insert(now));
         let (first, later) = LONGEST_OF_OUTAGE;
         self.backoff.fail_within(if lasted < FIRST_MINUTES { first } else { later })
     }
 
     /// The server answers.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         *self = Outage::default();
     }
 }

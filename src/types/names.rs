@@ -14,7 +14,7 @@ pub(crate) fn is_dns_label(text: &str) -> bool {
 ///
 /// # Errors
 /// The rule the key breaks.
-pub(super) fn check_qualified(key: &str) -> Result<(), &'static str> {
+pub(crate) fn check_qualified(key: &str) -> Result<(), &'static str> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, key),

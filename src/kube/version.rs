@@ -2,7 +2,7 @@
 //! something else, nothing is known but whether two are the same.
 
 /// Whether what has version `old` is older than what has version `new`, or the same. False where nobody can tell.
-pub(super) fn is_not_newer(old: &str, new: &str) -> bool {
+pub(crate) fn is_not_newer(old: &str, new: &str) -> bool {
     match (number(old), number(new)) {
         (Some(old), Some(new)) => old <= new,
         _ => old == new,

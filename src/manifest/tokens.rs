@@ -16,10 +16,10 @@ pub struct Tokens {
 
 /// One token.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Token {
-    pub(super) bytes: Vec<u8>,
+pub(crate) struct Token {
+    pub(crate) bytes: Vec<u8>,
     /// When it ends, if its issuer said so.
-    pub(super) expires: Option<SystemTime>,
+    pub(crate) expires: Option<SystemTime>,
 }
 
 impl Tokens {

@@ -1,5 +1,7 @@
 //! What the volumes of a pod refer to.
 
+use std::path::Path;
+
 use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;

@@ -7,33 +7,33 @@ const FIRST: Duration = Duration::from_millis(100);
 
 /// The failures in a row.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
     /// The longest pause, where nothing else is said.
-    pub(super) const LONGEST: Duration = Duration::from_secs(30);
+    pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
     /// Counts a failure, and says how long to pause.
-    pub(super) fn fail(&mut self) -> Duration {
+    pub(crate) fn fail(&mut self) -> Duration {
         self.fail_within(Self::LONGEST)
     }
 
     /// Counts a failure, and says how long to pause: never longer than `longest`.
-    pub(super) fn fail_within(&mut self, longest: Duration) -> Duration {
+    pub(crate) fn fail_within(&mut self, longest: Duration) -> Duration {
         let full = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(longest);
         self.failures = self.failures.saturating_add(1);
         full.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
     /// How many failures there were in a row.
-    pub(super) fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
     /// Something went right.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 }

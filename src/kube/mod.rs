@@ -1,0 +1,27 @@
+//! A client of the Kubernetes API: requests, watches that survive outages, and credentials. It knows objects by kind and name,
+//! and nothing of what podfs does with them.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `settings` | where the server is and who podfs is to it, from a kubeconfig or from inside of a cluster |
+//! | `exec` | credentials from a program that the kubeconfig names |
+//! | `tls` | certificates, as rustls wants them |
+//! | `client` | requests, answers and their limits; credentials that are up to date |
+//! | `address` | where objects are on the server |
+//! | `error` | what goes wrong, and whether waiting helps |
+//! | `retry`, `backoff` | when a request that failed is made again |
+//! | `follower` | what a collection holds and every change of it, whatever happens to the server |
+//! | `poller` | one object that may be got and not watched |
+//! | `version` | resource versions: which of two is newer |
+
+pub(crate) mod address;
+mod backoff;
+pub(crate) mod client;
+pub(crate) mod error;
+mod exec;
+pub(crate) mod follower;
+pub(crate) mod poller;
+pub(crate) mod retry;
+pub(crate) mod settings;
+mod tls;
+mod version;

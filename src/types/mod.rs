@@ -1,0 +1,25 @@
+//! Values that manifests, volumes and payloads share. They are parsed once, and valid from then on.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `payload_path` | where a file lies inside a volume |
+//! | `field_path` | fields of the pod that a downwardAPI file shows |
+//! | `names` | Kubernetes' rules for names |
+//! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
+//! | `allocatable` | what a node offers to pods |
+//! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
+
+mod allocatable;
+mod field_path;
+mod invalid_field;
+mod names;
+mod payload_path;
+mod quantity;
+
+pub use allocatable::Allocatable;
+pub use field_path::{InvalidFieldPath, PodField};
+pub use invalid_field::InvalidField;
+pub(crate) use invalid_field::{mode, numeric_id, required};
+pub(crate) use names::{check_qualified, is_dns_label, is_domain};
+pub use payload_path::{InvalidPath, PayloadPath};
+pub use quantity::{InvalidQuantity, Quantity};
