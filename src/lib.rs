@@ -27,8 +27,6 @@ mod kube;
 pub mod manifest;
 pub mod metrics;
 pub mod payload;
-mod printable;
-pub mod secrecy;
 pub mod source;
 pub mod supervisor;
 pub mod types;

@@ -2,8 +2,10 @@
 
 use std::process::ExitCode;
 
+use podfs_fuse::server::allocator::ZeroingAllocator;
+
 #[global_allocator]
-static ALLOCATOR: podfs::secrecy::ZeroingAllocator = podfs::secrecy::ZeroingAllocator;
+static ALLOCATOR: ZeroingAllocator = ZeroingAllocator;
 
 fn main() -> ExitCode {
     podfs::cli::main()

@@ -5,9 +5,12 @@
 //! | `child` | children that share the process's descriptors |
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`ending`] | whether threads are ending |
+//! | [`log`] | the server's log, in the form of the supervisor's |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |
 //! | [`passthrough`] | directories of the host, shown as they are |
+//! | [`printable`] | text for terminals |
+//! | [`program`] | the program podfs-fuse |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
 //! | [`region`] | what a server knows and its successor needs |
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
@@ -20,9 +23,12 @@
 mod child;
 pub mod confinement;
 pub mod ending;
+pub mod log;
 pub mod mount;
 pub mod nfs;
 pub mod passthrough;
+pub mod printable;
+pub mod program;
 pub mod projection;
 pub mod region;
 pub mod server;

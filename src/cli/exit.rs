@@ -4,9 +4,9 @@ use std::fmt;
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
+use podfs_fuse::printable::printable;
 
 use crate::manifest::ManifestError;
-use crate::printable::printable;
 use crate::source::{SourceError, StartError};
 use crate::supervisor::SupervisorError;
 use crate::supervisor::claim::ClaimError;
@@ -29,7 +29,7 @@ impl Failure {
         Self { code: 2, error: error.into() }
     }
 
-    /// Exit code 3: a privilege or a kernel feature is missing.
+    /// Exit code 3: a privilege, a kernel feature or the program podfs-fuse is missing.
     pub(super) fn machine(error: impl Into<anyhow::Error>) -> Self {
         Self { code: 3, error: error.into() }
     }

@@ -3,7 +3,7 @@
 use std::env;
 
 use clap::{Args, ValueEnum};
-use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::log::may_be_coloured;
 use tracing_subscriber::EnvFilter;
 
 use crate::supervisor::progress::StandardError;
@@ -60,25 +60,10 @@ impl LogFormat {
         }
     }
 
-    /// The same, for what is logged without the logger.
-    pub(super) fn lines(self) -> Lines {
-        match self {
-            Self::Text => Lines::Text,
-            Self::Json => Lines::Json,
-        }
-    }
-
     pub(super) fn audience(self) -> Audience {
         match self {
             Self::Text => Audience::People,
             Self::Json => Audience::Logs,
         }
     }
-}
-
-/// Whether standard error is a terminal whose user wants colours (no-color.org).
-fn may_be_coloured() -> bool {
-    let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let dumb = env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
-    rustix::termios::isatty(rustix::stdio::stderr()) && !unwanted && !dumb
 }

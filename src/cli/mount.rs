@@ -33,7 +33,7 @@ EXIT STATUS:
   0  stopped as asked
   1  failed
   2  bad arguments, settings or manifests
-  3  a privilege or a kernel feature is missing
+  3  a privilege, a kernel feature or the program podfs-fuse is missing
 
 EXAMPLES:
   podfs mount --volume volume.yaml --objects objects/ --trace /mnt/volume
@@ -93,7 +93,7 @@ impl Mount {
     pub(super) fn execute(self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
         let mut volume = read_volume(&self.volume)?;
-        check_machine()?;
+        let server_program = check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), Some(&volume))?;
         let (identity, facts) = match &snapshot.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -116,6 +116,7 @@ impl Mount {
             site: Site::Exactly(self.directory),
             claim: None,
             inheritance: Inheritance::default(),
+            server_program,
             trace: self.trace,
             keep_old_generations: self.generations.keep_old_generations,
             server_memory: None,

@@ -22,6 +22,7 @@ use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::claim::Claim;
 use crate::supervisor::report::{Report, Subject};
+use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::site::Site;
 use crate::supervisor::trust;
 use crate::supervisor::{self, Assignment, upgrade};
@@ -52,7 +53,7 @@ EXIT STATUS:
   0  stopped as asked
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments, settings or manifests
-  3  a privilege or a kernel feature is missing
+  3  a privilege, a kernel feature or the program podfs-fuse is missing
 
 EXAMPLES:
   podfs run --pod pod.yaml --objects objects/
@@ -117,7 +118,7 @@ impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
-        check_machine()?;
+        let server_program = check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         self.check_uid(&pod.identity)?;
@@ -138,6 +139,7 @@ impl Run {
             site: Site::of_pod(&self.root_dir, &pod.identity.uid),
             claim: Some(claim),
             inheritance,
+            server_program,
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
             server_memory: self.server_memory_max,
@@ -192,17 +194,18 @@ fn memory(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What every command that mounts needs, checked before anything is made.
-pub(super) fn check_machine() -> Result<(), Failure> {
+/// What every command that mounts needs, checked before anything is made. Gives the program of its servers.
+pub(super) fn check_machine() -> Result<ServerProgram, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
     }
     open_device()?;
+    let server_program = ServerProgram::find().map_err(Failure::machine)?;
     if let Err(error) = secrecy::protect_memory() {
         warn!("secrets may be swapped out: memory cannot be locked ({error}); give podfs CAP_IPC_LOCK");
     }
     raise_descriptor_limit();
-    Ok(())
+    Ok(server_program)
 }
 
 /// Each volume takes a few descriptors; the soft limit is often 1024.

@@ -1,65 +1,36 @@
-//! `podfs server`: the process that a supervisor starts to answer FUSE requests. Not for people.
+//! `podfs server`: executes podfs-fuse, the server of a pod. Not for people.
+//!
+//! A supervisor of another version starts the server of this version so when it upgrades: only this podfs knows where its
+//! podfs-fuse is. The arguments are those of podfs-fuse.
 
-use anyhow::Context;
-use clap::{Args, ValueEnum};
-use podfs_fuse::confinement::{self, confine};
-use podfs_fuse::server::audit::output::Output;
-use podfs_fuse::server::keeper::close_strangers;
-use podfs_fuse::server::{process, secrecy};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use podfs_fuse::program::NAME;
+use podfs_fuse::server::process;
 
 use super::exit::Failure;
-use super::log::LogFormat;
+use crate::supervisor::server::program::{ServerProgram, this_podfs};
 
 /// Answer FUSE requests for a supervisor, which is at the other end of standard input.
 #[derive(Args)]
 pub(super) struct Server {
-    /// Whose volumes these are, for people who list processes.
-    #[arg(long)]
-    pod: String,
-    /// The pod's uid: no supervisor of another pod is obeyed.
-    #[arg(long)]
-    uid: String,
-    /// What it is for, which decides what it may do.
-    #[arg(long, value_enum)]
-    profile: Profile,
-    /// How log lines on standard error look: as the supervisor's.
-    #[arg(long, value_enum, default_value_t)]
-    log_format: LogFormat,
-}
-
-/// What a server is for.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Profile {
-    /// Projections only.
-    Projection,
-    /// Projections only, with some whose opens are written down.
-    Audit,
-    /// Directories of the host, and perhaps projections too.
-    Passthrough,
-}
-
-impl From<Profile> for confinement::Profile {
-    fn from(profile: Profile) -> Self {
-        match profile {
-            Profile::Projection => Self::Projection,
-            Profile::Audit => Self::Audit,
-            Profile::Passthrough => Self::Passthrough,
-        }
-    }
+    /// The arguments of podfs-fuse.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 impl Server {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        let Self { pod, uid, profile, log_format } = self;
-        // SAFETY: a process that has only read its arguments has nothing open.
-        unsafe { close_strangers() };
-        log_format.start();
-        // The supervisor has locked its own memory and warned when it could not.
-        let _unlocked = secrecy::protect_memory();
-        let output = Output::standard_error();
-        // Before there is another thread, and before anything comes from outside.
-        confine(profile.into(), log_format.lines());
-        let served = process::serve(env!("CARGO_PKG_VERSION"), &uid, output);
-        served.with_context(|| format!("the server of pod {pod} cannot go on")).map_err(Failure::general)
+        let program = ServerProgram::find().map_err(|error| {
+            process::refuse(&error.to_string());
+            Failure::machine(error)
+        })?;
+        let mut command = Command::new(program.executable());
+        command.arg0(NAME).arg("server").args(self.arguments).arg(this_podfs().argument());
+        Err(anyhow!(command.exec())).context(format!("{NAME} cannot be executed")).map_err(Failure::machine)
     }
 }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum, ValueHint};
+use podfs_fuse::printable::printable;
 use serde::Serialize;
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
-use crate::printable::printable;
 use crate::supervisor::status::{PodState, PodStatus};
 
 /// Show how the pods of this node and their volumes are.

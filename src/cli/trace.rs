@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueHint};
+use podfs_fuse::printable::Printer;
 
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::pod_directory;
-use crate::printable::Printer;
 use crate::supervisor::control::{Answer, Question, ask};
 
 /// How often a server that does not answer, because another one is just taking its place, is asked.

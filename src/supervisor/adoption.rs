@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use podfs_fuse::confinement::Profile;
@@ -16,6 +17,7 @@ use tracing::{info, warn};
 use super::claim::SERVER;
 use super::report::Audience;
 use super::scaffold::Scaffold;
+use super::server::program::ServerProgram;
 use super::server::{PodServer, kill_server};
 use super::site::Site;
 use super::socket;
@@ -99,6 +101,7 @@ fn discard(about: &About, served: Adopted) {
 /// was told why: what it serves is mounted anew.
 pub(super) fn find(
     directory: &Path,
+    program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
     audience: Audience,
@@ -108,7 +111,7 @@ pub(super) fn find(
     socket::connect_to(&control, directory, SERVER).ok()?;
     let control = UnixStream::from(control);
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
-    match adopt(control, pid, pod, profile, audience) {
+    match adopt(control, pid, program, pod, profile, audience) {
         Ok((server, adoption)) => {
             info!("the volumes of the pod are served by pid {pid}; podfs takes them over");
             Some((server, adoption))
@@ -125,11 +128,12 @@ pub(super) fn find(
 fn adopt(
     control: UnixStream,
     pid: i32,
+    program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
     audience: Audience,
 ) -> io::Result<(PodServer, Adoption)> {
-    let (server, volumes) = PodServer::adopt(control, pid, pod, profile, audience)?;
+    let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, audience)?;
     let mut adoption = HashMap::new();
     for AdoptedVolume { about, served } in volumes {
         let about: About = serde_json::from_value(about)?;

@@ -94,6 +94,7 @@ use orders::{Order, Orders};
 use report::Report;
 use scaffold::{Scaffold, ScaffoldError};
 use server::PodServer;
+use server::program::ServerProgram;
 use sharing::Sharing;
 use site::Site;
 use unmount_watch::UnmountWatch;
@@ -119,6 +120,8 @@ pub struct Assignment {
     pub claim: Option<Claim>,
     /// What is left of a podfs that served the pod before.
     pub inheritance: Inheritance,
+    /// The program of its servers.
+    pub server_program: ServerProgram,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
@@ -172,6 +175,7 @@ pub async fn run(
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let Assignment { identity, facts, volumes, site, mut claim, inheritance, server_memory, metrics, .. } = assignment;
     let Assignment { trace, keep_old_generations, .. } = assignment;
+    let server_program = Arc::new(assignment.server_program);
     oom::protect_supervisor();
     let cgroup = claim.as_mut().and_then(|claim| {
         cgroup::warn_of_kubelet();
@@ -200,7 +204,7 @@ pub async fn run(
     let continuing = Continuing::find();
     let found = directory.as_deref().and_then(|directory| {
         let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
-        adoption::find(directory, &identity, profile, report.audience(), refused)
+        adoption::find(directory, &server_program, &identity, profile, report.audience(), refused)
     });
     let (server, adoption) = found.unzip();
     let mut scaffold = Scaffold::new(claim, inheritance);
@@ -209,7 +213,8 @@ pub async fn run(
     let points = mount_points(&mounted, &kept, &site, &mut scaffold)?;
     let server = match server {
         Some(server) => server.with_cgroup(cgroup),
-        None => PodServer::start(&identity, profile, report.audience(), cgroup).map_err(SupervisorError::Start)?,
+        None => PodServer::start(&server_program, &identity, profile, report.audience(), cgroup)
+            .map_err(SupervisorError::Start)?,
     };
     if let Some(directory) = &directory {
         let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));

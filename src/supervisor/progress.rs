@@ -7,9 +7,10 @@ use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use podfs_fuse::log;
+use podfs_fuse::printable::printable;
 
 use crate::manifest::pod::PodIdentity;
-use crate::printable::{printable, printable_with_colours};
 
 /// Most volumes that are listed as waiting.
 const MOST_ROWS: usize = 8;
@@ -194,15 +195,10 @@ pub(crate) struct StandardError;
 
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let write = || {
-            let text = String::from_utf8_lossy(bytes);
-            let _nobody_reads = io::stderr().write_all(printable_with_colours(&text).as_bytes());
-        };
         match &*shown() {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+            Some(bar) => bar.suspend(|| log::StandardError.write(bytes)),
+            None => log::StandardError.write(bytes),
         }
-        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,11 +1,14 @@
 //! Going on as the podfs that is on disk now.
 //!
 //! 1. The supervisor lets what is under way come to its end, and has the server followed by one of the new program, which
-//!    lives before the other one dies. A program that does not start is refused here; nothing has happened.
+//!    lives before the other one dies. It starts the new podfs as `podfs server`, which executes its own podfs-fuse, and
+//!    refuses one of another version: both programs are replaced, or neither. A program that does not start is refused here;
+//!    nothing has happened.
 //! 2. It becomes the new program itself (`execve(2)`): the same process, so whoever started it does not notice. Nothing of
 //!    a volume is in its memory alone: the new program adopts the server, as after a crash.
 //! 3. The new program tells whoever asked, on the connection that it finds open, that it is done.
-//! 4. If it cannot adopt the server, it becomes the program before it again, which it finds open too, and that one tells.
+//! 4. If it cannot adopt the server, it becomes the program before it again, which it finds open too, and that one tells. The
+//!    podfs-fuse of the program before is open as well: what is on disk is of the other version.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -24,6 +27,7 @@ use tracing::{error, info, warn};
 
 use super::board::VERSION;
 use super::control::{Upgrade, Upgrading};
+use super::server::program::ServerProgram;
 use super::server::{Program, UpgradeError};
 use super::{PATIENCE, Supervisor};
 
@@ -44,14 +48,15 @@ impl Supervisor {
         let _ = timeout(PATIENCE, self.finish_all()).await;
         // What it came to is looked at again if this program goes on.
         self.version += 1;
-        match self.server.upgrade(&Program::At(path.clone())).await {
+        match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
             Err(UpgradeError::Refused(reason)) => return upgrading.answer(&Upgrade::Refused { reason }),
             Err(UpgradeError::RolledBack(reason)) => return upgrading.answer(&Upgrade::RolledBack { reason }),
         }
-        let reason = become_new(&path, &upgrading).to_string();
+        let server_program = self.server.program();
+        let reason = become_new(&path, &upgrading, &server_program).to_string();
         warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), VERSION);
-        if let Err(error) = self.server.upgrade(&Program::Running).await {
+        if let Err(error) = self.server.upgrade(Program::Own(&server_program)).await {
             warn!("the server is that of {}: {error}", path.display());
         }
         upgrading.answer(&Upgrade::RolledBack { reason });
@@ -63,6 +68,8 @@ pub(super) struct Continuing {
     upgrading: Upgrading,
     /// The program before, until it is not needed any more.
     before: Option<OwnedFd>,
+    /// The podfs-fuse of the program before. One that served volumes itself has none.
+    before_server: Option<OwnedFd>,
     rolled_back: Option<String>,
 }
 
@@ -72,6 +79,12 @@ struct Legacy {
     connection: RawFd,
     /// The program before.
     before: Option<RawFd>,
+    /// The podfs-fuse of the program before.
+    #[serde(default)]
+    before_server: Option<RawFd>,
+    /// The podfs-fuse of the program that reads this, if it is not the one on disk.
+    #[serde(default)]
+    server: Option<RawFd>,
     /// Why the program after this one has become this one again.
     #[serde(default)]
     rolled_back: Option<String>,
@@ -86,14 +99,16 @@ impl Continuing {
     /// Finds what the program before has left, when this process begins.
     pub(super) fn find() -> Option<Continuing> {
         let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
-        let Legacy { connection, before, rolled_back } = legacy;
+        let Legacy { connection, before, before_server, rolled_back, .. } = legacy;
         // SAFETY: whoever started this process as it is now has left the descriptors for it, and this is called once.
-        let (upgrading, before) =
-            unsafe { (Upgrading::inherited(connection), before.and_then(|before| inherited(before).ok())) };
+        let left = |number: Option<RawFd>| number.and_then(|number| unsafe { inherited(number) }.ok());
+        let (before, before_server) = (left(before), left(before_server));
+        // SAFETY: as above.
+        let upgrading = unsafe { Upgrading::inherited(connection) };
         upgrading
             .inspect_err(|error| warn!("whoever asked for an upgrade is gone: {error}"))
             .ok()
-            .map(|upgrading| Continuing { upgrading, before, rolled_back })
+            .map(|upgrading| Continuing { upgrading, before, before_server, rolled_back })
     }
 
     /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
@@ -103,8 +118,11 @@ impl Continuing {
         error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
         let path = PathBuf::from(format!("/proc/self/fd/{}", before.as_raw_fd()));
         let connection = self.upgrading.as_fd().as_raw_fd();
-        let legacy = Legacy { connection, before: None, rolled_back: Some(reason.to_owned()) };
-        let cause = become_program(&path, &legacy, &[self.upgrading.as_fd()]);
+        let server = self.before_server.as_ref().map(AsRawFd::as_raw_fd);
+        let rolled_back = Some(reason.to_owned());
+        let legacy = Legacy { connection, before: None, before_server: None, server, rolled_back };
+        let left_open: Vec<_> = self.before_server.iter().map(AsFd::as_fd).chain([self.upgrading.as_fd()]).collect();
+        let cause = become_program(&path, &legacy, &left_open);
         error!("the podfs before cannot go on either: {cause}");
     }
 
@@ -118,6 +136,14 @@ impl Continuing {
             Some(reason) => self.upgrading.answer(&Upgrade::RolledBack { reason }),
         }
     }
+}
+
+/// The podfs-fuse that the program after this one has left, when this one goes on in its place. What is on disk is of another
+/// version.
+pub(super) fn server_program_left() -> Option<OwnedFd> {
+    let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
+    // SAFETY: the program after this one has left the descriptor for it, and this is called once.
+    unsafe { inherited(legacy.server?) }.ok()
 }
 
 /// Takes a descriptor that the program before has left open. No process that is started from here on gets it, too.
@@ -148,14 +174,16 @@ pub(super) fn program_on_disk() -> Result<PathBuf, String> {
 }
 
 /// Becomes the program at `path`. Returns only why that failed.
-pub(super) fn become_new(path: &Path, upgrading: &Upgrading) -> io::Error {
+pub(super) fn become_new(path: &Path, upgrading: &Upgrading, server_program: &ServerProgram) -> io::Error {
     let before = match File::open("/proc/self/exe") {
         Ok(before) => before,
         Err(error) => return error,
     };
     let connection = upgrading.as_fd().as_raw_fd();
-    let legacy = Legacy { connection, before: Some(before.as_raw_fd()), rolled_back: None };
-    become_program(path, &legacy, &[upgrading.as_fd(), before.as_fd()])
+    let before_server = Some(server_program.as_fd().as_raw_fd());
+    let before_program = Some(before.as_raw_fd());
+    let legacy = Legacy { connection, before: before_program, before_server, server: None, rolled_back: None };
+    become_program(path, &legacy, &[upgrading.as_fd(), before.as_fd(), server_program.as_fd()])
 }
 
 fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) -> io::Error {

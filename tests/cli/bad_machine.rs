@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::builds::{Builds, VERSION};
 use crate::common::outcome::Outcome;
 use crate::common::*;
 use nix::mount::{MsFlags, mount};
@@ -70,6 +71,53 @@ fn a_lock_file_that_is_a_link_or_a_fifo_is_refused_at_once() {
     let mut running = fixture.run();
     assert_eq!(running.stop().code(), Some(0));
     assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");
+}
+
+#[test]
+fn podfs_without_its_server_program_says_where_it_belongs() {
+    let fixture = fixture();
+    let podfs = fixture.path("usr/bin/podfs");
+    fs::create_dir_all(podfs.parent().expect("a directory")).expect("a directory");
+    fs::copy(PODFS, &podfs).expect("copied");
+    let (beside, packaged) = (fixture.path("usr/bin/podfs-fuse"), fixture.path("usr/libexec/podfs/podfs-fuse"));
+    let mount = || {
+        let mut mount = Command::new(&podfs);
+        fixture.write("volume.yaml", "name: config\nconfigMap: {name: app}\n");
+        mount.args(["mount", "--objects"]).arg(fixture.objects()).arg("--volume").arg(fixture.path("volume.yaml"));
+        mount.arg(fixture.path("at"));
+        mount
+    };
+    let sentence = format!("is neither {} nor {}; install it there", beside.display(), packaged.display());
+    for mut command in [fixture.command_of(&podfs), mount()] {
+        assert_refuses(&fixture, &mut command, 3, &["podfs-fuse, the program that serves volumes, ", &sentence]);
+    }
+
+    fs::create_dir_all(packaged.parent().expect("a directory")).expect("a directory");
+    fs::copy(PODFS_FUSE, &packaged).expect("copied");
+    fs::set_permissions(&packaged, Permissions::from_mode(0o644)).expect("its mode");
+    let sentence = format!("{}, the program that serves volumes, cannot be executed: Permission", packaged.display());
+    for mut command in [fixture.command_of(&podfs), mount()] {
+        assert_refuses(&fixture, &mut command, 3, &[&sentence, "install it anew"]);
+    }
+
+    fs::set_permissions(&packaged, Permissions::from_mode(0o755)).expect("its mode");
+    let mut running = fixture.start_command(fixture.command_of(&podfs));
+    running.wait_ready();
+    let program = fs::read_link(format!("/proc/{}/exe", running.server())).expect("a program");
+    assert_eq!(program, packaged);
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn podfs_with_the_server_program_of_another_version_names_both() {
+    let fixture = fixture();
+    let builds = Builds::new(&fixture);
+    let (version, podfs) = (builds.put_podfs_alone(), builds.program());
+    let [first, second] = [
+        format!("podfs {version} ({}) does not work with podfs-fuse {VERSION} ", podfs.display()),
+        format!("({}); install both programs from one package or one build", builds.server_program().display()),
+    ];
+    assert_refuses(&fixture, &mut fixture.command_of(&podfs), 1, &[&first, &second]);
 }
 
 /// The same command, run through `setpriv` with these arguments.

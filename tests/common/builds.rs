@@ -4,12 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::outcome::{Outcome, finish};
-use super::{Fixture, PODFS, Running};
+use super::{Fixture, PODFS, PODFS_FUSE, Running};
 
 /// The version that this build tells.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Programs in the directory of a fixture.
+/// The programs that belong together.
+const PROGRAMS: [(&str, &str); 2] = [("podfs", PODFS), ("podfs-fuse", PODFS_FUSE)];
+
+/// Builds in the directory of a fixture, each in a directory of its own.
 pub struct Builds {
     directory: PathBuf,
     versions: [String; 2],
@@ -21,19 +24,25 @@ impl Builds {
     /// This build, and one that differs only in the version it tells. The first is on disk.
     pub fn new(fixture: &Fixture) -> Self {
         let directory = fixture.path("builds");
-        fs::create_dir(&directory).expect("a directory");
-        let program = fs::read(PODFS).expect("a program");
-        let (other, other_program) = other_build(&program);
-        let builds = Self { directory, versions: [VERSION.to_owned(), other], current: 0 };
-        builds.write(&builds.name(0), &program);
-        builds.write(&builds.name(1), &other_program);
-        builds.put(&builds.last());
+        let builds = Self { directory, versions: [VERSION.to_owned(), another(VERSION)], current: 0 };
+        for (name, program) in PROGRAMS {
+            let program = fs::read(program).expect("a program");
+            builds.write(&builds.in_build(0).join(name), &program);
+            builds.write(&builds.in_build(1).join(name), &other_build(&program).1);
+        }
+        fs::create_dir(builds.on_disk()).expect("a directory");
+        builds.put_build(0);
         builds
     }
 
     /// Where podfs is on disk.
     pub fn program(&self) -> PathBuf {
-        self.path("podfs")
+        self.on_disk().join("podfs")
+    }
+
+    /// Where its podfs-fuse is.
+    pub fn server_program(&self) -> PathBuf {
+        self.on_disk().join("podfs-fuse")
     }
 
     /// Starts the podfs on disk, and waits until it is ready.
@@ -43,47 +52,64 @@ impl Builds {
         running
     }
 
-    /// Puts this program in the place of the one on disk.
-    pub fn put(&self, program: &Path) {
-        let new = self.path(".new");
-        fs::hard_link(program, &new).expect("a link");
-        fs::rename(new, self.program()).expect("renamed");
+    /// Puts the programs of a build in the place of those on disk.
+    fn put_build(&self, build: usize) {
+        PROGRAMS.iter().for_each(|(name, _)| self.put(&self.in_build(build).join(name), name));
     }
 
-    /// Puts this script in the place of the program on disk.
+    /// Puts a file in the place of the program of this name.
+    fn put(&self, file: &Path, name: &str) {
+        let new = self.on_disk().join(".new");
+        fs::hard_link(file, &new).expect("a link");
+        fs::rename(new, self.on_disk().join(name)).expect("renamed");
+    }
+
+    /// Puts the other build's podfs on disk, and leaves podfs-fuse as it is. Gives the version of that podfs.
+    pub fn put_podfs_alone(&self) -> &str {
+        self.put(&self.in_build(1 - self.current).join("podfs"), "podfs");
+        &self.versions[1 - self.current]
+    }
+
+    /// Puts this script in the place of the podfs on disk.
     pub fn put_script(&self, text: &str) {
-        self.write("script", format!("#!/bin/sh\n{text}\n").as_bytes());
-        self.put(&self.path("script"));
+        let script = self.directory.join("script");
+        self.write(&script, format!("#!/bin/sh\n{text}\n").as_bytes());
+        self.put(&script, "podfs");
     }
 
-    /// The build that was on disk last, whatever is there now.
+    /// The podfs of the build that was on disk last, whatever is there now.
     pub fn last(&self) -> PathBuf {
-        self.path(&self.name(self.current))
+        self.in_build(self.current).join("podfs")
+    }
+
+    /// Puts the other build on disk.
+    pub fn put_other(&mut self) {
+        self.current = 1 - self.current;
+        self.put_build(self.current);
     }
 
     /// Puts the other build on disk, and lets the pods of the fixture go on as that.
     #[track_caller]
     pub fn upgrade(&mut self, fixture: &Fixture) {
-        self.current = 1 - self.current;
-        self.put(&self.last());
+        self.put_other();
         let outcome = upgrade(fixture);
         let told = format!("done, podfs {} serves it", self.versions[self.current]);
         assert!(outcome.code == Some(0) && outcome.stdout.contains(&told), "{}{}", outcome.stdout, outcome.stderr);
     }
 
-    /// It begins as the names of all podfs' processes do.
-    fn name(&self, build: usize) -> String {
-        format!("podfs-{}", self.versions[build])
+    fn on_disk(&self) -> PathBuf {
+        self.directory.join("disk")
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
+    fn in_build(&self, build: usize) -> PathBuf {
+        self.directory.join(&self.versions[build])
     }
 
-    fn write(&self, name: &str, content: &[u8]) {
+    fn write(&self, path: &Path, content: &[u8]) {
         use std::os::unix::fs::PermissionsExt;
-        fs::write(self.path(name), content).expect("written");
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).expect("a program");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+        fs::write(path, content).expect("written");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a program");
     }
 }
 
@@ -101,7 +127,7 @@ pub fn other_build(program: &[u8]) -> (String, Vec<u8>) {
 }
 
 /// A version that is as long, so that it fits where the first one is written.
-fn another(version: &str) -> String {
+pub fn another(version: &str) -> String {
     let (rest, last) = version.split_at(version.len() - 1);
     format!("{rest}{}", if last == "9" { "8" } else { "9" })
 }

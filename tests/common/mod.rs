@@ -47,6 +47,8 @@ use tempfile::TempDir;
 pub use served::*;
 
 pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
+/// The server's program, beside it.
+pub const PODFS_FUSE: &str = env!("CARGO_BIN_EXE_podfs-fuse");
 
 /// How long anything may take that takes milliseconds on a quiet machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -195,8 +197,10 @@ impl Fixture {
 /// The environment variable by which the processes of a fixture are known.
 const MARK: &str = "PODFS_TEST_FIXTURE";
 
-/// How the names of podfs' processes begin; that of a server started from `/proc/self/exe` is the last.
-const NAMES: [&str; 2] = ["podfs", "exe"];
+/// Whether a process of podfs may have this name. A server has the number of a descriptor as its name until it gives itself one.
+fn is_name_of_podfs(name: &str) -> bool {
+    name.starts_with("podfs") || name.trim_end().bytes().all(|byte| byte.is_ascii_digit())
+}
 
 /// The processes that were started in the fixture at `directory`, and theirs.
 fn processes_of(directory: &Path) -> Vec<Pid> {
@@ -206,7 +210,7 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
         // The environment of a process whose exec hangs cannot be read, and there may be one that is nobody's here.
         let name = fs::read_to_string(directory.join("comm")).ok()?;
-        NAMES.iter().find(|known| name.starts_with(**known))?;
+        is_name_of_podfs(&name).then_some(())?;
         let environment = fs::read(directory.join("environ")).ok()?;
         environment.windows(mark.len()).any(|part| part == mark.as_bytes()).then_some(Pid::from_raw(pid))
     };

@@ -11,6 +11,9 @@ use std::sync::LazyLock;
 
 use super::PODFS;
 
+/// The programs of a package, from the root.
+pub const PROGRAMS: [&str; 2] = ["usr/bin/podfs", "usr/libexec/podfs/podfs-fuse"];
+
 /// Where the four packages are.
 pub struct Packages {
     pub deb: PathBuf,

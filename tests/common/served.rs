@@ -19,7 +19,7 @@ use podfs_fuse::server::{Reporting, Server};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::PODFS;
+use super::PODFS_FUSE;
 
 pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -59,7 +59,7 @@ pub fn start_server_without_admin() -> (Server, ServerChild) {
 }
 
 fn server_command(profile: &str) -> Command {
-    let mut command = Command::new(PODFS);
+    let mut command = Command::new(PODFS_FUSE);
     command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", profile]);
     command
 }

@@ -343,13 +343,15 @@ fn the_server_of_another_pod_is_left_alone() {
 }
 
 #[test]
-fn a_server_is_followed_by_another_when_the_program_is_gone_from_the_disk() {
+fn a_server_is_followed_by_another_when_the_programs_are_gone_from_the_disk() {
     let pod = Orphaned::new();
-    let program = pod.fixture.path("podfs");
-    fs::copy(PODFS, &program).expect("copied");
-    let mut running = pod.fixture.start_command(pod.fixture.command_of(&program));
+    let programs = pod.fixture.path("programs");
+    fs::create_dir(&programs).expect("a directory");
+    fs::copy(PODFS, programs.join("podfs")).expect("copied");
+    fs::copy(PODFS_FUSE, programs.join("podfs-fuse")).expect("copied");
+    let mut running = pod.fixture.start_command(pod.fixture.command_of(&programs.join("podfs")));
     running.wait_ready();
-    fs::remove_file(&program).expect("removed");
+    fs::remove_dir_all(&programs).expect("removed");
     let config = running.volume("config");
     kill(running.server(), Signal::SIGKILL).expect("it is there");
     running.wait_log("another one (pid ");

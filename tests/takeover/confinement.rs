@@ -455,7 +455,7 @@ fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_proces
 fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
     const SYS_ADMIN: libc::c_ulong = 21;
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let mut command = Command::new(PODFS);
+    let mut command = Command::new(PODFS_FUSE);
     command.args(["server", "--pod", "test/test", "--uid", "test", "--profile", "projection"]);
     // SAFETY: the call is async-signal-safe.
     unsafe {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::builds::{Builds, upgrade};
+use crate::common::builds::{Builds, VERSION, upgrade};
 use crate::common::identity::{Identity, identity};
 use crate::common::outcome::Outcome;
 use crate::common::passthrough::{disk_directory, within_patience};
@@ -40,6 +40,12 @@ impl Pod {
 
     fn identity(&self) -> (Identity, Identity) {
         (identity(&self.config()), identity(&self.running.volume("host")))
+    }
+
+    /// The version of the server, as `podfs status` shows it.
+    fn server_version(&self) -> String {
+        let server = &self.fixture.pods()[0]["server"];
+        server["version"].as_str().unwrap_or_else(|| panic!("no version: {server}")).to_owned()
     }
 
     /// How much the supervisor and the server have open.
@@ -112,6 +118,43 @@ fn a_program_that_is_no_podfs_is_refused_and_nothing_happens() {
 }
 
 #[test]
+fn both_programs_are_replaced_or_neither() {
+    let pod = Pod::new();
+    let (before, server) = (pod.identity(), pod.running.server());
+    let version = pod.builds.put_podfs_alone();
+    let (podfs, podfs_fuse) = (pod.builds.program(), pod.builds.server_program());
+    let (podfs, podfs_fuse) = (podfs.display(), podfs_fuse.display());
+    let sentence =
+        format!("podfs {version} ({podfs}) does not work with podfs-fuse {VERSION} ({podfs_fuse}); install both");
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(&outcome, &["default/web: started, refused: ", &sentence]);
+    fs::remove_file(pod.builds.server_program()).expect("removed");
+    let outcome = upgrade(&pod.fixture);
+    pod.is_not_upgraded(
+        &outcome,
+        &["default/web: started, refused: ", "podfs-fuse, the program that serves volumes, is neither"],
+    );
+    assert_eq!(pod.running.server(), server, "the same server serves");
+    assert_eq!(pod.identity(), before);
+    pod.ends_well();
+}
+
+#[test]
+fn programs_on_disk_that_were_replaced_change_nothing_until_the_upgrade() {
+    let mut pod = Pod::new();
+    pod.builds.put_other();
+    kill(pod.running.server(), Signal::SIGKILL).expect("it is there");
+    pod.running.wait_log("another one (pid ");
+    assert_eq!(pod.server_version(), VERSION);
+    let name = fs::read_to_string(format!("/proc/{}/comm", pod.running.server())).expect("a name");
+    assert_eq!(name, "podfs-fuse\n");
+    let outcome = upgrade(&pod.fixture);
+    assert!(outcome.stdout.contains("default/web: started, done, podfs "), "{}{}", outcome.stdout, outcome.stderr);
+    assert_ne!(pod.server_version(), VERSION);
+    pod.ends_well();
+}
+
+#[test]
 fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
     let pod = Pod::new();
     let server = pod.running.server();
@@ -151,8 +194,13 @@ fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
     let listener = UnixListener::bind(&stranger).expect("a socket");
     let real = pod.builds.last();
     let [at, away, other] = [&socket, &hidden, &stranger].map(|path| path.display());
-    pod.builds
-        .put_script(&format!("[ \"$1\" = run ] && mv {at} {away} && mv {other} {at}\nexec {} \"$@\"", real.display()));
+    // The podfs-fuse of the program before is gone by then; that program has it open.
+    let podfs_fuse = pod.builds.server_program();
+    let podfs_fuse = podfs_fuse.display();
+    pod.builds.put_script(&format!(
+        "[ \"$1\" = run ] && mv {at} {away} && mv {other} {at} && rm {podfs_fuse}\nexec {} \"$@\"",
+        real.display()
+    ));
     let restored = thread::spawn(move || {
         let (mut connection, _) = listener.accept()?;
         fs::rename(hidden, socket)?;

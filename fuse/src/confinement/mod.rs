@@ -73,6 +73,22 @@ pub enum Profile {
     Passthrough,
 }
 
+impl Profile {
+    /// As it stands in the server's arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Projection => "projection",
+            Self::Audit => "audit",
+            Self::Passthrough => "passthrough",
+        }
+    }
+
+    /// The profile of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Projection, Self::Audit, Self::Passthrough].into_iter().find(|profile| profile.name() == name)
+    }
+}
+
 /// How far a process is confined.
 #[derive(Debug)]
 pub struct Confined {

@@ -12,7 +12,8 @@ use std::time::SystemTime;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use syscalls::Sysno;
-use time::OffsetDateTime;
+
+use crate::log::line::Timestamp;
 
 /// How log lines on standard error look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,21 @@ pub enum Lines {
     Text,
     /// One JSON object per line.
     Json,
+}
+
+impl Lines {
+    /// As they stand in the server's arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+
+    /// The lines of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Text, Self::Json].into_iter().find(|lines| lines.name() == name)
+    }
 }
 
 /// Whether lines are JSON.
@@ -90,10 +106,6 @@ fn is_first(number: c_int) -> bool {
 
 /// Writes a log line as the logger would; gives its length.
 fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
-    let at = OffsetDateTime::from(at);
-    let (date, time) = (at.date(), at.time());
-    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
-    let (hour, minute, second, micros) = (time.hour(), time.minute(), time.second(), time.microsecond());
     let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("of an unknown name", |call| call.name());
     let (start, level, end) = match json {
         true => ("{\"timestamp\":\"", "\",\"level\":\"WARN\",\"fields\":{\"message\":\"", "\"}}"),
@@ -104,8 +116,9 @@ fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
     // What does not fit is cut off.
     let _ = writeln!(
         rest,
-        "{start}{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z{level}the system call {name} \
-         ({number}) was refused: a server does not make it, or not with these arguments{end}"
+        "{start}{}{level}the system call {name} ({number}) was refused: a server does not make it, or not with these \
+         arguments{end}",
+        Timestamp(at)
     );
     room - rest.len()
 }

@@ -22,11 +22,13 @@
 //! | `held` | what the supervisor holds of a volume |
 //! | [`succession`] | one server after another, one supervisor after another |
 //! | `affinity` | letting a commit and its answers share a CPU |
+//! | [`allocator`] | zeros in memory that was freed |
 //! | [`secrecy`] | keeping a process's memory out of swap and core dumps |
 //! | [`trace`] | one line per request |
 //! | [`audit`] | one line per open, with who it was |
 
 mod affinity;
+pub mod allocator;
 pub mod audit;
 pub mod client;
 mod connection;

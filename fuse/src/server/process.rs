@@ -16,6 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use super::audit::output::Output;
 use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::protocol::{Greeting, Reply, Request, receive, send};
+use super::secrecy;
 use super::volumes::Volumes;
 use crate::passthrough;
 use crate::region::Region;
@@ -49,6 +50,13 @@ pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
     }
 }
 
+/// Answers the greeting of the supervisor with a reason why this program is not its server.
+pub fn refuse(reason: &str) {
+    if let Ok(Some((Request::Hello(_), _))) = receive(&control()) {
+        let _supervisor_is_gone = send(&control(), &Reply::Failed(reason.to_owned()), &[]);
+    }
+}
+
 struct Process {
     greeting: Greeting,
     keeper: Keeper,
@@ -73,6 +81,9 @@ impl Process {
                 return;
             }
             let (request, descriptors) = message;
+            // Not `Start`: callers wait for the volumes of a server that was killed.
+            let is_new_volume =
+                matches!(request, Request::Serve { .. } | Request::Pass { .. } | Request::Export { .. });
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
@@ -84,6 +95,10 @@ impl Process {
             }
             if sent.is_err() {
                 return;
+            }
+            if is_new_volume {
+                drop((reply, borrowed));
+                secrecy::return_free_memory();
             }
         }
     }

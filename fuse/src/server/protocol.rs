@@ -21,7 +21,7 @@ use crate::projection::steps::Step;
 use crate::projection::tree::Root;
 use crate::projection::tree::saved::SavedTree;
 
-/// Both ends are the same binary; a frame above this is a mistake, not a message.
+/// Both ends are programs of podfs; a frame above this is a mistake, not a message.
 const MAX_FRAME: usize = 256 << 20;
 
 /// A volume, as both processes count them.

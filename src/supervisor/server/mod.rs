@@ -7,6 +7,7 @@
 mod call;
 mod keeper;
 mod process;
+pub(crate) mod program;
 mod remains;
 mod spawn;
 mod watchdog;
@@ -32,6 +33,7 @@ use keeper::{Change, Keeper};
 use process::Process;
 pub(super) use process::Program;
 pub(crate) use process::kill_server;
+use program::ServerProgram;
 use watchdog::Rounds;
 
 /// The first pause before another server is started, and the longest.
@@ -45,6 +47,7 @@ const TRIES: u32 = 2;
 /// The server of a pod, whichever process that is.
 pub(super) struct PodServer {
     client: Arc<Server>,
+    program: Arc<ServerProgram>,
     pod: PodIdentity,
     profile: Profile,
     audience: Audience,
@@ -110,15 +113,16 @@ impl PodServer {
     /// # Errors
     /// When it cannot be started or does not answer.
     pub(super) fn start(
+        program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
         audience: Audience,
         cgroup: Option<Cgroup>,
     ) -> io::Result<Self> {
         become_heir();
-        let (process, control) = Process::start(&Program::Running, pod, profile, audience, cgroup.as_ref())?;
+        let (process, control) = Process::start(Program::Own(program), pod, profile, audience, cgroup.as_ref())?;
         let client = Server::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
-        Ok(Self::over(Arc::new(client), process, pod, profile, audience).with_cgroup(cgroup))
+        Ok(Self::over(Arc::new(client), process, program, pod, profile, audience).with_cgroup(cgroup))
     }
 
     /// Takes over a server that runs, at the other end of `control`, with its volumes, each with what was said about it.
@@ -128,6 +132,7 @@ impl PodServer {
     pub(super) fn adopt(
         control: UnixStream,
         pid: i32,
+        program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
         audience: Audience,
@@ -138,14 +143,22 @@ impl PodServer {
         // What is served is not all that is wanted now: an annotation may be gone.
         let audited = volumes.iter().any(|volume| volume.served.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
-        Ok((Self::over(client, process, pod, profile, audience), volumes))
+        Ok((Self::over(client, process, program, pod, profile, audience), volumes))
     }
 
-    fn over(client: Arc<Server>, process: Process, pod: &PodIdentity, profile: Profile, audience: Audience) -> Self {
+    fn over(
+        client: Arc<Server>,
+        process: Process,
+        program: &Arc<ServerProgram>,
+        pod: &PodIdentity,
+        profile: Profile,
+        audience: Audience,
+    ) -> Self {
         let record = Record { pid: Some(process.pid()), ..Record::default() };
         let life = Life::Serving { process, answered_before: client.requests() };
         let mut server = Self {
             client,
+            program: Arc::clone(program),
             pod: pod.clone(),
             profile,
             audience,
@@ -164,6 +177,11 @@ impl PodServer {
     pub(super) fn with_cgroup(mut self, cgroup: Option<Cgroup>) -> Self {
         self.cgroup = cgroup;
         self
+    }
+
+    /// The program of this supervisor's servers.
+    pub(super) fn program(&self) -> Arc<ServerProgram> {
+        Arc::clone(&self.program)
     }
 
     /// The way to talk to it.
@@ -284,7 +302,8 @@ impl PodServer {
     /// Starts the successor, and lets it get ready on a blocking thread.
     fn follow(&mut self) {
         let Life::Dead { keeper, .. } = std::mem::replace(&mut self.life, Life::Over) else { return };
-        match Process::start(&Program::Running, &self.pod, self.profile, self.audience, self.cgroup.as_ref()) {
+        match Process::start(Program::Own(&self.program), &self.pod, self.profile, self.audience, self.cgroup.as_ref())
+        {
             Ok((process, control)) => {
                 let client = Arc::clone(&self.client);
                 let attempt = tokio::task::spawn_blocking(move || {
@@ -346,7 +365,7 @@ impl PodServer {
     ///
     /// # Errors
     /// When the pod goes on as it was: with the same server, or with another one of the same program.
-    pub(super) async fn upgrade(&mut self, program: &Program) -> Result<(), UpgradeError> {
+    pub(super) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
         let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
         let Life::Serving { process: old, .. } = &self.life else {
             return Err(refused(&"the pod has no server at this moment; try again"));

@@ -4,7 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
+use super::program::{ServerProgram, this_podfs};
 use super::remains;
 use super::spawn::Start;
 use crate::manifest::pod::PodIdentity;
@@ -26,12 +27,12 @@ use crate::supervisor::report::Audience;
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// What a server is started from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::supervisor) enum Program {
-    /// The program that runs here, even if another has taken its place on disk or it is gone from there.
-    Running,
-    /// A file.
-    At(PathBuf),
+#[derive(Clone, Copy, Debug)]
+pub(in crate::supervisor) enum Program<'a> {
+    /// The podfs-fuse that this supervisor opened, even if another has taken its place on disk or it is gone from there.
+    Own(&'a ServerProgram),
+    /// Another podfs, which executes its own podfs-fuse.
+    OfPodfs(&'a Path),
 }
 
 /// A process that is not one's own, and perhaps not one's child either.
@@ -53,39 +54,26 @@ impl Process {
     /// # Errors
     /// When it cannot be started.
     pub(super) fn start(
-        program: &Program,
+        program: Program<'_>,
         pod: &PodIdentity,
         profile: Profile,
         audience: Audience,
         cgroup: Option<&Cgroup>,
     ) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
-        let path = match program {
-            Program::Running => PathBuf::from("/proc/self/exe"),
-            Program::At(path) => path.clone(),
-        };
-        let profile = match profile {
-            Profile::Projection => "projection",
-            Profile::Audit => "audit",
-            Profile::Passthrough => "passthrough",
+        let started_by = this_podfs().argument();
+        let (path, name, started_by) = match program {
+            Program::Own(program) => (program.executable(), podfs_fuse::program::NAME, Some(started_by.as_str())),
+            // The other podfs compares its own version.
+            Program::OfPodfs(podfs) => (podfs.to_owned(), "podfs", None),
         };
         // In one word with its option, no value can be taken for another option.
         let (pod_name, uid) = (format!("--pod={pod}"), format!("--uid={}", pod.uid));
-        let start = Start {
-            program: &path,
-            arguments: &[
-                "podfs",
-                "server",
-                &pod_name,
-                &uid,
-                "--profile",
-                profile,
-                "--log-format",
-                audience.log_format(),
-            ],
-            input: theirs.into(),
-            cgroup: cgroup.map(Cgroup::directory),
-        };
+        let words =
+            [name, "server", &pod_name, &uid, "--profile", profile.name(), "--log-format", audience.log_format()];
+        let words: Vec<_> = words.into_iter().chain(started_by).collect();
+        let start =
+            Start { program: &path, arguments: &words, input: theirs.into(), cgroup: cgroup.map(Cgroup::directory) };
         let mut process = Self::with_pid(start.spawn()?)?;
         oom::protect_server(process.pid());
         process.control = Some(ours.try_clone()?);

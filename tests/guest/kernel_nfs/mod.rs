@@ -8,7 +8,7 @@ mod guest;
 
 use std::path::Path;
 
-use crate::common::PODFS;
+use crate::common::{PODFS, PODFS_FUSE};
 use crate::machine::{Guest, Linux, Machine, kerberos, nfs, tls};
 
 /// The tests that run in the guest.
@@ -63,6 +63,7 @@ fn serve_exports(linux: Linux, test: &str, skipped: &[&str]) {
         skipped.push(NEED_TLS);
     }
     guest.program(Path::new(PODFS), PODFS);
+    guest.program(Path::new(PODFS_FUSE), PODFS_FUSE);
     guest.test_program();
     let skip: String = skipped.iter().map(|tests| format!(" --skip {tests}")).collect();
     guest

@@ -7,7 +7,7 @@ mod guest;
 
 use std::path::Path;
 
-use crate::common::PODFS;
+use crate::common::{PODFS, PODFS_FUSE};
 use crate::machine::{Guest, Linux, Machine};
 
 /// The tests that run in the guest.
@@ -20,6 +20,7 @@ fn podfs_works_on_debians_linux_6_1() {
     guest.directory(Path::new(env!("CARGO_TARGET_TMPDIR")));
     guest.module("fuse");
     guest.program(Path::new(PODFS), PODFS);
+    guest.program(Path::new(PODFS_FUSE), PODFS_FUSE);
     guest.test_program();
     guest.run(&format!("/tests {TESTS} --ignored --test-threads=1")).assert_all_passed(TESTS);
 }

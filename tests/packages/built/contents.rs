@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use crate::built::unpacked::Unpacked;
-use crate::common::packages::{packages, told_by};
+use crate::common::packages::{PROGRAMS, packages, told_by};
 
 /// What both packages have.
 const COMMON: &[&str] = &[
     "/etc/podfs/podfs.toml",
     "/usr/bin/podfs",
+    "/usr/libexec/podfs/podfs-fuse",
     "/usr/lib/systemd/system/podfs.slice",
     "/usr/lib/systemd/system/podfs@.service",
     "/usr/lib/tmpfiles.d/podfs.conf",
@@ -61,19 +62,21 @@ fn packages_of_symbols_have_nothing_else() {
     let is_symbols =
         |file: &str| file.starts_with("-rw-r--r-- root/root /usr/lib/debug/.build-id/") && file.ends_with(".debug");
     let debuginfo = of_rpm(&packages().debuginfo);
-    assert!(debuginfo.len() == 1 && debuginfo.iter().all(|file| is_symbols(file)), "{debuginfo:?}");
+    assert!(debuginfo.len() == PROGRAMS.len() && debuginfo.iter().all(|file| is_symbols(file)), "{debuginfo:?}");
     let mut dbgsym = of_deb(&packages().dbgsym);
     assert!(dbgsym.remove("lrwxrwxrwx root/root /usr/share/doc/podfs-dbgsym"), "{dbgsym:?}");
     assert_eq!(dbgsym, debuginfo);
 }
 
 #[test]
-fn both_packages_have_the_same_program() {
+fn both_packages_have_the_same_programs() {
     let tree = Unpacked::debian();
-    let of_deb = told_by(Command::new("sha256sum").arg(tree.program()));
     let of_rpm = rpm(&packages().rpm, "[%{FILENAMES} %{FILEDIGESTS}\n]");
-    let of_rpm = of_rpm.lines().find_map(|line| line.strip_prefix("/usr/bin/podfs ")).expect("the program");
-    assert_eq!(of_deb.split(' ').next(), Some(of_rpm));
+    for program in PROGRAMS {
+        let of_deb = told_by(Command::new("sha256sum").arg(tree.path(program)));
+        let mut lines = of_rpm.lines().filter_map(|line| line.strip_prefix(&format!("/{program} ")));
+        assert_eq!(of_deb.split(' ').next(), Some(lines.next().expect("the program")), "{program}");
+    }
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn the_rpm_runs_its_scripts_after_installing_and_around_removing() {
 #[track_caller]
 fn assert_files(files: &BTreeSet<String>, own: &[&str]) {
     let with_mode = |path: &str| {
-        let mode = if path == "/usr/bin/podfs" { "-rwxr-xr-x" } else { "-rw-r--r--" };
+        let mode = if PROGRAMS.contains(&&path[1..]) { "-rwxr-xr-x" } else { "-rw-r--r--" };
         format!("{mode} root/root {path}")
     };
     let mut rest = files.clone();

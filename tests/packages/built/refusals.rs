@@ -14,6 +14,7 @@ fn what_is_wrong_with_the_options_is_one_sentence() {
         (&["--output"], "--output needs a value: see packaging/build --help"),
         (&["--revision", "0"], "--revision 0 is not a positive number"),
         (&["--program", "/nonexistent"], "there is no program /nonexistent to pack"),
+        (&["--program", "/etc/hostname"], "there is no podfs-fuse beside /etc/hostname to pack"),
     ] {
         let refused = finish(Command::new(top().join("packaging/build")).args(arguments));
         assert_eq!(refused.stderr.trim(), format!("packaging/build: {sentence}"));

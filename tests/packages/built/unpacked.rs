@@ -1,7 +1,7 @@
 //! Packages, unpacked without being installed.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -28,18 +28,10 @@ impl Unpacked {
         fs::read_to_string(self.path(inside)).expect("a text")
     }
 
-    pub fn program(&self) -> PathBuf {
-        self.path("usr/bin/podfs")
-    }
-
-    /// The only file of symbols, wherever the package of symbols has it.
-    pub fn symbols(&self) -> PathBuf {
-        let only = |directory: &Path| {
-            let mut entries = fs::read_dir(directory).expect("a directory");
-            let entry = entries.next().expect("an entry").expect("an entry");
-            assert!(entries.next().is_none(), "{} has several entries", directory.display());
-            entry.path()
-        };
-        only(&only(&self.path("usr/lib/debug/.build-id")))
+    /// The file of symbols of a program, found by the program's build id.
+    pub fn symbols(&self, program: &str) -> PathBuf {
+        let notes = told_by(Command::new("readelf").arg("--notes").arg(self.path(program)));
+        let id = notes.lines().find_map(|line| line.trim().strip_prefix("Build ID: ")).expect("a build id");
+        self.path(&format!("usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..]))
     }
 }

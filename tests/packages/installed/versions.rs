@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-use crate::common::builds::other_build;
-use crate::common::packages::{packages, told_by};
+use crate::common::builds::{VERSION, another, other_build};
+use crate::common::packages::{PROGRAMS, packages, told_by};
 
 /// Three packages, one after another.
 pub struct Versions {
@@ -31,9 +31,9 @@ impl Versions {
         fs::create_dir_all(&directory).expect("a directory");
         fs::copy(&packages().deb, directory.join("first.deb")).expect("copied");
         let versions = Versions { directory };
-        let (version, program) = other_build(&versions.program());
-        versions.variant("second", "2", &program);
-        versions.variant("stranger", "3", stranger(&version).as_bytes());
+        let programs = PROGRAMS.map(|path| (path, other_build(&versions.program(path)).1));
+        versions.variant("second", "2", &programs);
+        versions.variant("stranger", "3", &[(PROGRAMS[0], stranger(&another(VERSION)).into_bytes())]);
         versions
     }
 
@@ -52,10 +52,10 @@ impl Versions {
         self.directory.join("stranger.deb")
     }
 
-    /// The program in the first package.
-    fn program(&self) -> Vec<u8> {
+    /// A program in the first package.
+    fn program(&self, path: &str) -> Vec<u8> {
         let tree = self.unpacked();
-        fs::read(tree.path().join("usr/bin/podfs")).expect("a program")
+        fs::read(tree.path().join(path)).expect("a program")
     }
 
     fn unpacked(&self) -> TempDir {
@@ -65,8 +65,8 @@ impl Versions {
         tree
     }
 
-    /// The first package with another revision and program.
-    fn variant(&self, name: &str, revision: &str, program: &[u8]) {
+    /// The first package with another revision and other programs.
+    fn variant(&self, name: &str, revision: &str, programs: &[(&str, Vec<u8>)]) {
         let tree = self.unpacked();
         let control = tree.path().join("DEBIAN/control");
         let text = fs::read_to_string(&control).expect("a control file");
@@ -78,8 +78,10 @@ impl Versions {
             None => format!("{line}\n"),
         };
         fs::write(&control, text.lines().map(set).collect::<String>()).expect("written");
-        fs::write(tree.path().join("usr/bin/podfs"), program).expect("written");
-        // The program is another one than its package says.
+        for (path, program) in programs {
+            fs::write(tree.path().join(path), program).expect("written");
+        }
+        // The programs are others than their package says.
         let _ = fs::remove_file(tree.path().join("DEBIAN/md5sums"));
         let packed = self.directory.join(format!("{name}.deb"));
         told_by(Command::new("dpkg-deb").args(["--build", "-Znone"]).arg(tree.path()).arg(packed));

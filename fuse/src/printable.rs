@@ -6,12 +6,12 @@ use std::fmt::Write;
 
 /// `text` with control characters (but line ends and tabs) and bidirectional controls written as `\u001b`, which is also how
 /// JSON writes them.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t'))
 }
 
 /// As [`printable`], for text that has been coloured: it keeps ESC.
-pub(crate) fn printable_with_colours(text: &str) -> Cow<'_, str> {
+pub fn printable_with_colours(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t' | '\r' | '\x1b'))
 }
 
@@ -38,13 +38,13 @@ fn turns_direction(sign: char) -> bool {
 
 /// A stream of bytes as printable text. A character may come in two parts.
 #[derive(Default)]
-pub(crate) struct Printer {
+pub struct Printer {
     rest: Vec<u8>,
 }
 
 impl Printer {
     /// What `bytes` add to the text.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> String {
+    pub fn add(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let whole = match str::from_utf8(&self.rest) {
             Err(error) if error.error_len().is_none() => error.valid_up_to(),

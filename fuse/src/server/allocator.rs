@@ -1,15 +1,15 @@
 //! Nothing secret stays in memory that was freed.
 //!
 //! Bytes of a Secret pass through readers, parsers and maps before they become a payload. Rather than
-//! trusting each of these to clean up, the binary's allocator overwrites every block when it is freed,
-//! whoever allocated it.
+//! trusting each of these to clean up, the allocator of both programs overwrites every block when it is
+//! freed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use podfs_fuse::server::secrecy::wipe;
+use super::secrecy::wipe;
 
 /// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
-/// which [`podfs_fuse::server::secrecy::tune_allocator`] fixes), and the kernel never shows it to
+/// which [`tune_allocator`](super::secrecy::tune_allocator) fixes), and the kernel never shows it to
 /// anybody. Below, the block would be handed out again as it is.
 const RETURNED_AT_ONCE: usize = 1 << 20;
 

@@ -1,0 +1,92 @@
+//! The server's log: lines on standard error, in the form of the supervisor's lines.
+//!
+//! The supervisor logs with the crate tracing-subscriber. Its filters bring a compiler for regular expressions and a table of
+//! 32 KiB into each process. The server needs neither: its code has no spans, and its events have few fields.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `filter` | which events are logged (`RUST_LOG`) |
+//! | `line` | an event as a line, for people or as JSON |
+
+mod filter;
+pub(crate) mod line;
+
+use std::env;
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{Interest, Subscriber, set_global_default};
+use tracing::{Event, Metadata};
+
+use crate::confinement::refusal::Lines;
+use crate::printable::printable_with_colours;
+use filter::Filter;
+
+/// The environment variable that says which events are logged.
+const FILTER: &str = "RUST_LOG";
+
+/// Starts logging what the environment variable `RUST_LOG` asks for; without it, `info` and above.
+pub fn start(lines: Lines) {
+    let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
+    let coloured = lines == Lines::Text && may_be_coloured();
+    // A second call changes nothing.
+    let _ = set_global_default(Logger { filter, lines, coloured });
+}
+
+/// Whether standard error is a terminal whose user wants colours (no-color.org).
+pub fn may_be_coloured() -> bool {
+    let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    rustix::termios::isatty(rustix::stdio::stderr()) && !unwanted && !dumb
+}
+
+/// Standard error, with what would act on a terminal escaped. A line that cannot be written is lost: the program goes on
+/// when its log has no reader.
+pub struct StandardError;
+
+impl Write for StandardError {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        let _no_reader = io::stderr().write_all(printable_with_colours(&text).as_bytes());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Logger {
+    filter: Filter,
+    lines: Lines,
+    coloured: bool,
+}
+
+impl Subscriber for Logger {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if self.enabled(metadata) { Interest::always() } else { Interest::never() }
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && self.filter.lets_through(metadata.target(), *metadata.level())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let now = SystemTime::now();
+        let line = match self.lines {
+            Lines::Text => line::text(event, now, self.coloured),
+            Lines::Json => line::json(event, now),
+        };
+        let _never_fails = StandardError.write(line.as_bytes());
+    }
+
+    // No span is enabled, so none is made.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}

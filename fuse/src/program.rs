@@ -1,0 +1,220 @@
+//! The program `podfs-fuse`: the server of one pod. A supervisor starts it, with a socket as its standard input:
+//!
+//! ```text
+//! podfs-fuse server --pod=NAMESPACE/NAME --uid=UID --profile=PROFILE [--log-format=FORMAT] [--started-by=VERSION:PATH]
+//! ```
+//!
+//! A podfs of an earlier version recognises servers by the word `server`.
+
+use std::env;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::confinement::refusal::Lines;
+use crate::confinement::{Profile, confine};
+use crate::log;
+use crate::printable::printable;
+use crate::server::audit::output::Output;
+use crate::server::keeper::close_strangers;
+use crate::server::{process, secrecy};
+
+/// The name of the program, and of its process.
+pub const NAME: &str = "podfs-fuse";
+/// Its version, which is that of podfs.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The exit codes, which are those of podfs.
+const FAILED: u8 = 1;
+const BAD_ARGUMENTS: u8 = 2;
+
+/// Runs the program with this process's arguments.
+pub fn main() -> ExitCode {
+    // The supervisor executes a descriptor, and the kernel names the process after the descriptor's number.
+    let _ = rustix::thread::set_name(c"podfs-fuse");
+    secrecy::tune_allocator();
+    let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    match Command::parse(words) {
+        Ok(Command::Version) => {
+            println!("{NAME} {VERSION}");
+            ExitCode::SUCCESS
+        }
+        Ok(Command::Serve(server)) => match server.serve() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(sentence) => fail(FAILED, &sentence),
+        },
+        Err(sentence) => fail(BAD_ARGUMENTS, &sentence),
+    }
+}
+
+fn fail(code: u8, sentence: &str) -> ExitCode {
+    let _no_reader = writeln!(std::io::stderr(), "{NAME}: {}", printable(sentence));
+    ExitCode::from(code)
+}
+
+/// What the arguments ask for.
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Version,
+    Serve(Server),
+}
+
+/// The arguments of a server.
+#[derive(Debug, PartialEq, Eq)]
+struct Server {
+    /// The pod's namespace and name, for people who list processes.
+    pod: String,
+    /// The pod's uid: the server obeys no supervisor of another pod.
+    uid: String,
+    /// What the server may do.
+    profile: Profile,
+    /// The form of log lines: as the supervisor's.
+    lines: Lines,
+    /// The podfs that executed this program.
+    started_by: Option<StartedBy>,
+}
+
+impl Command {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+        match words.next().as_deref() {
+            Some("--version") => Ok(Self::Version),
+            Some("server") => Server::parse(words).map(Self::Serve),
+            _ => Err("podfs starts this program for each pod that it serves; see podfs(8)".to_owned()),
+        }
+    }
+}
+
+impl Server {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+        let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, Lines::Text, None);
+        while let Some(word) = words.next() {
+            let (option, value) = match word.split_once('=') {
+                Some((option, value)) => (option, Some(value.to_owned())),
+                None => (word.as_str(), words.next()),
+            };
+            let value = value.ok_or_else(|| format!("{option} needs a value"))?;
+            let bad = || format!("{value:?} is no value of {option}");
+            match option {
+                "--pod" => pod = Some(value),
+                "--uid" => uid = Some(value),
+                "--profile" => profile = Some(Profile::named(&value).ok_or_else(bad)?),
+                "--log-format" => lines = Lines::named(&value).ok_or_else(bad)?,
+                "--started-by" => started_by = Some(StartedBy::parse(&value).ok_or_else(bad)?),
+                _ => return Err(format!("{option} is not an option of {NAME}")),
+            }
+        }
+        let missing = |option: &str| format!("{option} is missing");
+        Ok(Self {
+            pod: pod.ok_or_else(|| missing("--pod"))?,
+            uid: uid.ok_or_else(|| missing("--uid"))?,
+            profile: profile.ok_or_else(|| missing("--profile"))?,
+            lines,
+            started_by,
+        })
+    }
+
+    fn serve(self) -> Result<(), String> {
+        let Self { pod, uid, profile, lines, started_by } = self;
+        // SAFETY: a process that has only read its arguments has nothing open.
+        unsafe { close_strangers() };
+        log::start(lines);
+        if let Some(Err(sentence)) = started_by.map(|podfs| podfs.check(VERSION, &own_path())) {
+            process::refuse(&sentence);
+            return Err(sentence);
+        }
+        // The supervisor has locked its own memory and warned when it could not.
+        let _unlocked = secrecy::protect_memory();
+        let output = Output::standard_error();
+        // Before there is another thread, and before anything comes from outside.
+        confine(profile, lines);
+        // What the confinement was computed with is not needed again, by the keeper even less.
+        secrecy::return_free_memory();
+        let served = process::serve(VERSION, &uid, output);
+        served.map_err(|error| format!("the server of pod {pod} cannot go on: {error}"))
+    }
+}
+
+/// Where this program is.
+fn own_path() -> PathBuf {
+    std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| NAME.into())
+}
+
+/// The podfs that executed podfs-fuse.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StartedBy {
+    /// Its version.
+    pub version: String,
+    /// Where it is, for people.
+    pub path: PathBuf,
+}
+
+impl StartedBy {
+    /// As an argument of podfs-fuse.
+    pub fn argument(&self) -> String {
+        format!("--started-by={}:{}", self.version, self.path.display())
+    }
+
+    fn parse(value: &str) -> Option<Self> {
+        let (version, path) = value.split_once(':')?;
+        Some(Self { version: version.to_owned(), path: path.into() })
+    }
+
+    /// Compares the versions of both programs.
+    fn check(&self, version: &str, path: &Path) -> Result<(), String> {
+        if self.version == version {
+            return Ok(());
+        }
+        Err(format!(
+            "podfs {} ({}) does not work with {NAME} {version} ({}); install both programs from one package or one build",
+            self.version,
+            self.path.display(),
+            path.display()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &str) -> Result<Command, String> {
+        Command::parse(words.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn a_value_stands_in_the_word_of_its_option_or_in_the_next_one() {
+        let expected = Server {
+            pod: "default/web".to_owned(),
+            uid: "u".to_owned(),
+            profile: Profile::Audit,
+            lines: Lines::Json,
+            started_by: Some(StartedBy { version: "1.2.3".to_owned(), path: "/a:b/podfs".into() }),
+        };
+        let in_one = "server --pod=default/web --uid=u --profile=audit --log-format=json --started-by=1.2.3:/a:b/podfs";
+        assert_eq!(parse(in_one).as_ref(), Ok(&Command::Serve(expected)));
+        assert_eq!(parse(&in_one.replace('=', " ")), parse(in_one));
+        assert_eq!(parse("--version"), Ok(Command::Version));
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_with_a_sentence() {
+        for (words, sentence) in [
+            ("", "podfs starts this program for each pod that it serves; see podfs(8)"),
+            ("serve", "podfs starts this program for each pod that it serves; see podfs(8)"),
+            ("server --pod=a --uid=u", "--profile is missing"),
+            ("server --pod=a --uid", "--uid needs a value"),
+            ("server --profile=all", "\"all\" is no value of --profile"),
+            ("server --podd=a", "--podd is not an option of podfs-fuse"),
+        ] {
+            assert_eq!(parse(words), Err(sentence.to_owned()), "{words}");
+        }
+    }
+
+    #[test]
+    fn programs_of_different_versions_do_not_work_together() {
+        let podfs = StartedBy { version: "1.2.3".to_owned(), path: "/usr/bin/podfs".into() };
+        assert_eq!(podfs.check("1.2.3", Path::new("/p")), Ok(()));
+        let sentence = podfs.check("1.2.4", Path::new("/p")).expect_err("another version");
+        assert!(sentence.starts_with("podfs 1.2.3 (/usr/bin/podfs) does not work with podfs-fuse 1.2.4 (/p); "));
+    }
+}
