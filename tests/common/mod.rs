@@ -70,7 +70,12 @@ pub struct Fixture {
 
 impl Fixture {
     pub fn new(pod: &str) -> Self {
-        let fixture = Self { directory: TempDir::with_prefix("podfs-test-").expect("a directory") };
+        Self::new_in(&std::env::temp_dir(), pod)
+    }
+
+    /// As [`Self::new`], in this directory.
+    pub fn new_in(parent: &Path, pod: &str) -> Self {
+        let fixture = Self { directory: TempDir::with_prefix_in("podfs-test-", parent).expect("a directory") };
         fs::create_dir(fixture.objects()).expect("a directory");
         fixture.write("pod.yaml", pod);
         fixture

@@ -1,13 +1,15 @@
 //! Mount namespaces of their own, as containers have.
 
 use std::any::Any;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::unistd::Pid;
 
 /// What mounts made later on the host do in the namespace.
 #[derive(Clone, Copy)]
@@ -59,6 +61,31 @@ impl Drop for Container {
             let _ = thread.join();
         }
     }
+}
+
+/// Runs `test` where mounts on the disk are shared, as systemd has them. What it mounts goes with the namespace.
+pub fn on_a_host_that_shares_mounts(test: impl FnOnce() + Send + 'static) {
+    Container::new(Propagation::Private).run(move || {
+        let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        bind(disk, disk);
+        change_mount(disk, MsFlags::MS_SHARED);
+        test();
+    });
+}
+
+/// Every directory that a process has open.
+pub fn open_directories(process: Pid) -> Vec<PathBuf> {
+    let all = fs::read_dir(format!("/proc/{process}/fd")).expect("descriptors").flatten();
+    all.map(|entry| entry.path()).filter(|path| fs::metadata(path).is_ok_and(|found| found.is_dir())).collect()
+}
+
+/// The first path from a directory that a process has open, by any number of `..`, to a file of this name.
+pub fn way_out(process: Pid, file: &str) -> Option<PathBuf> {
+    const DEEPEST: usize = 40;
+    let above = |directory: PathBuf| {
+        std::iter::successors(Some(directory), |below| Some(below.join(".."))).take(DEEPEST).map(|at| at.join(file))
+    };
+    open_directories(process).into_iter().flat_map(above).find(|path| path.exists())
 }
 
 /// Changes the mount at `path`: its propagation, or with `MS_REMOUNT` its flags.

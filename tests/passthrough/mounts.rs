@@ -3,14 +3,18 @@
 use std::collections::HashSet;
 use std::fs;
 use std::fs::Permissions;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::namespace::on_a_host_that_shares_mounts;
 use crate::common::passthrough::{Mounted, disk_directory, within_patience};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use podfs_fuse::mount::enclosed::Enclosed;
 use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
 use tempfile::TempDir;
 
@@ -75,6 +79,61 @@ fn hp_09_a_mount_that_comes_later_is_shown_too() {
     let _below = Below::tmpfs(&below);
     fs::write(below.join("there"), "").expect("written");
     crate::common::eventually("the mount is shown", || mounted.path().join("below/there").exists());
+}
+
+#[test]
+fn hp_09_mounts_come_and_go_on_a_host_that_shares_them() {
+    on_a_host_that_shares_mounts(|| {
+        let (source, below) = source_with_directory("below");
+        fs::create_dir(source.path().join("later")).expect("a directory");
+        let later = source.path().join("later");
+        let first = Below::tmpfs(&below);
+        fs::write(below.join("there"), "before").expect("written");
+        let mounted = Mounted::of(source.path());
+        let shown = mounted.path().to_owned();
+        assert_eq!(fs::read_to_string(shown.join("below/there")).expect("read"), "before");
+        let second = Below::tmpfs_with(&later, MsFlags::MS_NOSUID);
+        fs::write(later.join("there"), "later").expect("written");
+        crate::common::eventually("the later mount is shown", || shown.join("later/there").exists());
+        fs::write(shown.join("later/new"), "through").expect("written");
+        assert_eq!(fs::read_to_string(later.join("new")).expect("read"), "through");
+        // What the host unmounts goes from the volume, too, lazily where the volume knows files of it.
+        drop((first, second));
+        for name in ["below", "later"] {
+            crate::common::eventually("the mount is gone", || !shown.join(name).join("there").exists());
+        }
+    });
+}
+
+#[test]
+fn a_mount_that_the_volume_knows_nothing_of_can_be_unmounted_by_the_host() {
+    on_a_host_that_shares_mounts(|| {
+        let (source, below) = source_with_directory("below");
+        let _below = Below::tmpfs(&below);
+        let mounted = Mounted::of(source.path());
+        assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), 1);
+        crate::common::eventually("it is not busy", || umount2(&below, MntFlags::empty()).is_ok());
+        assert_eq!(fs::read_dir(mounted.path().join("below")).expect("a listing").count(), 0);
+    });
+}
+
+#[test]
+fn a_file_can_be_shown_on_a_host_that_shares_mounts() {
+    on_a_host_that_shares_mounts(|| {
+        let source = disk_directory();
+        let file = source.path().join("file");
+        fs::write(&file, "shown").expect("written");
+        let enclosed = Enclosed::of(fs::File::open(&file).expect("a file").as_fd(), "data").expect("enclosed");
+        let mut text = String::new();
+        let opened = rustix::fs::open(
+            format!("/proc/self/fd/{}", enclosed.source.as_raw_fd()),
+            rustix::fs::OFlags::RDONLY,
+            rustix::fs::Mode::empty(),
+        );
+        fs::File::from(opened.expect("opened")).read_to_string(&mut text).expect("read");
+        assert_eq!(text, "shown");
+        assert_eq!(enclosed.table.mounts().expect("a table").len(), 2, "the root and the source");
+    });
 }
 
 #[test]

@@ -3,21 +3,27 @@
 //! A probe is a process that confines itself as a server does, and then tries what a server that was taken over would.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::common::namespace::{on_a_host_that_shares_mounts, open_directories, way_out};
+use crate::common::passthrough::disk_directory;
 use crate::common::*;
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 use podfs_fuse::confinement::refusal::Lines;
 use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::mount::enclosed::Enclosed;
 use podfs_fuse::server::secrecy::protect_memory;
+use tempfile::TempDir;
 
 /// What a probe did, by the names it gave to its attempts, and what was logged meanwhile.
 struct Probed {
@@ -318,6 +324,7 @@ fn a_server_of_directories_reaches_those_and_no_network_or_process() {
         opens(notes, "root of another", &other("root/etc/passwd"), libc::O_RDONLY);
         opens(notes, "descriptor of another", &other("fd/0"), libc::O_RDONLY);
         opens(notes, "status of another", &other("status"), libc::O_RDONLY);
+        opens(notes, "environment of another", &other("environ"), libc::O_RDONLY);
         opens(notes, "own memory", "/proc/self/mem", libc::O_RDWR);
         opens(notes, "a new file", "/new", libc::O_RDWR | libc::O_CREAT);
         let given = given.as_raw_fd();
@@ -340,6 +347,8 @@ fn a_server_of_directories_reaches_those_and_no_network_or_process() {
     probed.assert_all(&["unshare", "ioctl"], "EPERM");
     probed.assert_all(&["a file of the host", "a device", "a setting of the kernel", "sysrq"], "ENOENT");
     probed.assert_all(&["memory of another", "root of another", "descriptor of another"], "EACCES");
+    // What remains: to its own capabilities, a kernel of today shows what root's processes were started with.
+    probed.assert_all(&["environment of another"], if shows_environments() { "done" } else { "EACCES" });
     probed.assert_all(&["own memory", "a new file"], "EROFS");
     probed.assert_all(&["another process"], if signals { "EPERM" } else { "done" });
     probed.assert_all(&["a file that was given", "a node", "a umask of its own", "status of another"], "done");
@@ -349,11 +358,110 @@ fn a_server_of_directories_reaches_those_and_no_network_or_process() {
     probed.assert_all(&WORK, "done");
 }
 
+/// A directory in a directory, and a file of the host beside it.
+fn source_and_outside() -> (TempDir, PathBuf) {
+    let place = disk_directory();
+    let source = place.path().join("source");
+    fs::create_dir(&source).expect("a directory");
+    fs::write(source.join("file"), "given").expect("written");
+    fs::write(place.path().join("outside"), "the host's").expect("written");
+    (place, source)
+}
+
+#[test]
+fn a_server_of_directories_does_not_get_above_them() {
+    on_a_host_that_shares_mounts(|| {
+        let (place, source) = source_and_outside();
+        let given = File::open(&source).expect("a directory");
+        let enclosed = Enclosed::of(given.as_fd(), "data").expect("a source");
+        drop(given);
+        let outside = File::open(place.path().join("outside")).expect("a file");
+        let mut handle = Handle { size: 128, kind: 0, bytes: [0; 128] };
+        let mut mount = 0;
+        // SAFETY: the handle has room for as many bytes as its size says.
+        let known = unsafe {
+            let handle = (&raw mut handle).cast();
+            libc::name_to_handle_at(outside.as_raw_fd(), c"".as_ptr(), handle, &raw mut mount, libc::AT_EMPTY_PATH)
+        };
+        assert_eq!(known, 0, "{}", Errno::last());
+        drop(outside);
+        let probed = probe(Profile::Passthrough, |notes| {
+            let given = enclosed.source.as_raw_fd();
+            let mut opens = |name: &str, path: &CStr, flags: libc::c_int| {
+                // SAFETY: the path is a string that outlives the call.
+                let opened = unsafe { libc::openat(given, path.as_ptr(), flags) };
+                notes.call(name, opened);
+                opened
+            };
+            let file = opens("a file that was given", c"file", libc::O_RDONLY);
+            opens("beside the source", c"../outside", libc::O_RDONLY);
+            opens("a file of the host", c"../../../../../../../../etc/passwd", libc::O_RDONLY);
+            opens("a new file above", c"../new", libc::O_RDWR | libc::O_CREAT);
+            opens("the way back", c"../source/file", libc::O_RDONLY);
+            // SAFETY: the handle is as the kernel has filled it in.
+            notes.call("by handle", unsafe { libc::open_by_handle_at(file, (&raw mut handle).cast(), libc::O_RDONLY) });
+        });
+        probed.assert_all(&["missing"], "[]");
+        probed.assert_all(&["a file that was given", "the way back"], "done");
+        probed.assert_all(&["beside the source", "a file of the host"], "ENOENT");
+        probed.assert_all(&["a new file above"], "EROFS");
+        // What remains: a file handle leads to every file of a file system that a source is on.
+        probed.assert_all(&["by handle"], "done");
+    });
+}
+
+/// `struct file_handle`, with room for the longest.
+#[repr(C)]
+struct Handle {
+    size: u32,
+    kind: libc::c_int,
+    bytes: [u8; 128],
+}
+
+#[test]
+fn no_descriptor_of_a_server_of_directories_leads_to_the_hosts_mounts() {
+    on_a_host_that_shares_mounts(|| {
+        let (_place, source) = source_and_outside();
+        fs::create_dir_all(source.join("below/deep")).expect("directories");
+        crate::common::namespace::mount_tmpfs(&source.join("below/deep"));
+        fs::write(source.join("below/deep/file"), "").expect("written");
+        let volumes =
+            format!("[{{name: host, hostPath: {{path: {}}}}}, {{name: scratch, emptyDir: {{}}}}]", source.display());
+        let fixture = Fixture::new_in(source.parent().expect("a directory"), &pod(&volumes));
+        let mut running = fixture.run();
+        let volume = running.volume("host");
+        let _held = ["file", "below/deep/file"].map(|name| File::open(volume.join(name)).expect("a file"));
+        let is_enclosed = |server: Pid| {
+            assert!(open_directories(server).iter().any(|directory| directory.join("below/deep/file").exists()));
+            assert_eq!(way_out(server, "outside"), None);
+            assert_eq!(way_out(server, "etc/passwd"), None);
+        };
+        is_enclosed(running.server());
+        // Those that follow, too, and those that another supervisor has adopted.
+        running.kill_server_and_keeper(|| rustix::fs::statvfs(&volume).expect("a server answers"));
+        is_enclosed(running.server());
+        let server = fixture.kill_supervisor(&mut running);
+        let mut next = fixture.run();
+        assert_eq!(next.server(), server);
+        kill(server, Signal::SIGKILL).expect("it is there");
+        eventually("another server answers", || next.server() != server && volume.join("file").exists());
+        is_enclosed(next.server());
+        assert_eq!(next.stop().code(), Some(0), "{}", next.log());
+    });
+}
+
 /// Whether this kernel can keep the signals of a process to itself.
 fn signals_are_kept_in() -> bool {
     const VERSION_ONLY: libc::c_uint = 1;
     // SAFETY: with this flag the call takes nothing.
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0_usize, 0_usize, VERSION_ONLY) >= 6 }
+}
+
+/// Whether this kernel shows the environment of any process to `CAP_SYS_ADMIN`: from Linux 6.14 on.
+fn shows_environments() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(14))
 }
 
 /// A field of `/proc/PID/status`.

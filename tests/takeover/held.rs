@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::caller::in_thread;
 use crate::common::locker::Locker;
+use crate::common::namespace::on_a_host_that_shares_mounts;
 use crate::common::passthrough::disk_directory;
 use crate::common::watch::Watcher;
 use crate::common::*;
@@ -429,6 +430,15 @@ fn a_lock_that_another_process_of_the_host_got_meanwhile_is_lost_and_its_owner_i
 
 #[test]
 fn mounts_below_the_source_are_found_again_when_the_keeper_is_killed_too() {
+    find_mounts_below_again();
+}
+
+#[test]
+fn mounts_below_the_source_are_found_again_on_a_host_that_shares_them() {
+    on_a_host_that_shares_mounts(find_mounts_below_again);
+}
+
+fn find_mounts_below_again() {
     let source = disk_directory();
     let [disk, file, proc] = ["disk", "file", "proc"].map(|name| source.path().join(name));
     [&disk, &proc].iter().for_each(|at| fs::create_dir(at).expect("made"));

@@ -15,21 +15,19 @@
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
 //!
-//! What is open stays open: descriptors that were given to the server are its whole world. For directories of the host
-//! that is a large one, since `..` and file handles lead to the rest of their file systems; there the confinement keeps
-//! the host's processes, devices and network away.
+//! What is open stays open: descriptors that were given to the server are its whole world. A directory of the host is given
+//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its
+//! file system. There the confinement keeps the host's processes, devices and network away.
 //!
 //! The order matters:
 //!
 //! 1. Limits are raised while there is `CAP_SYS_RESOURCE`: memory can be locked, and threads be started, without
 //!    privilege afterwards. Where they cannot be raised, `CAP_IPC_LOCK` stays: without it an allocation would fail.
-//! 2. The host's table of mounts is opened while it is in sight: it shows the mounts of the namespace that it was opened
-//!    in, for as long as it is open.
-//! 3. Namespaces, while there is `CAP_SYS_ADMIN`.
-//! 4. `SECBIT_NO_SETUID_FIXUP`, so that capabilities do not depend on uids; then the bounding set, while there is
+//! 2. Namespaces, while there is `CAP_SYS_ADMIN`.
+//! 3. `SECBIT_NO_SETUID_FIXUP`, so that capabilities do not depend on uids; then the bounding set, while there is
 //!    `CAP_SETPCAP`; groups, gid and uid, while there are `CAP_SETGID` and `CAP_SETUID`; then all other capabilities.
-//! 5. A change of uid makes a process dumpable as the system has it by default, so this is set again.
-//! 6. The filter of system calls comes last: nothing above is on its list.
+//! 4. A change of uid makes a process dumpable as the system has it by default, so this is set again.
+//! 5. The filter of system calls comes last: nothing above is on its list.
 //!
 //! All of it is done by a single thread, before there are others, which inherit it.
 //!
@@ -59,7 +57,6 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use tracing::{debug, warn};
 
-use crate::mount::table;
 use refusal::Lines;
 
 /// What a server is for.
@@ -113,15 +110,11 @@ pub struct Missing {
 /// logged. To be called once, before any thread is started; there is no way back.
 pub fn confine(profile: Profile, lines: Lines) -> Confined {
     let mut confined = Confined { profile, capabilities: CapabilitySet::empty(), missing: Vec::new() };
-    let passthrough = profile == Profile::Passthrough;
     privileges::raise_limits();
-    if passthrough {
-        confined.had("the host's table of mounts", table::keep());
-    }
     confined.had("a network of its own", root::leave_network());
     confined.had("an empty root directory", root::leave_files(profile != Profile::Projection));
     confined.had("capabilities that do not depend on uids", privileges::fix_capabilities());
-    if !passthrough {
+    if profile != Profile::Passthrough {
         confined.had("a uid of its own", privileges::give_up_root());
     }
     confined.had("no more capabilities than it needs", privileges::give_up_capabilities(profile));

@@ -8,17 +8,21 @@
 //! | module | owns |
 //! |---|---|
 //! | [`bind`] | bind mounts, for what FUSE cannot serve |
+//! | [`enclosed`] | sources cut off from the host's other mounts |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
 //! | [`visible`] | mount points, and the mounts on them |
 //! | [`directories`] | directories made for a while and taken back |
-//! | [`table`] | reading `/proc/self/mountinfo` |
+//! | `root` | the root directory of a new mount namespace |
+//! | [`table`] | reading `/proc/thread-self/mountinfo` |
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod bind;
 pub mod directories;
+pub mod enclosed;
 pub mod private;
+pub(crate) mod root;
 pub mod table;
 pub mod visible;
 

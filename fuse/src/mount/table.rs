@@ -1,30 +1,78 @@
-//! What is mounted where, from `/proc/self/mountinfo` (`proc(5)`).
+//! What is mounted where, from `/proc/thread-self/mountinfo` (`proc(5)`).
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::io::Errno;
 
 /// The type of the file systems this crate mounts.
 pub const FS_TYPE: &str = "fuse.podfs";
 
-const TABLE: &str = "/proc/self/mountinfo";
+/// The mounts of the namespace that the calling thread is in.
+const TABLE: &str = "/proc/thread-self/mountinfo";
 
-/// A table that is kept open, for a process that leaves its mount namespace.
-static KEPT: OnceLock<Mutex<File>> = OnceLock::new();
+/// An open mount table. It shows the mount namespace that it was opened in, as that is when it is read, and the namespace
+/// exists as long as a process has it open.
+#[derive(Debug)]
+pub struct MountTable {
+    file: File,
+    /// One reader at a time: each part that is read begins where the last one ended.
+    turn: Mutex<()>,
+}
 
-/// From now on, this process sees the mounts of the namespace it is in now, wherever it goes: an open table shows the
-/// namespace it was opened in, as it is when it is read.
-///
-/// # Errors
-/// When the table cannot be opened.
-pub fn keep() -> io::Result<()> {
-    let table = Mutex::new(File::open(TABLE)?);
-    // One that is kept already is an older one, so it is what was asked for first.
-    let _kept = KEPT.set(table);
-    Ok(())
+impl MountTable {
+    /// That of the mount namespace that the calling thread is in.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open() -> io::Result<Self> {
+        Ok(OwnedFd::from(File::open(TABLE)?).into())
+    }
+
+    /// The mount of that id, as `statx(2)` and `name_to_handle_at(2)` tell it.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub fn mount_with_id(&self, id: u64) -> io::Result<Option<Mounted>> {
+        let table = self.read()?;
+        let id = format!("{id} ");
+        let line = table.split(|byte| *byte == b'\n').find(|line| line.starts_with(id.as_bytes()));
+        Ok(line.and_then(parse))
+    }
+
+    /// All mounts of the namespace, in the order of the table.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub fn mounts(&self) -> io::Result<Vec<Mounted>> {
+        Ok(parse_all(&self.read()?))
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let _turn = self.turn.lock().expect("a thread that panics ends the process");
+        let (mut file, mut table) = (&self.file, Vec::new());
+        file.rewind()?;
+        file.read_to_end(&mut table)?;
+        Ok(table)
+    }
+}
+
+impl From<OwnedFd> for MountTable {
+    fn from(file: OwnedFd) -> Self {
+        Self { file: file.into(), turn: Mutex::default() }
+    }
+}
+
+impl AsFd for MountTable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 /// One mount.
@@ -38,6 +86,8 @@ pub struct Mounted {
     pub read_only: bool,
     /// What it denies to the files on it.
     pub restrictions: Restrictions,
+    /// It hears of no mount that is made elsewhere, and no other mount hears of those below it (`MS_PRIVATE`).
+    pub is_private: bool,
     /// Where it is mounted.
     pub at: PathBuf,
     /// Its file system type.
@@ -83,15 +133,12 @@ pub fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
     Ok(mounts()?.into_iter().filter(|mounted| mounted.at == path).collect())
 }
 
-/// The mount of that id, as `statx(2)` and `name_to_handle_at(2)` tell it.
+/// The mount of that id in this mount namespace.
 ///
 /// # Errors
 /// When the table cannot be read.
 pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
-    let table = read()?;
-    let id = format!("{id} ");
-    let line = table.split(|byte| *byte == b'\n').find(|line| line.starts_with(id.as_bytes()));
-    Ok(line.and_then(parse))
+    MountTable::open()?.mount_with_id(id)
 }
 
 /// All mounts of this mount namespace, in the order of the table.
@@ -99,18 +146,17 @@ pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
 /// # Errors
 /// When the table cannot be read.
 pub fn mounts() -> io::Result<Vec<Mounted>> {
-    let table = read()?;
-    Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+    Ok(parse_all(&std::fs::read(TABLE)?))
 }
 
-fn read() -> io::Result<Vec<u8>> {
-    let Some(kept) = KEPT.get() else { return std::fs::read(TABLE) };
-    // One reader at a time: each part that is read begins where the last one ended.
-    let mut kept = kept.lock().expect("a thread that panics ends the process");
-    kept.rewind()?;
-    let mut table = Vec::new();
-    kept.read_to_end(&mut table)?;
-    Ok(table)
+/// The id of the mount that `file` was opened through. The file system, which this very process may serve, is not asked.
+pub(crate) fn mount_id(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
+}
+
+fn parse_all(table: &[u8]) -> Vec<Mounted> {
+    table.split(|byte| *byte == b'\n').filter_map(parse).collect()
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
@@ -123,10 +169,11 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let at = path(fields.next()?);
     let options = fields.next()?;
     let (restrictions, read_only) = (Restrictions::of_options(options), has(options, "ro"));
-    fields.find(|field| *field == b"-")?;
+    let optional: Vec<_> = fields.by_ref().take_while(|field| *field != b"-").collect();
+    let is_private = !optional.iter().any(|field| field.starts_with(b"shared:") || field.starts_with(b"master:"));
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
-    Some(Mounted { id, parent, read_only, restrictions, at, fs_type, device, root, source })
+    Some(Mounted { id, parent, read_only, restrictions, is_private, at, fs_type, device, root, source })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -162,6 +209,7 @@ mod tests {
             parent: 35,
             read_only: false,
             restrictions: Restrictions { nosuid: true, nodev: false, noexec: true },
+            is_private: false,
             at: PathBuf::from(r"/var/with blank\"),
             fs_type: FS_TYPE.to_owned(),
             device: "98:0".to_owned(),
@@ -170,6 +218,11 @@ mod tests {
         };
         assert_eq!(parse(line), Some(expected));
         assert_eq!(parse(b""), None);
+        assert_eq!(parse(b"36 35 98:0 / / rw master:1 shared:2"), None);
+        let hears_of_none = |line: &[u8]| parse(line).expect("a mount").is_private;
+        assert!(hears_of_none(b"36 35 98:0 / / rw - ext4 /dev/root rw"));
+        assert!(hears_of_none(b"36 35 98:0 / / rw unbindable - ext4 /dev/root rw"));
+        assert!(!hears_of_none(b"36 35 98:0 / / rw master:1 - ext4 /dev/root rw"));
     }
 
     #[test]

@@ -2,17 +2,17 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
 use super::private::Shape;
-use super::table::{FS_TYPE, Mounted, mount_with_id, mounts_at};
+use super::table::{FS_TYPE, Mounted, mount_id, mount_with_id, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl MountPoint {
     pub fn attach(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
         move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|errno| MountError::at("mount on", &self.path, errno))?;
-        Ok(self.visible(number_of(clone).and_then(mount_with_id).ok().flatten()))
+        Ok(self.visible(mount_id(clone.as_fd()).ok().and_then(|id| mount_with_id(id).ok()).flatten()))
     }
 
     /// The mount that is here, if it is alive.
@@ -307,12 +307,6 @@ fn uncover(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// The kernel's number of a mount. Its file system is not asked.
-fn number_of(mount: &OwnedFd) -> io::Result<u64> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    Ok(statx(mount, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
-}
-
 /// Whether nobody answers for what is mounted at `path` any more.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
@@ -357,7 +351,6 @@ mod tests {
     use super::*;
     use crate::mount::bind::bind;
     use crate::mount::private::Access;
-    use std::os::fd::AsFd;
 
     #[test]
     fn a_file_is_shown_on_a_file_and_what_was_made_for_it_goes() {

@@ -66,6 +66,7 @@ pub use room::Room;
 pub use state::{descriptors, forget_descriptors};
 pub use takeover::{Loaded, TakeoverError, load};
 
+use crate::mount::table::MountTable;
 use crate::region::Region;
 use crate::server::trace::Trace;
 use crate::session::Session;
@@ -75,13 +76,15 @@ use tables::Tables;
 /// The requests of `ioctl(2)` that are made here.
 pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
 
-/// Serves what `source` is open on, on `device`, whose file system is mounted. `region` is new.
+/// Serves what `source` is open on, on `device`, whose file system is mounted. `table` has the mounts that the source is
+/// among. `region` is new.
 ///
 /// # Errors
 /// When the kernel's handshake fails, or the source cannot be looked at.
 pub(crate) fn serve(
     device: OwnedFd,
     source: OwnedFd,
+    table: Arc<MountTable>,
     options: Options,
     region: Arc<Region>,
     trace: Arc<Trace>,
@@ -91,7 +94,7 @@ pub(crate) fn serve(
     region.cells().keep_only(&[]);
     region.take_over();
     let session = Session::open(device, filesystem::wanted(&source, &options), Arc::clone(&region))?;
-    let tables = Tables::of_source(source, &session, &options, &region)?;
+    let tables = Tables::of_source(source, table, &session, &options, &region)?;
     run(session, region, tables, options, trace)
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::mount::MountError;
+use crate::mount::enclosed::Enclosed;
 use crate::mount::private::{Access, MountOptions, PrivateMount, Shape, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::nfs::options::Callers;
@@ -88,7 +89,12 @@ impl Passthrough {
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let device = open_device()?;
         let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
-        let source = source.try_clone_to_owned().map_err(failed)?;
+        let source = match options.remote {
+            // It is attached nowhere, so nothing is above it.
+            Some(_) => Enclosed::open(source),
+            None => Enclosed::of(source, &options.name),
+        };
+        let source = source.map_err(failed)?;
         let (volume, held, data_path) = server.pass(device, mount, source, options, about).map_err(failed)?;
         Ok(Self { server, volume, held, data_path })
     }

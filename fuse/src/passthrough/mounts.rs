@@ -24,7 +24,7 @@ use super::listing::Listing;
 use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
-use crate::mount::table::{FS_TYPE, Mounted, Restrictions, mount_with_id, mounts};
+use crate::mount::table::{FS_TYPE, MountTable, Mounted, Restrictions, mount_id};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -103,7 +103,7 @@ impl Mount {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
-    /// One that a dead server left. `table` is the mount table of the host.
+    /// One that a dead server left. `table` are the mounts that the source is among.
     pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>, table: &[Mounted]) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
         // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
@@ -151,14 +151,15 @@ impl Mount {
 /// The mounts that have been met.
 pub struct Mounts {
     region: Arc<Region>,
+    table: Arc<MountTable>,
     known: Mutex<HashMap<u64, Weak<Mount>>>,
 }
 
 impl Mounts {
-    /// Those of `known`, which a dead server may have left.
-    pub fn new<'a>(region: Arc<Region>, known: impl Iterator<Item = &'a Arc<Mount>>) -> Self {
+    /// Those of `known`, which a dead server may have left. `table` has the mounts that the source is among.
+    pub fn new<'a>(region: Arc<Region>, table: Arc<MountTable>, known: impl Iterator<Item = &'a Arc<Mount>>) -> Self {
         let known = known.map(|mount| (mount.id, Arc::downgrade(mount))).collect();
-        Self { region, known: Mutex::new(known) }
+        Self { region, table, known: Mutex::new(known) }
     }
 
     /// Which file `file` is open on. `parent` is the directory that it was found in, if it was found in one.
@@ -201,7 +202,7 @@ impl Mounts {
             }
             return Ok(mount);
         }
-        let mounted = mount_with_id(id).ok().flatten();
+        let mounted = self.table.mount_with_id(id).ok().flatten();
         if mounted.as_ref().is_some_and(is_passthrough) {
             return Err(Errno::LOOP);
         }
@@ -264,12 +265,6 @@ pub(super) fn proc_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-fn mount_id(file: BorrowedFd<'_>) -> Result<u64, Errno> {
-    // Without asking the file system: it may be served by this very process.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    Ok(statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
-}
-
 fn is_passthrough(mount: &Mounted) -> bool {
     mount.fs_type == FS_TYPE && mount.source == PASSTHROUGH_SOURCE
 }
@@ -282,9 +277,4 @@ fn restrictions_of(file: BorrowedFd<'_>) -> Result<Restrictions, Errno> {
         nodev: flags.contains(StatVfsMountFlags::NODEV),
         noexec: flags.contains(StatVfsMountFlags::NOEXEC),
     })
-}
-
-/// The mount table, for [`Mount::inherit`]. Without it, every mount below the source denies everything that a mount can.
-pub(super) fn table() -> Vec<Mounted> {
-    mounts().unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::mounted::{DataPath, Options};
-use super::mounts::{Mount, Mounts, Way, table};
+use super::mounts::{Mount, Mounts, Way};
 use super::node::{Identity, Node, ROOT};
 use super::nodes::{Found, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
@@ -26,6 +26,7 @@ use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
 use super::usage::{Usage, growth_of};
+use crate::mount::table::MountTable;
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
 use crate::session::Session;
@@ -50,17 +51,18 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The root of `source` and nothing else.
+    /// The root of `source` and nothing else. `table` has the mounts that it is among.
     ///
     /// # Errors
     /// When the source cannot be looked at.
     pub fn of_source(
         source: OwnedFd,
+        table: Arc<MountTable>,
         session: &Session,
         options: &Options,
         region: &Arc<Region>,
     ) -> io::Result<Tables> {
-        let mounts = Mounts::new(Arc::clone(region), std::iter::empty());
+        let mounts = Mounts::new(Arc::clone(region), table, std::iter::empty());
         let found = attributes_of(source.as_fd())?;
         let (identity, mount) = mounts.identify(source.as_fd(), None)?;
         let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
@@ -133,17 +135,18 @@ impl Inheritance {
     pub fn read(
         region: &Arc<Region>,
         source: Option<OwnedFd>,
+        table: Arc<MountTable>,
         options: &Options,
     ) -> Result<Inheritance, TakeoverError> {
         region.look_again()?;
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
         let mut reader = Reader::new(region);
-        let known = reader.mounts(source.as_ref());
+        let known = reader.mounts(source.as_ref(), &table);
         let share = Share::new(&options.name);
         let nodes = reader.nodes(&known, &share);
         let root = nodes.get(ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;
-        let mounts = Mounts::new(Arc::clone(region), known.values());
+        let mounts = Mounts::new(Arc::clone(region), table, known.values());
         let files = reader.open_files(&nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
@@ -209,9 +212,10 @@ impl<'a> Reader<'a> {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    fn mounts(&mut self, source: Option<&OwnedFd>) -> HashMap<u64, Arc<Mount>> {
+    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<Mount>> {
         let mut mounts = HashMap::new();
-        let table = table();
+        // Without it, every mount below the source denies everything that a mount can.
+        let table = table.mounts().unwrap_or_default();
         let mut records = self.records::<MountCell>();
         // A mount was met after the one that it is mounted on.
         records.sort_unstable_by_key(|record| record.index.load(Relaxed));

@@ -21,6 +21,7 @@ use super::mounted::{DataPath, Options};
 use super::open_node::{BackingId, give_back_unowned};
 use super::tables::{Inheritance, Losses};
 use super::{locks, state};
+use crate::mount::table::MountTable;
 use crate::region::{Kind, Region};
 use crate::server::trace::Trace;
 use crate::session::Session;
@@ -59,20 +60,21 @@ pub struct Loaded {
 
 /// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open
 /// in this process under the same numbers and belong to nobody; they belong to what this returns, or are closed. What no
-/// process has any more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows.
+/// process has any more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows, `table` has the mounts that it is among.
 ///
 /// # Errors
 /// When it cannot be gone on with. The volume is then as it was.
 pub fn load(
     region: Arc<Region>,
     source: Option<OwnedFd>,
+    table: Arc<MountTable>,
     options: Options,
     trace: Arc<Trace>,
 ) -> Result<Loaded, TakeoverError> {
     if region.kind() != Kind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
-    let inheritance = Inheritance::read(&region, source, &options)?;
+    let inheritance = Inheritance::read(&region, source, table, &options)?;
     Ok(Loaded { region, inheritance, options, trace, resend: true })
 }
 

@@ -15,6 +15,7 @@ use super::affinity::{Affinity, Together};
 use super::connection::Connection;
 use super::held::{Content, Held};
 use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
+use crate::mount::enclosed::Enclosed;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::{DataPath, Options, Room};
@@ -94,7 +95,7 @@ impl Watch {
     /// When the volume has ended, or the source cannot be looked at.
     pub fn room(&self) -> io::Result<Option<Room>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
-        let Content::Passthrough { source, options } = &held.content else { return Ok(None) };
+        let Content::Passthrough { source, options, .. } = &held.content else { return Ok(None) };
         let (source, limit) = (source.try_clone()?, options.limit);
         drop(held);
         Room::of(&source, limit, &self.region).map(Some)
@@ -205,7 +206,7 @@ impl Server {
         self.join(held, request).map(|(volume, held, _)| (volume, held))
     }
 
-    /// Lets the server show what `source` is open on.
+    /// Lets the server show `source`.
     ///
     /// # Errors
     /// When the server is gone, the kernel's handshake fails, or the source cannot be looked at.
@@ -213,12 +214,13 @@ impl Server {
         &self,
         device: OwnedFd,
         mount: PrivateMount,
-        source: OwnedFd,
+        source: Enclosed,
         options: &Options,
         about: Value,
     ) -> io::Result<(VolumeId, Arc<Held>, DataPath)> {
         let region = Region::create(Kind::Passthrough)?;
-        let content = Content::Passthrough { source, options: options.clone() };
+        let Enclosed { source, table } = source;
+        let content = Content::Passthrough { source, table, options: options.clone() };
         let held = Held::new(about, device, mount, region, content);
         let (about, options) = (held.about.clone(), options.clone());
         let (volume, held, reply) = self.join(held, |volume| Request::Pass { volume, about, options })?;

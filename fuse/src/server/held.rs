@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use crate::mount::private::PrivateMount;
+use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::passthrough::Options;
@@ -41,6 +42,8 @@ pub(crate) enum Content {
     Passthrough {
         /// The source.
         source: OwnedFd,
+        /// The mounts that it is among.
+        table: MountTable,
         /// How it is served.
         options: Options,
     },
@@ -69,12 +72,12 @@ impl Held {
         let device = self.device();
         let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
         let own = [device.as_fd(), self.mount.as_fd(), self.region.as_fd()];
-        let (one_more, copies) = match &self.content {
-            Content::Projection { .. } => (None, Vec::new()),
-            Content::Passthrough { source, .. } => (Some(source), Vec::new()),
-            Content::Nfs { log, sockets, .. } => (Some(log), sockets.copies()?),
+        let (more, copies) = match &self.content {
+            Content::Projection { .. } => (Vec::new(), Vec::new()),
+            Content::Passthrough { source, table, .. } => (vec![source.as_fd(), table.as_fd()], Vec::new()),
+            Content::Nfs { log, sockets, .. } => (vec![log.as_fd()], sockets.copies()?),
         };
-        let own = own.into_iter().chain(one_more.map(AsFd::as_fd)).map(|one| one.try_clone_to_owned());
+        let own = own.into_iter().chain(more).map(|one| one.try_clone_to_owned());
         own.chain(copies.into_iter().map(Ok)).collect()
     }
 
@@ -145,7 +148,10 @@ impl Held {
                 let tree = Box::new(Mutex::new(Tree::restore(*tree, images).ok_or_else(broken)?));
                 (Kind::Projection, Content::Projection { tree, reporting })
             }
-            Body::Passthrough { options } => (Kind::Passthrough, Content::Passthrough { source: next()?, options }),
+            Body::Passthrough { options } => {
+                let (source, table) = (next()?, next()?.into());
+                (Kind::Passthrough, Content::Passthrough { source, table, options })
+            }
             Body::Nfs { options } => {
                 let log = next()?;
                 let sockets = nfs_sockets.adopt(&options, descriptors.collect())?;

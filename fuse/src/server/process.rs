@@ -18,6 +18,7 @@ use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::protocol::{Greeting, Reply, Request, receive, send};
 use super::secrecy;
 use super::volumes::Volumes;
+use crate::mount::enclosed::Enclosed;
 use crate::passthrough;
 use crate::region::Region;
 
@@ -121,7 +122,8 @@ impl Process {
             }
             Request::Pass { volume, about, options } => {
                 let held = descriptors.held()?;
-                Reply::Passing(volumes.pass(volume, about, held, descriptors.next()?, options)?)
+                let (source, table) = (descriptors.next()?, descriptors.next()?.into());
+                Reply::Passing(volumes.pass(volume, about, held, Enclosed { source, table }, options)?)
             }
             Request::Export { volume, about, options } => {
                 let held = descriptors.held()?;

@@ -29,7 +29,7 @@ const MAX_FRAME: usize = 256 << 20;
 pub struct VolumeId(pub u32);
 
 /// The version of the messages. A supervisor and a server that speak different ones do not talk.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Whose server it is, and what it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,8 @@ pub enum Body {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// A source of the host. It is open on the last descriptor of the message.
+    /// A source of the host. It is open on the last descriptor but one of the message; the last one is the table of the mounts
+    /// that it is among.
     Passthrough {
         /// How it is served.
         options: Options,
@@ -112,7 +113,7 @@ pub enum Request {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// Serve a passthrough volume. Device, mount, region and source come with this message.
+    /// Serve a passthrough volume. Device, mount, region, source and mount table come with this message.
     Pass {
         /// Its number from now on.
         volume: VolumeId,

@@ -13,6 +13,8 @@ use super::audit::output::Output;
 use super::process::Held;
 use super::protocol::{Body, Description, Reporting, VolumeId};
 use super::trace::Trace;
+use crate::mount::enclosed::Enclosed;
+use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::options::Place;
 use crate::nfs::sockets::inode;
@@ -49,7 +51,7 @@ struct Volume {
 
 enum Content {
     Projection { tree: SharedTree, reporting: Reporting },
-    Passthrough { source: OwnedFd, options: Options },
+    Passthrough { source: OwnedFd, table: Arc<MountTable>, options: Options },
     Nfs { log_and_sockets: Vec<OwnedFd>, options: Box<nfs::options::Options> },
 }
 
@@ -100,17 +102,20 @@ impl Volumes {
         number: VolumeId,
         about: Value,
         held: Held,
-        source: OwnedFd,
+        source: Enclosed,
         options: Options,
     ) -> io::Result<DataPath> {
         let Held { device, mount, region } = held;
         let region = Arc::new(adopt(region, Kind::Passthrough)?);
         region.begin();
-        let own = source.try_clone()?;
+        let Enclosed { source, table } = source;
+        let (own, table) = (source.try_clone()?, Arc::new(table));
         let trace = start_trace(options.trace)?;
         let (region_of_session, reports) = (Arc::clone(&region), Arc::clone(&trace));
-        let data_path = passthrough::serve(device.try_clone()?, own, options.clone(), region_of_session, reports)?;
-        let content = Content::Passthrough { source, options };
+        let (device_of_session, mounts) = (device.try_clone()?, Arc::clone(&table));
+        let data_path =
+            passthrough::serve(device_of_session, own, mounts, options.clone(), region_of_session, reports)?;
+        let content = Content::Passthrough { source, table, options };
         self.volumes.insert(number, Volume { about, device, mount, region, content, trace });
         Ok(data_path)
     }
@@ -165,12 +170,14 @@ impl Volumes {
             }
             Body::Passthrough { options } => {
                 let region = Arc::new(adopt(region, Kind::Passthrough)?);
+                let table = Arc::new(MountTable::from(descriptors.pop().ok_or_else(broken)?));
                 let source = descriptors.pop().ok_or_else(broken)?;
                 let (own, trace) = (source.try_clone()?, start_trace(options.trace)?);
                 let (region_of_session, reports) = (Arc::clone(&region), Arc::clone(&trace));
-                let loaded = passthrough::load(region_of_session, Some(own), options.clone(), reports);
+                let loaded =
+                    passthrough::load(region_of_session, Some(own), Arc::clone(&table), options.clone(), reports);
                 let loaded = loaded.map_err(io::Error::other)?;
-                (Content::Passthrough { source, options }, region, trace, Some(loaded))
+                (Content::Passthrough { source, table, options }, region, trace, Some(loaded))
             }
             Body::Nfs { options } => {
                 let region = Arc::new(adopt(region, Kind::Nfs)?);
@@ -217,8 +224,9 @@ impl Volumes {
                 }
                 Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }
             }
-            Content::Passthrough { source, options } => {
+            Content::Passthrough { source, table, options } => {
                 descriptors.push(source.try_clone()?);
+                descriptors.push(table.as_fd().try_clone_to_owned()?);
                 Body::Passthrough { options: options.clone() }
             }
             Content::Nfs { log_and_sockets, options } => {

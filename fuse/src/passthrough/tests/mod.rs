@@ -151,18 +151,23 @@ fn serving() {
         let gone = fetch(last, &descriptors(&region).expect("a region"));
         forget_descriptors(&region, &gone);
         keeper = keep();
-        let loaded = load(Arc::clone(&region), Some(source), options, Arc::default()).expect("loaded");
+        let loaded = load(Arc::clone(&region), Some(source), own_table(), options, Arc::default()).expect("loaded");
         assert_eq!(loaded.losses(), tables::Losses::default(), "nothing is lost");
         loaded.start(device).expect("serving");
     } else {
         region.take_over();
         region.cells().keep_only(&[]);
         keeper = keep();
-        serve(device, source, options, Arc::clone(&region), Arc::default()).expect("serving");
+        serve(device, source, own_table(), options, Arc::clone(&region), Arc::default()).expect("serving");
     }
     println!("ready {keeper}");
     let _ = io::stdin().read_to_end(&mut Vec::new());
     std::process::exit(0);
+}
+
+/// The mounts that this process sees.
+fn own_table() -> Arc<MountTable> {
+    Arc::new(MountTable::open().expect("a mount table"))
 }
 
 /// A process that shares this one's descriptors, and outlives it until standard input ends.

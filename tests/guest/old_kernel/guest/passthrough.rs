@@ -11,6 +11,8 @@ use nix::fcntl::{Flock, FlockArg};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{assert_stops_clean, host, mode};
+use crate::common::namespace::{mount_tmpfs, on_a_host_that_shares_mounts, way_out};
+use crate::common::passthrough::disk_directory;
 use crate::common::*;
 
 /// A pod with the hostPath volumes `host`, a directory, and `file`, and the emptyDir `scratch`; and the directory.
@@ -45,6 +47,28 @@ fn directories_files_and_empty_dirs_are_shown_by_the_server() {
     let full = fs::write(scratch.join("too-much"), [0; 1 << 20]).expect_err("there is a limit");
     assert_eq!(full.raw_os_error(), Some(Errno::ENOSPC as i32));
     assert_stops_clean(running, &fixture);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_source_on_a_shared_mount_is_cut_off_from_the_host_and_shows_later_mounts() {
+    on_a_host_that_shares_mounts(|| {
+        let place = disk_directory();
+        let (source, later) = (place.path().join("source"), place.path().join("source/later"));
+        fs::create_dir_all(&later).expect("directories");
+        fs::write(place.path().join("outside"), "").expect("written");
+        let fixture = Fixture::new_in(place.path(), &pod(&format!("[{}]", host("host", &source, "Directory"))));
+        let mut running = fixture.run();
+        let shown = running.volume("host").join("later/file");
+        mount_tmpfs(&later);
+        fs::write(later.join("file"), "later").expect("written");
+        for _ in 0..2 {
+            eventually("the later mount is shown", || fs::read_to_string(&shown).is_ok_and(|text| text == "later"));
+            assert_eq!(way_out(running.server(), "outside"), None);
+            running.kill_server_and_keeper(|| fs::metadata(&shown).expect("a server answers"));
+        }
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+    });
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! Sources as servers get them: cut off from the host's other mounts.
+//!
+//! Whoever has a descriptor of a directory reaches by `..` what is above it, and from there every mount of its mount
+//! namespace. So a server gets a clone of its source, with a clone of every mount below it, that lies alone in a mount
+//! namespace of its own:
+//!
+//! 1. The clone is a slave of the host's mounts. What the host mounts below the source later appears in it, and what the
+//!    host unmounts goes.
+//! 2. That takes a mount namespace: the kernel hands no mount event on to a clone that is attached nowhere.
+//! 3. The root of the namespace is an empty read-only tmpfs with the clone in it. `..` ends there.
+//! 4. An open mount table of the namespace keeps the namespace alive, also when no process is in it. So the supervisor, the
+//!    server and its successors hold the namespace by the descriptor that they read its mounts from.
+//!
+//! A mount that is private hears of no other mount. A clone of it would not show what the host mounts below the source
+//! later, so such a source is not enclosed.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::thread;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, openat, statx};
+use rustix::mount::MountAttrFlags;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use tracing::info;
+
+use super::bind::bind;
+use super::private::{Access, Shape};
+use super::root::{Inside, become_root, file_system};
+use super::table::{MountTable, mount_id, mount_with_id};
+
+/// The name of the clone in its namespace.
+const NAME: &std::ffi::CStr = c"source";
+
+/// A source, and the mounts that are to be found below it.
+#[derive(Debug)]
+pub struct Enclosed {
+    /// The source, or its clone.
+    pub source: OwnedFd,
+    /// The mounts of the namespace that it is in.
+    pub table: MountTable,
+}
+
+impl Enclosed {
+    /// Encloses a source of this node. What cannot be enclosed is taken as it is, with a line in the log.
+    ///
+    /// # Errors
+    /// When there are no more descriptors, or there is no `/proc`.
+    pub fn of(source: BorrowedFd<'_>, volume: &str) -> io::Result<Self> {
+        let reason = match enclose(source) {
+            Ok(Some(enclosed)) => return Ok(enclosed),
+            Ok(None) => {
+                "the mount of its source is private; `mount --make-rshared /` makes the host's mounts shared".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        info!("volume {volume:?}: podfs does not cut its server off from the host's other mounts: {reason}");
+        Self::open(source)
+    }
+
+    /// A source that is attached nowhere, or not to be enclosed.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub fn open(source: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self { source: source.try_clone_to_owned()?, table: MountTable::open()? })
+    }
+}
+
+/// None for a source that hears of no other mount.
+fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
+    let mounted = mount_with_id(mount_id(source)?)?;
+    if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {
+        return Ok(None);
+    }
+    // The kernel knows the type of the root from the mount itself; nobody is asked.
+    let found = statx(source, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    let shape = match FileType::from_raw_mode(found.stx_mode.into()) {
+        FileType::Directory => Shape::Directory,
+        _ => Shape::File,
+    };
+    let clone = bind(source, Access::ReadWrite).map_err(io::Error::other)?;
+    let enclosing = || put_apart(&clone, shape);
+    let table = thread::scope(|scope| scope.spawn(enclosing).join());
+    let table = table.map_err(|_panic| io::Error::other("a thread ended early"))??;
+    // It is open on the root of the clone, wherever that is attached.
+    Ok(Some(Enclosed { source: clone, table }))
+}
+
+/// Attaches the clone in a new mount namespace, and opens the mount table there. For a thread that does nothing else: the
+/// namespace is its own from then on.
+fn put_apart(clone: &OwnedFd, shape: Shape) -> io::Result<MountTable> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let own_files = openat(CWD, c"/proc/thread-self", flags, Mode::empty())?;
+    let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
+    // SAFETY: only this thread's mount namespace and working directory become its own.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    become_root(&root, Some(Inside { mount: clone, name: NAME, shape }))?;
+    let table = openat(&own_files, c"mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(MountTable::from(table))
+}
