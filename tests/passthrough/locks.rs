@@ -312,7 +312,7 @@ fn posix_locks_go_when_any_descriptor_of_the_file_is_closed() {
     }
 }
 
-/// What ARCHITECTURE names as a difference from a bind mount: the kernel tells the server nothing of such a close.
+/// What docs/design/passthrough.md names as a difference from a bind mount: the kernel tells the server nothing of such a close.
 #[test]
 fn a_read_lock_stays_when_a_copy_of_its_read_only_descriptor_is_closed_and_goes_with_the_last_one() {
     let places = Places::new();

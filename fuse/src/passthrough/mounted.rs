@@ -61,7 +61,7 @@ pub struct Options {
     pub remote: Option<Callers>,
 }
 
-/// Threads of a session: one for each of two CPUs, which is what answers fastest (ARCHITECTURE.md has the figures).
+/// Threads of a session: one for each of two CPUs, which is what answers fastest (docs/benchmarks.md has the figures).
 pub const SESSION_THREADS: usize = 2;
 
 /// A directory or file of the host, mounted.

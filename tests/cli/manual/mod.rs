@@ -1,11 +1,12 @@
-//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the README. And what its
+//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the documentation. And what its
 //! test scripts say of a run.
 
 mod completions;
+mod guide;
 mod help;
 mod inventory;
 mod layers;
+mod links;
 mod pages;
-mod readme;
 mod retry;
 mod source;

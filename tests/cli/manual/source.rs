@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::manual::guide::guide;
 use crate::manual::pages::hand_written;
-use crate::manual::readme::readme;
 
 /// The source files of podfs, without the tests among them.
 pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {
@@ -35,7 +35,7 @@ fn annotations_are_those_of_the_source() {
     let known = annotations(&constants);
     assert!(known.len() >= 2, "{known:?}");
     assert_eq!(annotations(&hand_written()["podfs-pod.5"]), known);
-    assert_eq!(annotations(&readme()), known);
+    assert_eq!(annotations(&guide()), known);
     let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).into_iter();
     let elsewhere = all.map(|path| annotations(&fs::read_to_string(path).expect("a source")));
     assert_eq!(elsewhere.flatten().collect::<BTreeSet<_>>(), known, "each is named in preferences.rs");
@@ -74,12 +74,12 @@ fn fields_of_a_status_are_those_of_the_source() {
     let fields = fields.filter(|(name, _)| !name.contains(' ')).map(|(name, _)| camel_case(name));
     let fields: BTreeSet<_> = fields.collect();
     assert!(fields.contains("generationAgeSeconds") && fields.len() > 15, "{fields:?}");
-    let (page, readme) = (&hand_written()["podfs-agent.7"], readme());
+    let (page, guide) = (&hand_written()["podfs-agent.7"], guide());
     let state = page.split(".Sh STATE").nth(1).and_then(|rest| rest.split(".Sh ").next()).expect("a section");
     // The process that a server is has its fields in that of the server.
     for field in fields.iter().filter(|field| *field != "process") {
         let has = |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == field);
         assert!(has(state), "podfs-agent(7) does not describe {field}");
-        assert!(has(&readme), "the README does not describe {field}");
+        assert!(has(&guide), "docs/ does not describe {field}");
     }
 }

@@ -1,17 +1,27 @@
-//! The README, compared with `--help`.
+//! The user's documentation in `docs/`, compared with `--help`.
 
 use std::collections::BTreeSet;
 use std::fs;
 
+use crate::common::packages::top;
 use crate::manual::help::{commands, exit_codes, options, settings};
 
-pub fn readme() -> String {
-    fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("a README")
+/// The README and all pages of the user's documentation, one after the other.
+pub fn guide() -> String {
+    let mut pages = vec![top().join("README.md")];
+    for directory in ["docs/user", "docs/reference"] {
+        let entries = fs::read_dir(top().join(directory)).expect(directory);
+        pages.extend(entries.map(|entry| entry.expect("an entry").path()));
+    }
+    // The inventory speaks of the kubelet.
+    pages.retain(|page| !page.ends_with("kubelet-inventory.md"));
+    pages.sort();
+    pages.iter().map(|page| fs::read_to_string(page).expect("a page") + "\n").collect()
 }
 
 /// How to call this command: what follows `podfs NAME` in blocks of code, to the end of the block or the next command.
-fn synopsis(readme: &str, command: &str) -> String {
-    let blocks = readme.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+fn synopsis(guide: &str, command: &str) -> String {
+    let blocks = guide.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let mut found = String::new();
     for block in blocks {
         let mut is_this = false;
@@ -28,8 +38,8 @@ fn synopsis(readme: &str, command: &str) -> String {
 }
 
 /// The rows of the table below this heading line.
-fn table<'a>(readme: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
-    let rest = readme.split(heading).nth(1).unwrap_or_else(|| panic!("there is no table {heading}"));
+fn table<'a>(guide: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let rest = guide.split(heading).nth(1).unwrap_or_else(|| panic!("there is no table {heading}"));
     let rows = rest.lines().skip(1).take_while(|line| line.starts_with('|'));
     rows.map(|row| row.trim_matches('|').split(" |").map(|cell| cell.trim().trim_matches('`')).collect()).collect()
 }
@@ -41,10 +51,10 @@ fn long_options(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_command_is_called_with_all_its_options() {
-    let readme = readme();
+    let guide = guide();
     for command in commands() {
-        let synopsis = synopsis(&readme, &command);
-        assert!(!synopsis.is_empty(), "the README does not say how to call podfs {command}");
+        let synopsis = synopsis(&guide, &command);
+        assert!(!synopsis.is_empty(), "docs/ does not say how to call podfs {command}");
         let own = options(&command).into_iter().map(|option| option.name);
         // These have a short form, which is what people type.
         let own: BTreeSet<_> = own.filter(|name| name != "file").collect();
@@ -54,8 +64,8 @@ fn every_command_is_called_with_all_its_options() {
 
 #[test]
 fn the_table_of_options_has_every_one_with_its_default() {
-    let readme = readme();
-    let rows = table(&readme, "| option | meaning | default |\n");
+    let guide = guide();
+    let rows = table(&guide, "| option | meaning | default |\n");
     let listed: BTreeSet<_> = rows.iter().flat_map(|row| long_options(row[0])).collect();
     let run = options("run");
     assert_eq!(listed, run.iter().map(|option| option.name.clone()).collect());
@@ -69,8 +79,8 @@ fn the_table_of_options_has_every_one_with_its_default() {
 
 #[test]
 fn the_table_of_settings_is_that_of_podfs() {
-    let readme = readme();
-    let rows = table(&readme, "| key, and option | variable | default |\n");
+    let guide = guide();
+    let rows = table(&guide, "| key, and option | variable | default |\n");
     let expected: Vec<_> = settings()
         .into_iter()
         .map(|setting| {
@@ -85,8 +95,8 @@ fn the_table_of_settings_is_that_of_podfs() {
 
 #[test]
 fn the_table_of_exit_codes_is_that_of_run() {
-    let readme = readme();
-    let rows = table(&readme, "| exit code | meaning |\n");
+    let guide = guide();
+    let rows = table(&guide, "| exit code | meaning |\n");
     let codes: Vec<_> = exit_codes("run").into_iter().map(|(code, _)| code).collect();
     assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), codes);
 }
