@@ -74,7 +74,7 @@ fn a_walk_over_many_files_needs_few_descriptors() {
 }
 
 #[test]
-fn a_known_file_takes_at_most_200_bytes_and_a_forgotten_one_none() {
+fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
     let mounted = Mounted::new();
     fs::create_dir(mounted.source().join("few")).expect("a directory");
     File::create_new(mounted.source().join("few/file")).expect("created");
@@ -86,9 +86,10 @@ fn a_known_file_takes_at_most_200_bytes_and_a_forgotten_one_none() {
     // What threads, listings and tables of directories take comes on top, at most a mebibyte.
     let most = (DIRECTORIES * FILES * 200) as u64 / 1024 + 1024;
     assert!(known < most, "{known} KiB for 50 000 files");
-    eventually("what is forgotten takes no memory", || {
+    // The last 8192 files that were forgotten stay, for file handles: a tenth of all.
+    eventually("memory of what is forgotten is given back", || {
         let_the_kernel_forget();
-        memory(mounted.server()) < idle + 3072
+        memory(mounted.server()) < idle + 5120
     });
 }
 

@@ -11,6 +11,7 @@ mod descriptors;
 mod directories;
 mod empty_dir;
 mod escape;
+mod file_handles;
 mod host_path;
 mod identity;
 mod limit;

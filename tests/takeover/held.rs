@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::caller::in_thread;
+use crate::common::file_handle::FileHandle;
 use crate::common::locker::Locker;
 use crate::common::namespace::on_a_host_that_shares_mounts;
 use crate::common::passthrough::disk_directory;
@@ -426,6 +427,24 @@ fn a_lock_that_another_process_of_the_host_got_meanwhile_is_lost_and_its_owner_i
         owner.does(lock);
     }
     pod.running.wait_log("lost their locks with the server and its keeper");
+}
+
+#[test]
+fn file_handles_lead_to_forgotten_files_after_kills() {
+    let pod = Pod::new();
+    for volume in pod.volumes() {
+        fs::create_dir(volume.join("directory")).expect("made");
+        fs::write(volume.join("directory/file"), "text").expect("written");
+        let [file, directory] = ["directory/file", "directory"].map(|name| FileHandle::of(&volume.join(name)));
+        for kill in [Pod::kill, Pod::kill_both, Pod::kill, Pod::kill_both] {
+            // Entries, what they lead to, and their directories in turn.
+            (0..5).for_each(|_| fs::write("/proc/sys/vm/drop_caches", "2").expect("root may"));
+            kill(&pod, &volume);
+            let file = file.open(&volume, libc::O_RDONLY).expect("the file");
+            assert_eq!(std::io::read_to_string(file).expect("read"), "text");
+            directory.open(&volume, libc::O_RDONLY | libc::O_DIRECTORY).expect("the directory");
+        }
+    }
 }
 
 #[test]

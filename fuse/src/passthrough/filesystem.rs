@@ -7,6 +7,7 @@
 //!
 //! | file | requests |
 //! |---|---|
+//! | `export` | file handles of callers |
 //! | `look` | names, attributes, links, extended attributes, the file system as a whole |
 //! | `change` | what makes, removes or changes names and attributes |
 //! | `data` | open files and what is in them |
@@ -18,6 +19,7 @@
 
 mod change;
 mod data;
+mod export;
 mod list;
 mod locking;
 mod look;
@@ -95,6 +97,7 @@ pub struct PassthroughFilesystem {
 pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     let flags = init::ASYNC_READ
         | init::POSIX_LOCKS
+        | init::EXPORT_SUPPORT
         | init::FLOCK_LOCKS
         | init::DONT_MASK
         | init::DO_READDIRPLUS
@@ -167,7 +170,11 @@ impl PassthroughFilesystem {
         let node = &self.node(request.node)?;
         let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
         match request.operation {
-            Operation::Lookup { name } => self.lookup(node, name),
+            Operation::Lookup { name } => match name.as_bytes() {
+                b"." => self.look_up_itself(node),
+                b".." => self.look_up_parent(node),
+                _ => self.lookup(node, name),
+            },
             Operation::GetAttr { handle } => self.attributes(node, handle),
             Operation::Statx { handle } => self.statx(node, handle),
             Operation::ReadLink => self.read_link(node, exchange.buffer),

@@ -5,11 +5,15 @@
 //!
 //! 1. The cell is there before the kernel is told of the node, and counts before the kernel does: after a kill the count may
 //!    be too high, never too low.
-//! 2. When the kernel forgets a node, its entries go and its cell is freed at once, or by the last user that drops the
-//!    [`Node`]. A kept descriptor keeps the [`Node`] only until then.
+//! 2. When the kernel forgets a node, the node is *forgotten* at once, or by the last user that drops the [`Node`]. A kept
+//!    descriptor keeps the [`Node`] only until then.
 //! 3. Who drops the last reference finds under the lock of the tables whether the cell has another [`Node`] by now. If so, that
 //!    one has taken over what is left to do.
-//! 4. A mount stays as long as a node on it is known.
+//! 4. A mount stays as long as the kernel knows a node on it.
+//! 5. The last [`FORGOTTEN`] forgotten nodes that a handle opens keep their cells and their entries, with a count of zero. So
+//!    a caller's file handle, which is made of a node's number, still leads to them (`filesystem::export`), and so does the
+//!    file: looked up again, it has the number it had. Of every other forgotten node nothing stays.
+//! 6. Numbers begin at a random one, so a handle of another volume leads nowhere.
 //!
 //! No node and no mount is dropped under the lock of the tables: dropping a node takes that lock.
 
@@ -17,24 +21,28 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::ptr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use hashbrown::HashTable;
+use lru::LruCache;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::mounts::Mount;
 use super::node::{Identity, Node, ROOT};
 use super::share::Share;
-use super::state::{NodeCell, no_memory};
+use super::state::{MAPPABLE, NodeCell, no_memory};
 use crate::region::Region;
 use crate::region::cells::{CellId, CellRef};
 
 /// A table of as many nodes is kept, however few are in it.
 const SMALL: usize = 4096;
 
-/// The nodes that the kernel knows.
+/// So many nodes that the kernel has forgotten stay.
+const FORGOTTEN: usize = 8192;
+
+/// The nodes that the kernel knows, and those that it forgot last.
 pub struct Nodes(Arc<Shared>);
 
 /// What the nodes in use refer to.
@@ -44,13 +52,26 @@ pub struct Shared {
     tables: Mutex<Tables>,
 }
 
-#[derive(Default)]
 struct Tables {
     by_id: HashTable<CellId>,
     by_identity: HashTable<CellId>,
     in_use: HashMap<CellId, Weak<Node>>,
-    /// By the volume's number for each, with the number of nodes on it.
+    /// Forgotten nodes; the one that the kernel has known last is the last to go.
+    forgotten: LruCache<CellId, ()>,
+    /// By the volume's number for each, with the number of nodes on it that are not forgotten.
     mounts: HashMap<u64, (Arc<Mount>, usize)>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self {
+            by_id: HashTable::new(),
+            by_identity: HashTable::new(),
+            in_use: HashMap::new(),
+            forgotten: LruCache::unbounded(),
+            mounts: HashMap::new(),
+        }
+    }
 }
 
 /// What a node begins with.
@@ -80,24 +101,32 @@ impl Nodes {
         let nodes = Self::empty(region);
         // The kernel never forgets the root.
         let root = nodes.enter(found)?;
+        // There is room for more numbers than can ever be used.
+        let random = nodes.0.hasher.hash_one(ROOT) >> 2;
+        nodes.0.region.header().counters.next_node.store(random + ROOT + 1, Release);
         root.hold(source, share.take_anyway());
         Ok(nodes)
     }
 
     /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Tells whether it did:
-    /// there may be one of that number already.
+    /// there may be one of that number already, or too many that are forgotten.
     pub fn inherit(&self, cell: CellId, mount: &Arc<Mount>, held: Option<OwnedFd>, share: &Share) -> bool {
         let shared = &*self.0;
         let (id, identity) = (shared.cell(cell).id.load(Relaxed), shared.identity(cell));
+        let is_forgotten = id != ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
         let mut tables = shared.lock();
-        if shared.find_id(&tables, id).is_some() {
+        if shared.find_id(&tables, id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
             return false;
         }
         if shared.find_identity(&tables, &identity).is_none() {
             shared.add_identity(&mut tables, cell, &identity);
         }
         shared.add_id(&mut tables, cell, id);
-        tables.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
+        if is_forgotten {
+            tables.forgotten.put(cell, ());
+            return true;
+        }
+        tables.count_node(mount);
         let node = held.is_some().then(|| self.0.node(&mut tables, cell)).flatten();
         drop(tables);
         if let (Some(node), Some(held)) = (node, held) {
@@ -128,13 +157,29 @@ impl Nodes {
     /// # Errors
     /// When there is no memory.
     pub fn enter(&self, found: Found) -> Result<Arc<Node>, Errno> {
+        let mut removed = Removed::default();
         let mut tables = self.0.lock();
-        let cell = match self.0.find_identity(&tables, &found.identity) {
-            Some(cell) => cell,
-            None => self.0.insert(&mut tables, &found)?,
+        let known = self.0.find_identity(&tables, &found.identity);
+        let known = known.filter(|cell| {
+            let cell = *cell;
+            let is_another = self.0.cell(cell).lookups.load(Relaxed) == 0 && !self.0.cell(cell).is_of(found.kind);
+            if is_another {
+                // The file system has used the handle of a file that is gone for another one.
+                removed = self.0.remove(&mut tables, cell);
+            }
+            !is_another
+        });
+        let cell = match known {
+            Some(cell) => Ok(self.0.remember(&mut tables, cell, &found.mount)),
+            None => self.0.insert(&mut tables, &found),
         };
-        self.0.cell(cell).lookups.fetch_add(1, Release);
-        self.0.node(&mut tables, cell).ok_or(Errno::STALE)
+        let node = cell.map(|cell| {
+            self.0.cell(cell).lookups.fetch_add(1, Release);
+            self.0.node(&mut tables, cell)
+        });
+        drop(tables);
+        self.0.give_back(removed);
+        node?.ok_or(Errno::STALE)
     }
 
     /// The kernel forgets `lookups` of the times it was told of a node. Tells whether it knows the node no longer.
@@ -150,10 +195,9 @@ impl Nodes {
         }
         match tables.in_use.get(&cell).map(Weak::upgrade) {
             None => {
-                let removed = shared.remove(&mut tables, cell);
+                let removed = shared.retire(&mut tables, cell);
                 drop(tables);
-                shared.region.cells().free(cell);
-                removed.give_back();
+                shared.give_back(removed);
             }
             // It goes with its last user, who may be dropping it just now.
             Some(node) => {
@@ -199,13 +243,15 @@ impl Shared {
             return;
         }
         tables.in_use.remove(&cell);
-        if node.record.lookups.load(Relaxed) > 0 {
+        let removed = if self.find_id(&tables, node.id) != Some(cell) {
+            Removed { cell: Some(cell), ..Removed::default() }
+        } else if node.record.lookups.load(Relaxed) == 0 {
+            self.retire(&mut tables, cell)
+        } else {
             return;
-        }
-        let removed = self.remove(&mut tables, cell);
+        };
         drop(tables);
-        self.region.cells().free(cell);
-        removed.give_back();
+        self.give_back(removed);
     }
 
     /// Whether what is recorded of nodes may be changed.
@@ -278,27 +324,64 @@ impl Shared {
         let cell = record.map_err(no_memory)?.id();
         self.add_id(tables, cell, id);
         self.add_identity(tables, cell, identity);
-        tables.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
+        tables.count_node(mount);
         Ok(cell)
+    }
+
+    /// A node that may be forgotten is to be known again.
+    fn remember(&self, tables: &mut Tables, cell: CellId, mount: &Arc<Mount>) -> CellId {
+        if tables.forgotten.pop(&cell).is_some() {
+            // Nothing has the file open, so no process has a mapping of it.
+            self.cell(cell).form.fetch_and(!MAPPABLE, AcqRel);
+            tables.count_node(mount);
+        }
+        cell
+    }
+
+    /// The kernel knows a node no longer, and nothing uses it.
+    fn retire(&self, tables: &mut Tables, cell: CellId) -> Removed {
+        let record = self.cell(cell);
+        let has_handle = matches!(self.identity(cell), Identity::Handle { .. });
+        // What was kept open or has no name any more is gone now.
+        if !has_handle || record.held.load(Relaxed) != 0 || record.nameless.load(Relaxed) != 0 {
+            return self.remove(tables, cell);
+        }
+        let mut removed = Removed::default();
+        if tables.forgotten.put(cell, ()).is_none() {
+            let mount = tables.discount_node(record.mount.load(Relaxed));
+            if tables.forgotten.len() > FORGOTTEN
+                && let Some((oldest, ())) = tables.forgotten.pop_lru()
+            {
+                removed = self.remove_entries(tables, oldest);
+            }
+            removed.mount = mount;
+        }
+        removed
     }
 
     /// Takes a cell out of the tables.
     fn remove(&self, tables: &mut Tables, cell: CellId) -> Removed {
+        let is_counted = tables.forgotten.pop(&cell).is_none();
+        let index = self.cell(cell).mount.load(Relaxed);
+        let mut removed = self.remove_entries(tables, cell);
+        if is_counted {
+            removed.mount = tables.discount_node(index);
+        }
+        removed
+    }
+
+    /// Takes a cell out of the tables by number and identity.
+    fn remove_entries(&self, tables: &mut Tables, cell: CellId) -> Removed {
         let own = |other: &CellId| *other == cell;
-        let Ok(entry) = tables.by_id.find_entry(self.hash_of_id(cell), own) else { return Removed::default() };
-        entry.remove();
+        if let Ok(entry) = tables.by_id.find_entry(self.hash_of_id(cell), own) {
+            entry.remove();
+        }
         if let Ok(entry) = tables.by_identity.find_entry(self.hash_of_identity(cell), own) {
             entry.remove();
         }
-        let index = self.cell(cell).mount.load(Relaxed);
-        let mut mount = None;
-        if let Some((_, nodes)) = tables.mounts.get_mut(&index) {
-            *nodes -= 1;
-            if *nodes == 0 {
-                mount = tables.mounts.remove(&index).map(|(mount, _)| mount);
-            }
-        }
-        Removed { _mount: mount, has_shrunk: self.shrink(tables) }
+        // The last user of the node frees its cell.
+        let is_used = tables.in_use.contains_key(&cell);
+        Removed { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
     }
 
     /// Gives up room once most of it is empty; tells whether it did.
@@ -313,8 +396,30 @@ impl Shared {
         shrinks
     }
 
+    /// Frees what was removed; the tables are not locked.
+    fn give_back(&self, removed: Removed) {
+        if let Some(cell) = removed.cell {
+            self.region.cells().free(cell);
+        }
+        drop(removed.mount);
+        if removed.has_shrunk {
+            // The allocator keeps freed memory for the next ones unless it is told.
+            // SAFETY: the call touches only memory that is free.
+            #[cfg(target_env = "gnu")]
+            unsafe {
+                libc::malloc_trim(0)
+            };
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().expect("a thread that panics ends the process")
+    }
+}
+
+impl NodeCell {
+    fn is_of(&self, kind: FileType) -> bool {
+        FileType::from_raw_mode(self.form.load(Relaxed) & libc::S_IFMT) == kind
     }
 }
 
@@ -324,23 +429,26 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// What is left of an entry, to be dropped when the tables are not locked.
-#[derive(Default)]
-struct Removed {
-    /// The mount of which it was the last node.
-    _mount: Option<Arc<Mount>>,
-    has_shrunk: bool,
+impl Tables {
+    /// The kernel knows one more node on a mount.
+    fn count_node(&mut self, mount: &Arc<Mount>) {
+        self.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
+    }
+
+    /// The kernel knows one node less on a mount, which is returned if it was the last one.
+    fn discount_node(&mut self, index: u64) -> Option<Arc<Mount>> {
+        let (_, nodes) = self.mounts.get_mut(&index)?;
+        *nodes -= 1;
+        if *nodes > 0 { None } else { self.mounts.remove(&index).map(|(mount, _)| mount) }
+    }
 }
 
-impl Removed {
-    fn give_back(self) {
-        if self.has_shrunk {
-            // The allocator keeps freed memory for the next ones unless it is told.
-            // SAFETY: the call touches only memory that is free.
-            #[cfg(target_env = "gnu")]
-            unsafe {
-                libc::malloc_trim(0)
-            };
-        }
-    }
+/// What is left of entries, to be dropped when the tables are not locked.
+#[derive(Default)]
+struct Removed {
+    /// A cell that nothing refers to.
+    cell: Option<CellId>,
+    /// A mount on which the kernel knows no node any more.
+    mount: Option<Arc<Mount>>,
+    has_shrunk: bool,
 }

@@ -238,22 +238,21 @@ impl<'a> Reader<'a> {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
             let id = record.id.load(Relaxed);
             // The kernel was not told of it yet, or has forgotten it.
-            if record.lookups.load(Relaxed) == 0 && id != ROOT {
-                self.lost.push(cell);
-                continue;
-            }
+            let is_forgotten = record.lookups.load(Relaxed) == 0 && id != ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
             let usable = match Identity::read(record) {
-                Some(Identity::Handle { .. }) => true,
+                Some(Identity::Handle { .. }) => {
+                    !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0)
+                }
                 // The source is given by other means. A node without a handle is its descriptor.
-                Some(Identity::Number { .. }) => held.is_some() || id == ROOT,
+                Some(Identity::Number { .. }) => !is_forgotten && (held.is_some() || id == ROOT),
                 None => false,
             };
             if usable && mount.is_some_and(|mount| nodes.inherit(cell, mount, held, share)) {
                 self.kept.push(cell);
             } else {
-                self.losses.nodes += 1;
+                self.losses.nodes += usize::from(!is_forgotten);
                 self.lost.push(cell);
             }
         }
