@@ -8,7 +8,7 @@ use crate::manual::source::sources;
 
 /// The modules of podfs, layer by layer, the lowest first. Modules of one layer do not import each other.
 const LAYERS: [&[&str]; 9] = [
-    &["printable", "secrecy", "types"],
+    &["types"],
     &["volume"],
     &["manifest"],
     &["binding", "kube", "metrics", "payload"],
@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 9] = [
     &["supervisor"],
     &["admin"],
     &["cli"],
-    &["lib", "main"],
+    &["bin", "lib", "main"],
 ];
 
 fn layer(module: &str) -> usize {
