@@ -200,8 +200,9 @@ impl Fixture {
     }
 }
 
-/// The environment variable by which the processes of a fixture are known.
-const MARK: &str = "PODFS_TEST_FIXTURE";
+/// The environment variable by which the processes of a fixture are known: one that servers inherit, and of which any value
+/// but `0` and `full` means the same.
+const MARK: &str = "RUST_BACKTRACE";
 
 /// Whether a process of podfs may have this name. A server has the number of a descriptor as its name until it gives itself one.
 fn is_name_of_podfs(name: &str) -> bool {

@@ -20,8 +20,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// What a server gets of the environment: how it logs. An operator's environment may hold secrets, and a server that a
-/// container has taken over could read them. The last one is how the project's tests find the processes that they started.
-const VARIABLES: [&str; 5] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM", "PODFS_TEST_FIXTURE"];
+/// container has taken over could read them.
+const VARIABLES: [&str; 4] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM"];
 
 /// What is started.
 pub(super) struct Start<'a> {
