@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
+use crate::supervisor::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::cgroup;
 use crate::supervisor::claim::{CONTROL, COUNTS, Claim, ClaimError, LOCK, Record, SERVER};
 use crate::supervisor::control::{call, peer};
@@ -91,7 +92,7 @@ impl<'a> Cleanup<'a> {
         entries.sort();
         for directory in entries {
             match Record::read(&directory) {
-                Some(record) => self.pod(&directory, record),
+                Some(record) => self.pod(&directory, &Bounds::new(&directory, root_directory)?, record),
                 // Its podfs was killed between its first and its last step.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
                 None => {}
@@ -100,8 +101,8 @@ impl<'a> Cleanup<'a> {
         self.unknown_mounts(&std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned()))
     }
 
-    fn pod(&mut self, directory: &Path, before: Record) {
-        let (claim, record) = match Claim::take_leftovers(directory) {
+    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: Record) {
+        let (claim, mut record) = match Claim::take_leftovers(directory) {
             Ok(claimed) => claimed,
             Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return,
             Err(error) => {
@@ -121,11 +122,14 @@ impl<'a> Cleanup<'a> {
             }
             self.end(directory, peer(&server));
         }
+        let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| is_there(path)).collect();
+        outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // Empty: the server is gone. It holds nothing that anybody could miss.
             cgroup::remove(cgroup);
         }
-        if self.volumes(&record) { self.run_files(directory, claim, &record) } else { claim.leave_record() }
+        let all = self.volumes(&record) && outside.is_empty();
+        if all { self.run_files(directory, claim, &record) } else { claim.leave_record() }
     }
 
     /// Ends the server that listens in this directory.

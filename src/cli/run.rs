@@ -131,7 +131,7 @@ impl Run {
         };
         let metrics = self.metrics_addr.map(listen_for_scrapers).transpose()?.flatten();
         trust::check(&self.root_dir).map_err(Failure::input)?;
-        let (claim, inheritance) = Claim::take(&self.run_dir, &pod.identity)?;
+        let (claim, inheritance) = Claim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),

@@ -81,18 +81,23 @@ impl Adoption {
             let place_of = |device: String| scaffold.keep_served(&about.path, &device).transpose();
             match served.device().filter(|_| there).and_then(place_of).transpose()? {
                 Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
-                None => discard(&about, served),
+                None => discard(&about, served, &site),
             }
         }
-        served.into_values().for_each(|(about, served)| discard(&about, served));
+        served.into_values().for_each(|(about, served)| discard(&about, served, &site));
         Ok(kept)
     }
 }
 
-fn discard(about: &About, served: Adopted) {
+/// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
+fn discard(about: &About, served: Adopted, site: &MountPoint) {
     warn!("volume {:?} of the podfs before is not wanted any more", about.volume);
-    if let Err(error) = take_away(&about.path) {
-        warn!("a mount of an earlier podfs stays: {error}");
+    let taken_away = match about.path.starts_with(site.path()) {
+        true => take_away(&about.path).map_err(|error| error.to_string()),
+        false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
+    };
+    if let Err(reason) = taken_away {
+        warn!("a mount of an earlier podfs stays: {reason}");
     }
     drop(served);
 }

@@ -17,7 +17,9 @@ use nix::unistd::Pid;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
+use super::bounds::{Bounds, OUTSIDE, is_there};
 use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
 
@@ -144,11 +146,15 @@ pub fn is_held(directory: &Path) -> bool {
 }
 
 impl Claim {
-    /// Claims the pod, and gives what a podfs that was killed has left of it.
+    /// Claims the pod, whose volumes are below the root directory, and gives what a podfs that was killed has left of it there.
     ///
     /// # Errors
     /// When another process has it, or the run directory cannot be written.
-    pub fn take(run_directory: &Path, pod: &PodIdentity) -> Result<(Self, Inheritance), ClaimError> {
+    pub fn take(
+        run_directory: &Path,
+        root_directory: &Path,
+        pod: &PodIdentity,
+    ) -> Result<(Self, Inheritance), ClaimError> {
         let PodIdentity { namespace, name, uid } = pod;
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
@@ -187,6 +193,10 @@ impl Claim {
             // A supervisor that ended between open and lock has removed the file this lock is on.
             if is_still_at(&lock, &path) {
                 let mut record = read(&mut lock);
+                let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
+                for other in bounds.apply(&mut record).iter().filter(|other| is_there(other)) {
+                    warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), other.display());
+                }
                 // The pod's run directory goes with its last claim, whichever podfs made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
                     record.run.push(directory);
@@ -223,6 +233,7 @@ impl Claim {
         };
         let record = Record::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
         let mut inherited_run = record.run.clone();
+        inherited_run.retain(|run| directory.starts_with(run));
         if !inherited_run.iter().any(|run| run == directory) {
             inherited_run.push(directory.to_owned());
         }
@@ -312,16 +323,19 @@ mod tests {
     use super::*;
     use crate::manifest::pod::PodIdentity;
 
+    /// No volume is there.
+    const ROOT: &str = "/nonexistent";
+
     #[test]
     fn a_pod_has_one_supervisor_at_a_time() {
         let run = tempfile::tempdir().expect("a directory");
         let pod = PodIdentity::stand_in();
-        let (first, _) = Claim::take(run.path(), &pod).expect("the pod is free");
-        let error = Claim::take(run.path(), &pod).expect_err("the pod is taken").to_string();
+        let (first, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let error = Claim::take(run.path(), ROOT.as_ref(), &pod).expect_err("the pod is taken").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0, "nothing stays behind");
-        Claim::take(run.path(), &pod).expect("the pod is free again");
+        Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free again");
     }
 
     #[test]
@@ -334,7 +348,7 @@ mod tests {
         std::fs::create_dir(&directory).expect("a directory");
         let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..Record::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(Claim::take(run.path(), &pod).expect("nobody holds the lock"));
+        drop(Claim::take(run.path(), root.path(), &pod).expect("nobody holds the lock"));
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
@@ -350,7 +364,7 @@ mod tests {
         let (cleaner, _) = Claim::take_leftovers(&directory).expect("nobody holds the lock");
         assert!(is_held(&directory));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| Claim::take(run.path(), &pod).map(drop));
+            let next = scope.spawn(|| Claim::take(run.path(), ROOT.as_ref(), &pod).map(drop));
             drop(cleaner);
             next.join().expect("no panic").expect("the pod is free by now");
         });
@@ -363,7 +377,7 @@ mod tests {
         let pod = PodIdentity::stand_in();
         let come_and_go = || {
             for _ in 0..200 {
-                match Claim::take(run.path(), &pod) {
+                match Claim::take(run.path(), ROOT.as_ref(), &pod) {
                     Ok(claim) => drop(claim),
                     Err(ClaimError::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),

@@ -12,6 +12,7 @@
 //! | [`scaffold`] | directories and mount points, made and taken back |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
+//! | [`bounds`] | which paths that an earlier podfs recorded are believed |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `board` | what is known at this moment, for who asks |
@@ -37,6 +38,7 @@
 
 mod adoption;
 mod board;
+pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
 pub mod control;

@@ -198,16 +198,105 @@ fn a_mount_on_a_directory_above_is_not_crossed() {
 fn a_mount_that_does_not_answer_holds_up_nothing_and_stays() {
     let fixture = fixture();
     let served = Served::with(&[("a", "1")]);
-    let record = serde_json::json!({"pid": 0, "run": [], "directories": [], "mounts": [served.path()]});
+    let hung = fixture.path("root/hung");
+    fs::create_dir_all(&hung).expect("a directory");
+    bind(served.path(), &hung);
+    let record = serde_json::json!({"pid": 0, "run": [], "directories": [], "mounts": [hung]});
     fs::create_dir_all(fixture.path("run/hung")).expect("a directory");
     fs::write(fixture.path("run/hung/lock"), record.to_string()).expect("written");
     let stopped = Stopped::server(&served);
     let outcome = fixture.cleanup(&[]);
     drop(stopped);
-    let left = format!("left {}: it does not answer, but its server may still be there", served.path().display());
+    let left = format!("left {}: it does not answer, but its server may still be there", hung.display());
     assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
     assert_eq!(fs::read_to_string(served.path().join("a")).expect("it is there"), "1");
     assert!(fixture.path("run/hung/lock").exists(), "who comes next has to know of it");
+}
+
+/// Directories elsewhere, with what a lock file could name: a mount, an empty directory, an empty file, and a directory with
+/// the name of a server's cgroup.
+struct Elsewhere {
+    directory: TempDir,
+    uid: String,
+}
+
+impl Elsewhere {
+    fn new(uid: &str) -> Self {
+        let elsewhere =
+            Self { directory: TempDir::with_prefix("podfs-test-").expect("a directory"), uid: uid.to_owned() };
+        let [mount, empty, file, cgroup] = elsewhere.paths();
+        [&mount, &empty, &cgroup].iter().for_each(|path| fs::create_dir(path).expect("a directory"));
+        fs::write(file, "").expect("written");
+        mount_tmpfs(&mount);
+        fs::write(mount.join("kept"), "").expect("written");
+        elsewhere
+    }
+
+    fn paths(&self) -> [std::path::PathBuf; 4] {
+        ["mount", "empty", "file", &format!("podfs-{}", self.uid)].map(|name| self.directory.path().join(name))
+    }
+
+    /// Adds these paths to the lock file of a pod.
+    fn plant(&self, lock: &Path) {
+        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(lock).expect("a file")).expect("a record");
+        let [mount, empty, file, cgroup] = self.paths();
+        for (key, path) in
+            [("mounts", &mount), ("directories", &empty), ("directories", &mount), ("files", &file), ("run", &empty)]
+        {
+            record[key].as_array_mut().expect("a list").push(serde_json::json!(path));
+        }
+        record["cgroup"] = serde_json::json!(cgroup);
+        fs::write(lock, record.to_string()).expect("written");
+    }
+
+    #[track_caller]
+    fn assert_untouched(&self) {
+        let [mount, empty, file, cgroup] = self.paths();
+        assert!(mount.join("kept").exists() && empty.is_dir() && file.is_file() && cgroup.is_dir());
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = umount2(&self.paths()[0], MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn nothing_elsewhere_is_touched_whatever_a_lock_file_names() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let elsewhere = Elsewhere::new(&running.uid());
+    fixture.kill_both(&mut running);
+    let lock = fixture.run_files().join("lock");
+    elsewhere.plant(&lock);
+    let outcome = fixture.cleanup(&[]);
+    elsewhere.assert_untouched();
+    for path in elsewhere.paths() {
+        let left = format!("left {}: it is neither below the root directory nor in", path.display());
+        assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
+    }
+    assert_eq!(fixture.mounts(), Vec::<std::path::PathBuf>::new());
+    assert!(lock.exists(), "a cleanup with another root directory can go on with it");
+    // Nor does the next podfs of the pod.
+    let mut next = fixture.run();
+    for path in elsewhere.paths() {
+        next.wait_log(&format!("names {}, which is neither below", path.display()));
+    }
+    assert_eq!(next.stop().code(), Some(0));
+    elsewhere.assert_untouched();
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_cleanup_with_another_root_directory_leaves_a_pod_that_is_served_alone() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    fixture.kill_supervisor(&mut running);
+    let outcome = finish_elsewhere(&fixture);
+    assert!(outcome.contains("the pod is still served"), "{outcome}");
+    wait_content(&volume.join("a"), "1");
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! Which recorded paths a podfs believes. A lock file says what an earlier podfs made, so that the next one takes it back;
+//! whoever could write such a file would have podfs unmount and remove what the file names. So podfs touches nothing but
+//! what lies in the pod's run directory and below the root directory that it was given itself, and the cgroup of the pod's
+//! server.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
+
+use super::claim::Record;
+
+/// Why a recorded path is left alone.
+pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";
+
+/// The pod's run directory, and the root directory as it is written and as it is without symbolic links.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    run: PathBuf,
+    roots: Vec<PathBuf>,
+}
+
+impl Bounds {
+    /// Of the pod with this run directory.
+    ///
+    /// # Errors
+    /// When there is no working directory that a relative path could begin at.
+    pub fn new(run: &Path, root: &Path) -> io::Result<Self> {
+        let root = std::path::absolute(root)?;
+        let resolved = std::fs::canonicalize(&root);
+        let mut roots = vec![root];
+        roots.extend(resolved.ok().filter(|resolved| *resolved != roots[0]));
+        Ok(Self { run: std::path::absolute(run)?, roots })
+    }
+
+    /// Takes out of `record` what is not to be touched, and gives those paths.
+    pub fn apply(&self, record: &mut Record) -> Vec<PathBuf> {
+        let mut outside = Vec::new();
+        let mut keep = |paths: &mut Vec<PathBuf>, is_inside: &dyn Fn(&Path) -> bool| {
+            paths.retain(|path| {
+                let stays = is_plain(path) && is_inside(path);
+                if !stays && !outside.contains(path) {
+                    outside.push(path.clone());
+                }
+                stays
+            });
+        };
+        // A directory above one that was made may have been made for it, and goes only while it is empty.
+        keep(&mut record.run, &|path| self.run.starts_with(path));
+        keep(&mut record.directories, &|path| {
+            self.roots.iter().any(|root| path.starts_with(root) || root.starts_with(path))
+        });
+        let is_below = |path: &Path| self.roots.iter().any(|root| path.starts_with(root) && path != root);
+        keep(&mut record.files, &is_below);
+        keep(&mut record.mounts, &is_below);
+        if let Some(cgroup) = record.cgroup.take_if(|cgroup| !self.is_cgroup_of_server(cgroup))
+            && is_there(&cgroup)
+        {
+            outside.push(cgroup);
+        }
+        outside
+    }
+
+    fn is_cgroup_of_server(&self, path: &Path) -> bool {
+        let uid = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix("podfs-"));
+        let is_named = is_plain(path) && uid.is_some() && uid == self.run.file_name().and_then(OsStr::to_str);
+        // `CGROUP2_SUPER_MAGIC`
+        is_named && statfs(path).is_ok_and(|found| found.f_type == 0x6367_7270)
+    }
+}
+
+/// Whether there is anything at a path. A file system that is mounted there is not asked: it may not answer.
+pub fn is_there(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    statx(CWD, path, flags, StatxFlags::empty()).is_ok()
+}
+
+/// Absolute, and without a step that leads up.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_below_the_directories_is_believed() {
+        let paths = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let bounds = Bounds::new(Path::new("/none/run/u1"), Path::new("/none/root")).expect("absolute paths");
+        let mut record = Record {
+            run: paths(&["/none", "/none/run", "/none/run/u1", "/none/run/u2", "/etc"]),
+            directories: paths(&["/none/root", "/none/root/pods", "/none/rootkit", "/none/root/../etc", "etc"]),
+            files: paths(&["/none/root/pods/file", "/etc/passwd"]),
+            mounts: paths(&["/none/root/pods/volume", "/none/root", "/home", "/none/root/pods/../../home"]),
+            ..Record::default()
+        };
+        let outside = bounds.apply(&mut record);
+        assert_eq!(record.run, paths(&["/none", "/none/run", "/none/run/u1"]));
+        assert_eq!(record.directories, paths(&["/none/root", "/none/root/pods"]));
+        assert_eq!(record.files, paths(&["/none/root/pods/file"]));
+        assert_eq!(record.mounts, paths(&["/none/root/pods/volume"]));
+        let left = [
+            "/none/run/u2",
+            "/etc",
+            "/none/rootkit",
+            "/none/root/../etc",
+            "etc",
+            "/etc/passwd",
+            "/none/root",
+            "/home",
+            "/none/root/pods/../../home",
+        ];
+        assert_eq!(outside, paths(&left));
+    }
+}
