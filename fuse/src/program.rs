@@ -24,6 +24,12 @@ pub const NAME: &str = "podfs-fuse";
 /// Its version, which is that of podfs.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// [`VERSION`], read from the program's memory and never part of an instruction. So a test that writes another version into a
+/// program has a program of that version, however it was optimised.
+pub fn version() -> &'static str {
+    std::hint::black_box(VERSION)
+}
+
 /// The exit codes, which are those of podfs.
 const FAILED: u8 = 1;
 const BAD_ARGUMENTS: u8 = 2;
@@ -118,7 +124,7 @@ impl Server {
         // SAFETY: a process that has only read its arguments has nothing open.
         unsafe { close_strangers() };
         log::start(lines);
-        if let Some(Err(sentence)) = started_by.map(|podfs| podfs.check(VERSION, &own_path())) {
+        if let Some(Err(sentence)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
             process::refuse(&sentence);
             return Err(sentence);
         }
@@ -129,7 +135,7 @@ impl Server {
         confine(profile, lines);
         // What the confinement was computed with is not needed again, by the keeper even less.
         secrecy::return_free_memory();
-        let served = process::serve(VERSION, &uid, output);
+        let served = process::serve(version(), &uid, output);
         served.map_err(|error| format!("the server of pod {pod} cannot go on: {error}"))
     }
 }

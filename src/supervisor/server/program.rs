@@ -7,10 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::program::{NAME, StartedBy};
+use podfs_fuse::program::{NAME, StartedBy, version};
 use rustix::fs::{Access, Mode, OFlags, access, open};
 
-use crate::supervisor::board::VERSION;
 use crate::supervisor::upgrade;
 
 /// Where a package has the program, beside the directory of podfs.
@@ -98,7 +97,7 @@ impl AsFd for ServerProgram {
 
 /// What this podfs tells podfs-fuse of itself.
 pub fn this_podfs() -> StartedBy {
-    StartedBy { version: VERSION.to_owned(), path: own_path().unwrap_or_else(|_| "podfs".into()) }
+    StartedBy { version: version().to_owned(), path: own_path().unwrap_or_else(|_| "podfs".into()) }
 }
 
 /// Where this podfs was started from.
