@@ -2,34 +2,44 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`audit`] | the access log: one line per open, with the process that opens |
 //! | `child` | children that share the process's descriptors |
+//! | [`client`] | the supervisor's side: mounts that a server answers for |
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`ending`] | whether threads are ending |
 //! | [`log`] | the server's log, in the form of the supervisor's |
+//! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |
 //! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`printable`] | text for terminals |
 //! | [`program`] | the program podfs-fuse |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
+//! | [`protocol`] | the messages between supervisor and server, and how descriptors travel with them |
 //! | [`region`] | what a server knows and its successor needs |
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
-//! | [`server`] | the process that answers FUSE requests, and the messages between it and the supervisor |
+//! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
+//! | [`trace`] | one line per request |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
 //! generations with ordinary system calls on the private mount. The *server* holds the other end:
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
+pub mod audit;
 mod child;
+pub mod client;
 pub mod confinement;
 pub mod ending;
 pub mod log;
+pub mod memory_lock;
 pub mod mount;
 pub mod nfs;
 pub mod passthrough;
 pub mod printable;
 pub mod program;
 pub mod projection;
+pub mod protocol;
 pub mod region;
 pub mod server;
 pub mod session;
+pub mod trace;

@@ -11,13 +11,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::confinement::refusal::Lines;
+use crate::audit::output::Output;
 use crate::confinement::{Profile, confine};
 use crate::log;
+use crate::log::Lines;
+use crate::memory_lock;
 use crate::printable::printable;
-use crate::server::audit::output::Output;
-use crate::server::keeper::close_strangers;
-use crate::server::{process, secrecy};
+use crate::server::fd_keeper::close_strangers;
+use crate::server::process;
 
 /// The name of the program, and of its process.
 pub const NAME: &str = "podfs-fuse";
@@ -38,7 +39,7 @@ const BAD_ARGUMENTS: u8 = 2;
 pub fn main() -> ExitCode {
     // The supervisor executes a descriptor, and the kernel names the process after the descriptor's number.
     let _ = rustix::thread::set_name(c"podfs-fuse");
-    secrecy::tune_allocator();
+    memory_lock::tune_allocator();
     let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     match Command::parse(words) {
         Ok(Command::Version) => {
@@ -129,12 +130,12 @@ impl Server {
             return Err(sentence);
         }
         // The supervisor has locked its own memory and warned when it could not.
-        let _unlocked = secrecy::protect_memory();
+        let _unlocked = memory_lock::protect_memory();
         let output = Output::standard_error();
         // Before there is another thread, and before anything comes from outside.
         confine(profile, lines);
         // What the confinement was computed with is not needed again, by the keeper even less.
-        secrecy::return_free_memory();
+        memory_lock::return_free_memory();
         let served = process::serve(version(), &uid, output);
         served.map_err(|error| format!("the server of pod {pod} cannot go on: {error}"))
     }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use podfs_fuse::server::allocator::ZeroingAllocator;
+use podfs_fuse::memory_lock::allocator::ZeroingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: ZeroingAllocator = ZeroingAllocator;

@@ -60,7 +60,7 @@ enum Command {
 
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
-    podfs_fuse::server::secrecy::tune_allocator();
+    podfs_fuse::memory_lock::tune_allocator();
     match config::arguments().and_then(execute) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

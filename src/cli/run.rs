@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use podfs_fuse::memory_lock;
 use podfs_fuse::mount::private::open_device;
-use podfs_fuse::server::secrecy;
 use tracing::{info, warn};
 
 use super::block_on;
@@ -201,7 +201,7 @@ pub(super) fn check_machine() -> Result<ServerProgram, Failure> {
     }
     open_device()?;
     let server_program = ServerProgram::find().map_err(Failure::machine)?;
-    if let Err(error) = secrecy::protect_memory() {
+    if let Err(error) = memory_lock::protect_memory() {
         warn!("secrets may be swapped out: memory cannot be locked ({error}); give podfs CAP_IPC_LOCK");
     }
     raise_descriptor_limit();

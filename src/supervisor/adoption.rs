@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sys::socket::{getsockopt, sockopt};
+use podfs_fuse::client::{Adopted, AdoptedVolume};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
-use podfs_fuse::server::{Adopted, AdoptedVolume};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 

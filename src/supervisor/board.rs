@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use podfs_fuse::client::Watch;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
-use podfs_fuse::server::Watch;
 
 use super::health::Health;
 use super::rooms::Hanging;

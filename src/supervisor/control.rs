@@ -1,7 +1,7 @@
 //! The control socket: `control.sock` in the pod's run directory, on which a person's commands ask the supervisor.
 //!
 //! A connection is one question and its answer, framed as the messages to the server are
-//! ([`podfs_fuse::server::protocol`]), each in an `Envelope` with the version of this protocol.
+//! ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
 //!
 //! Whoever connects cannot disturb the supervisor:
 //! 1. Only the user it runs as is listened to: by the mode of the socket, and by what the kernel says of the peer.
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout, SendTimeout};
 use nix::sys::socket::{Backlog, getsockopt, listen, setsockopt, shutdown};
 use nix::sys::time::TimeVal;
-use podfs_fuse::server::protocol::{receive_at_most, send};
+use podfs_fuse::protocol::{receive_at_most, send};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;

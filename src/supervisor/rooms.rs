@@ -10,8 +10,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use podfs_fuse::client::Watch;
 use podfs_fuse::passthrough::Room;
-use podfs_fuse::server::Watch;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 /// How long all looks together may take. Whoever asks for metrics waits two seconds.

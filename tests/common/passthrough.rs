@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
+use podfs_fuse::client::Passthrough;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, DataPath, Options, Passthrough};
+use podfs_fuse::passthrough::{Cache, DataPath, Options};
 use tempfile::TempDir;
 
 use serde_json::Value;

@@ -8,14 +8,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use nix::mount::{MntFlags, umount2};
+use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::{Commit, Projection};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Commit, Entry, Layout, Projection};
-use podfs_fuse::server::protocol::Greeting;
-use podfs_fuse::server::{Reporting, Server};
+use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::protocol::Greeting;
+use podfs_fuse::protocol::Reporting;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -40,12 +42,12 @@ impl Drop for ServerChild {
 }
 
 /// Starts a server process without a supervisor, for directories of the host.
-pub fn start_server() -> (Server, ServerChild) {
+pub fn start_server() -> (ServerClient, ServerChild) {
     start_server_command(&mut server_command("passthrough"))
 }
 
 /// Starts a server process that never gets `CAP_SYS_ADMIN`.
-pub fn start_server_without_admin() -> (Server, ServerChild) {
+pub fn start_server_without_admin() -> (ServerClient, ServerChild) {
     const CAP_SYS_ADMIN: libc::c_ulong = 21;
     let mut command = server_command("passthrough");
     // SAFETY: the call is async-signal-safe.
@@ -64,11 +66,11 @@ fn server_command(profile: &str) -> Command {
     command
 }
 
-fn start_server_command(command: &mut Command) -> (Server, ServerChild) {
+fn start_server_command(command: &mut Command) -> (ServerClient, ServerChild) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let server = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn().expect("the server starts");
     let server = ServerChild(server);
-    let client = Server::new(ours, Greeting::new("test", "test")).expect("the server answers");
+    let client = ServerClient::new(ours, Greeting::new("test", "test")).expect("the server answers");
     (client, server)
 }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use podfs_fuse::projection::{Commit, Entry, Layout};
+use podfs_fuse::client::Commit;
+use podfs_fuse::projection::{Entry, Layout};
 
 use super::{DIRECTORIES, Served};
 

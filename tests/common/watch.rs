@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
-use podfs_fuse::projection::Commit;
+use podfs_fuse::client::Commit;
 
 use super::eventually;
 

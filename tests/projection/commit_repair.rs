@@ -4,7 +4,7 @@ use crate::common::namespace::mount_tmpfs;
 use crate::common::tree::{files, names, parse};
 use crate::common::{Served, generation};
 use nix::mount::{MntFlags, umount2};
-use podfs_fuse::projection::Commit;
+use podfs_fuse::client::Commit;
 
 #[test]
 fn a_generation_that_cannot_be_removed_yet_holds_up_no_update() {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::Duration;
 
-use podfs_fuse::projection::Commit;
+use podfs_fuse::client::Commit;
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
 use tempfile::TempDir;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use crate::common::{DIRECTORIES, layout, plain_root, start_server, unmount_below};
 use nix::errno::Errno;
+use podfs_fuse::client::Projection;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{MountOptions, PrivateMount, Shape, open_device};
 use podfs_fuse::mount::table::mounts_at;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint};
-use podfs_fuse::projection::Projection;
-use podfs_fuse::server::Reporting;
+use podfs_fuse::protocol::Reporting;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::stat::{Mode, umask};
-use podfs_fuse::projection::{Commit, Entry, Layout};
+use podfs_fuse::client::Commit;
+use podfs_fuse::projection::{Entry, Layout};
 
 use crate::common::tree::{files, names, parse};
 use crate::common::watch::switched;

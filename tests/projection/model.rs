@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use podfs_fuse::projection::Commit;
+use podfs_fuse::client::Commit;
 use proptest::prelude::*;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;

@@ -19,10 +19,10 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
-use podfs_fuse::confinement::refusal::Lines;
 use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::log::Lines;
+use podfs_fuse::memory_lock::protect_memory;
 use podfs_fuse::mount::enclosed::Enclosed;
-use podfs_fuse::server::secrecy::protect_memory;
 use tempfile::TempDir;
 
 /// What a probe did, by the names it gave to its attempts, and what was logged meanwhile.

@@ -9,15 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::audit::output::Output;
+use podfs_fuse::client::Passthrough;
+use podfs_fuse::client::ServerClient;
 use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::log::Lines;
+use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Options, Passthrough};
-use podfs_fuse::server::audit::output::Output;
-use podfs_fuse::server::protocol::Greeting;
-use podfs_fuse::server::{Server, process, secrecy};
+use podfs_fuse::passthrough::Options;
+use podfs_fuse::protocol::Greeting;
+use podfs_fuse::server::process;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -26,7 +29,7 @@ pub const SERVE: &str = "--serve";
 
 /// Serves until the bench ends, as `podfs server` does.
 pub fn serve() {
-    secrecy::tune_allocator();
+    memory_lock::tune_allocator();
     confine(Profile::Passthrough, Lines::Text);
     process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
 }
@@ -65,7 +68,7 @@ impl Place {
         let server = Killed(server.expect("this program can be started again"));
         let options = Options { name: "bench".to_owned(), threads, ..Options::default() };
         let directory = File::open(&source).expect("a directory");
-        let client = Arc::new(Server::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
+        let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
         let passthrough =
             Passthrough::start(client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
         let passthrough = passthrough.expect("a mount");

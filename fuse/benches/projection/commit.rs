@@ -2,7 +2,7 @@
 
 use super::atomic_writer;
 use super::rig::{DIRECTORIES, Mounted, Tmpfs, header, layout, median, payload, row, show};
-use podfs_fuse::projection::Commit;
+use podfs_fuse::client::Commit;
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 41;

@@ -8,17 +8,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use podfs_fuse::confinement::refusal::Lines;
+use podfs_fuse::audit::output::Output;
+use podfs_fuse::client::Projection;
+use podfs_fuse::client::ServerClient;
 use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::log::Lines;
+use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, Layout, Projection};
-use podfs_fuse::server::audit::output::Output;
-use podfs_fuse::server::protocol::Greeting;
-use podfs_fuse::server::{Reporting, Server, process, secrecy};
+use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::protocol::Greeting;
+use podfs_fuse::protocol::Reporting;
+use podfs_fuse::server::process;
 use serde_json::Value;
 
 /// The argument that makes this program the server.
@@ -28,8 +32,8 @@ pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, 
 
 /// Serves until the bench ends, as `podfs server` does.
 pub fn serve() {
-    secrecy::tune_allocator();
-    secrecy::protect_memory().expect("root can lock memory");
+    memory_lock::tune_allocator();
+    memory_lock::protect_memory().expect("root can lock memory");
     confine(Profile::Projection, Lines::Text);
     process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
 }
@@ -63,7 +67,7 @@ impl Mounted {
             .expect("this program can be started again");
         let root = Root { mode: 0o777, gid: 0, directories: Default::default() };
         let mut projection = Projection::start(
-            Arc::new(Server::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
+            Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
             &root,
             &MountOptions::default(),
             Value::Null,

@@ -57,7 +57,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use tracing::{debug, warn};
 
-use refusal::Lines;
+use crate::log::Lines;
 
 /// What a server is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,31 +13,8 @@ use std::time::SystemTime;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use syscalls::Sysno;
 
+use crate::log::Lines;
 use crate::log::line::Timestamp;
-
-/// How log lines on standard error look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
-    /// Lines for people.
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-impl Lines {
-    /// As they stand in the server's arguments.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
-
-    /// The lines of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        [Self::Text, Self::Json].into_iter().find(|lines| lines.name() == name)
-    }
-}
 
 /// Whether lines are JSON.
 static JSON: AtomicBool = AtomicBool::new(false);

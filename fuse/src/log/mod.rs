@@ -19,12 +19,35 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
 
-use crate::confinement::refusal::Lines;
 use crate::printable::printable_with_colours;
 use filter::Filter;
 
 /// The environment variable that says which events are logged.
 const FILTER: &str = "RUST_LOG";
+
+/// How log lines on standard error look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl Lines {
+    /// As they stand in the server's arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+
+    /// The lines of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Text, Self::Json].into_iter().find(|lines| lines.name() == name)
+    }
+}
 
 /// Starts logging what the environment variable `RUST_LOG` asks for; without it, `info` and above.
 pub fn start(lines: Lines) {

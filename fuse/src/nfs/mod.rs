@@ -2,7 +2,6 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`mounted`] | the supervisor's side: mounting an export |
 //! | [`sockets`] | the sockets of connections, which the volumes of a pod share |
 //! | [`options`] | how an export is served |
 //! | [`thread`] | the one thread that serves all exports of a process |
@@ -62,7 +61,6 @@ mod filesystem;
 mod known;
 pub mod mount;
 pub mod mountd;
-pub mod mounted;
 pub mod options;
 pub mod portmap;
 pub mod rpc;

@@ -32,8 +32,8 @@ use super::v3::{Attributes, FileHandle};
 use super::volume::Volume;
 use super::writeback::log::Log;
 use crate::region::{Kind, Region};
-use crate::server::trace::Trace;
 use crate::session::{Input, REQUEST_SIZE, Session};
+use crate::trace::Trace;
 
 /// How long the server may take to tell of the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);

@@ -28,8 +28,8 @@ use super::awake::Awake;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
 use crate::ending::is_dying;
-use crate::server::trace::Trace;
 use crate::session::{Deferred, Door, Input, Operation, Request};
+use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);

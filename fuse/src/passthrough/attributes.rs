@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::mounted::Cache;
 use super::mounts::Mount;
 use super::node::Node;
+use super::options::Cache;
 use crate::mount::table::Restrictions;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 

@@ -44,22 +44,22 @@ use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::caller::{self, Identities};
 use super::foresight::Foresight;
 use super::locks::Waits;
-use super::mounted::{Cache, DataPath, Options};
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::Node;
 use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
+use super::options::{Cache, DataPath, Options};
 use super::pruner::Pruner;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
 use crate::nfs::options::Callers;
 use crate::region::Region;
-use crate::server::trace::Trace;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
     Answer, Exchange, Granted, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
 };
+use crate::trace::Trace;
 
 /// Directories that stay open, because what is looked up next is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");

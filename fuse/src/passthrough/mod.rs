@@ -7,7 +7,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`mounted`] | the supervisor's side: mounting a source, and how it is to be served |
+//! | `options` | how a volume is served |
 //! | `filesystem` | requests, each a few system calls on the source |
 //! | `tables` | all that the file system knows, new or taken over |
 //! | `takeover` | going on with what a dead server left |
@@ -43,12 +43,12 @@ mod handle;
 mod listing;
 mod locked;
 mod locks;
-pub mod mounted;
 mod mounts;
 mod node;
 mod nodes;
 mod open_files;
 mod open_node;
+mod options;
 mod pruner;
 mod room;
 mod share;
@@ -61,15 +61,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub use mounted::{Cache, DataPath, Options, Passthrough};
+pub use options::{Cache, DataPath, Options, SESSION_THREADS};
 pub use room::Room;
 pub use state::{descriptors, forget_descriptors};
 pub use takeover::{Loaded, TakeoverError, load};
 
 use crate::mount::table::MountTable;
 use crate::region::Region;
-use crate::server::trace::Trace;
 use crate::session::Session;
+use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
 use tables::Tables;
 
@@ -106,7 +106,7 @@ fn run(
     options: Options,
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
-    let threads = options.threads.map_or(mounted::SESSION_THREADS, usize::from).max(1);
+    let threads = options.threads.map_or(SESSION_THREADS, usize::from).max(1);
     let data_path = tables.data_path;
     let filesystem = Arc::new(PassthroughFilesystem::new(&session, region, tables, options, trace));
     filesystem.start_reopening();

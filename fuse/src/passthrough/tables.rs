@@ -15,12 +15,12 @@ use rustix::fs::FileType;
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
-use super::mounted::{DataPath, Options};
 use super::mounts::{Mount, Mounts, Way};
 use super::node::{Identity, Node, ROOT};
 use super::nodes::{Found, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
+use super::options::{DataPath, Options};
 use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
@@ -93,7 +93,7 @@ impl DataPath {
     }
 
     /// What the server of a volume has found out.
-    pub(super) fn recorded(region: &Region) -> Option<Self> {
+    pub(crate) fn recorded(region: &Region) -> Option<Self> {
         Self::from_word(region.header().counters.data_path.load(Acquire))
     }
 

@@ -17,14 +17,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::mounted::{DataPath, Options};
 use super::open_node::{BackingId, give_back_unowned};
+use super::options::{DataPath, Options};
 use super::tables::{Inheritance, Losses};
 use super::{locks, state};
 use crate::mount::table::MountTable;
 use crate::region::{Kind, Region};
-use crate::server::trace::Trace;
 use crate::session::Session;
+use crate::trace::Trace;
 
 /// Why a volume cannot be taken over.
 #[derive(Debug, thiserror::Error)]

@@ -16,11 +16,11 @@ use nix::errno::Errno;
 
 use super::tree::{Attributes, NodeId, NodeKind, Tree};
 use super::undo::Undo;
+use crate::audit::Audit;
 use crate::region::Region;
-use crate::server::audit::Audit;
-use crate::server::trace::Trace;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
 use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, Service, Wanted};
+use crate::trace::Trace;
 
 /// How long the kernel may keep what it was told, in seconds: in practice, for ever.
 const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;

@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
 
-use crate::server::secrecy::wipe;
+use crate::memory_lock::wipe;
 
 /// A shared, locked, fixed-size block of memory.
 pub(crate) struct Block {

@@ -16,9 +16,7 @@
 //! | [`filesystem`] | the FUSE shim over [`tree`] |
 //! | [`undo`] | dropping what was stored through a writable mapping |
 //! | [`old`] | generations that stay for a while after their switch |
-//! | [`commit`] | the supervisor's view: one mounted projection and its commits |
 
-pub mod commit;
 pub mod filesystem;
 pub mod image;
 pub mod old;
@@ -29,6 +27,5 @@ pub mod undo;
 mod generation;
 mod memory;
 
-pub use commit::{Commit, Projection};
 pub use generation::GenerationName;
 pub use image::{Entry, Image, ImageError, Layout};

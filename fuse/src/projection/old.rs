@@ -21,9 +21,9 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// A generation that is not current any more.
 #[derive(Clone)]
-pub(super) struct Old {
-    pub(super) name: GenerationName,
-    pub(super) image: Arc<Image>,
+pub(crate) struct Old {
+    pub(crate) name: GenerationName,
+    pub(crate) image: Arc<Image>,
     /// When it is to be removed.
     until: Instant,
     /// How often its removal failed.
@@ -41,39 +41,39 @@ pub struct OldUsage {
 
 /// The old generations of a volume, the oldest first.
 #[derive(Default)]
-pub(super) struct OldGenerations {
+pub(crate) struct OldGenerations {
     keep_for: Duration,
     all: Vec<Old>,
 }
 
 impl OldGenerations {
     /// Keeps each generation for so long, counted from now for those that are there already.
-    pub(super) fn keep_for(&mut self, time: Duration) {
+    pub(crate) fn keep_for(&mut self, time: Duration) {
         self.keep_for = time;
         let until = Instant::now() + time;
         self.all.iter_mut().for_each(|old| old.until = until);
     }
 
-    pub(super) fn push(&mut self, name: GenerationName, image: Arc<Image>) {
+    pub(crate) fn push(&mut self, name: GenerationName, image: Arc<Image>) {
         self.all.push(Old { name, image, until: Instant::now() + self.keep_for, failures: 0 });
     }
 
-    pub(super) fn contains(&self, name: &str) -> bool {
+    pub(crate) fn contains(&self, name: &str) -> bool {
         self.all.iter().any(|old| old.name.as_str() == name)
     }
 
-    pub(super) fn usage(&self) -> OldUsage {
+    pub(crate) fn usage(&self) -> OldUsage {
         let bytes = self.all.iter().map(|old| old.image.memory()).sum();
         OldUsage { generations: self.all.len(), bytes }
     }
 
     /// When the next one is to be removed.
-    pub(super) fn next_removal(&self) -> Option<Instant> {
+    pub(crate) fn next_removal(&self) -> Option<Instant> {
         self.all.iter().map(|old| old.until).min()
     }
 
     /// Those to be removed now: their time is over, or newer ones take the room.
-    pub(super) fn due(&self, now: Instant) -> Vec<Old> {
+    pub(crate) fn due(&self, now: Instant) -> Vec<Old> {
         let (mut room, mut bytes) = (MOST, MOST_BYTES);
         let newest_first = self.all.iter().rev().enumerate();
         let due = newest_first.filter(|(age, old)| {
@@ -87,17 +87,17 @@ impl OldGenerations {
     }
 
     /// Tries those again at once that could not be removed.
-    pub(super) fn retry_now(&mut self) {
+    pub(crate) fn retry_now(&mut self) {
         let now = Instant::now();
         self.all.iter_mut().filter(|old| old.failures > 0).for_each(|old| old.until = now);
     }
 
-    pub(super) fn removed(&mut self, name: &GenerationName) {
+    pub(crate) fn removed(&mut self, name: &GenerationName) {
         self.all.retain(|old| old.name != *name);
     }
 
     /// The removal failed: it is tried again later. Whether that is the first time.
-    pub(super) fn failed(&mut self, name: &GenerationName) -> bool {
+    pub(crate) fn failed(&mut self, name: &GenerationName) -> bool {
         let Some(old) = self.all.iter_mut().find(|old| old.name == *name) else { return false };
         let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(old.failures)).min(LONGEST_RETRY);
         old.until = Instant::now() + delay;

@@ -13,13 +13,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
-use super::audit::output::Output;
-use super::keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
-use super::protocol::{Greeting, Reply, Request, receive, send};
-use super::secrecy;
+use super::fd_keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
 use super::volumes::Volumes;
+use crate::audit::output::Output;
+use crate::memory_lock;
 use crate::mount::enclosed::Enclosed;
 use crate::passthrough;
+use crate::protocol::{Greeting, Reply, Request, check, receive, send};
 use crate::region::Region;
 
 /// Where the supervisor is: standard input.
@@ -37,7 +37,7 @@ const MAX_CALLERS: usize = 8;
 /// # Errors
 /// When the control socket is none, or there are no descriptors left.
 pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
-    keeper::reserve_numbers()?;
+    fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
     let mut process = Process { greeting, keeper, has_channel: true, volumes: Volumes::new(output), listens: false };
@@ -88,18 +88,18 @@ impl Process {
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
-            let far_end = hands_over.then(|| keeper::reserved(FAR_END));
+            let far_end = hands_over.then(|| fd_keeper::reserved(FAR_END));
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).chain(far_end).collect();
             let sent = send(&control(), &reply, &borrowed);
             if hands_over {
-                keeper::let_go_of_far_end();
+                fd_keeper::let_go_of_far_end();
             }
             if sent.is_err() {
                 return;
             }
             if is_new_volume {
                 drop((reply, borrowed));
-                secrecy::return_free_memory();
+                memory_lock::return_free_memory();
             }
         }
     }
@@ -112,7 +112,7 @@ impl Process {
             Request::Listen => {
                 let socket = descriptors.next()?;
                 listen(&socket, Backlog::new(4)?)?;
-                keeper::put(socket, LISTENER)?;
+                fd_keeper::put(socket, LISTENER)?;
                 self.listens = true;
                 Reply::Done
             }
@@ -180,7 +180,7 @@ impl Process {
     fn greet(&mut self, theirs: &Greeting) -> io::Result<Reply> {
         check(&self.greeting, theirs).map_err(io::Error::other)?;
         if !std::mem::take(&mut self.has_channel) {
-            keeper::open_channel()?;
+            fd_keeper::open_channel()?;
         }
         // Whoever has said who it is may take its time from now on.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
@@ -192,7 +192,7 @@ impl Process {
     fn wait_for_supervisor(&mut self) -> io::Result<()> {
         let mut callers: VecDeque<OwnedFd> = VecDeque::new();
         loop {
-            let everybody = std::iter::once(keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
+            let everybody = std::iter::once(fd_keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
             let mut state: Vec<_> = everybody.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
             match poll(&mut state, None) {
                 Err(rustix::io::Errno::INTR) => continue,
@@ -203,7 +203,7 @@ impl Process {
                 let Some(caller) = callers.remove(speaks) else { continue };
                 if is_heard(&caller) {
                     setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))?;
-                    return keeper::put(caller, CONTROL);
+                    return fd_keeper::put(caller, CONTROL);
                 }
             } else if ready[0] {
                 callers.extend(accept()?);
@@ -230,21 +230,6 @@ fn accept() -> io::Result<Option<OwnedFd>> {
 fn is_heard(caller: &OwnedFd) -> bool {
     let mut byte = [0; 1];
     recv(caller, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
-}
-
-/// Whether two processes can talk, or why not.
-///
-/// # Errors
-/// A sentence for people.
-pub(super) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
-    if ours.protocol != theirs.protocol {
-        let (ours, theirs) = (&ours.program, &theirs.program);
-        return Err(format!("podfs {theirs} speaks another protocol than podfs {ours}"));
-    }
-    if ours.pod != theirs.pod {
-        return Err(format!("it serves pod {:?}, not {:?}", ours.pod, theirs.pod));
-    }
-    Ok(())
 }
 
 /// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes. What no process has
@@ -281,7 +266,7 @@ fn check_limit(number: RawFd) -> io::Result<()> {
 }
 
 fn control() -> BorrowedFd<'static> {
-    keeper::reserved(CONTROL)
+    fd_keeper::reserved(CONTROL)
 }
 
 /// The descriptors of a message, in their order.

@@ -8,11 +8,9 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use super::audit::Audit;
-use super::audit::output::Output;
 use super::process::Held;
-use super::protocol::{Body, Description, Reporting, VolumeId};
-use super::trace::Trace;
+use crate::audit::Audit;
+use crate::audit::output::Output;
 use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::nfs;
@@ -25,8 +23,10 @@ use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
+use crate::protocol::{Body, Description, Reporting, VolumeId};
 use crate::region::{Kind, Region};
 use crate::session::Session;
+use crate::trace::Trace;
 
 /// All volumes, by their numbers.
 pub(super) struct Volumes {

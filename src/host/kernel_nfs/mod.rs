@@ -21,7 +21,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use podfs_fuse::server::protocol::{receive, send};
+use podfs_fuse::protocol::{receive, send};
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 

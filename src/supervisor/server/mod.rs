@@ -1,6 +1,6 @@
 //! The server of a pod: watched, and replaced by another when it dies.
 //!
-//! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::server::succession`
+//! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::client::succession`
 //! says why nothing is lost). What dies again without having answered anything is started again after a pause, which grows;
 //! the mounts are never given up.
 
@@ -18,9 +18,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, Succession};
 use podfs_fuse::confinement::Profile;
-use podfs_fuse::server::protocol::Greeting;
-use podfs_fuse::server::{AdoptedVolume, LastKeeper, Server, Succession};
+use podfs_fuse::protocol::Greeting;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{error, info, warn};
@@ -46,7 +46,7 @@ const TRIES: u32 = 2;
 
 /// The server of a pod, whichever process that is.
 pub(super) struct PodServer {
-    client: Arc<Server>,
+    client: Arc<ServerClient>,
     program: Arc<ServerProgram>,
     pod: PodIdentity,
     profile: Profile,
@@ -121,7 +121,7 @@ impl PodServer {
     ) -> io::Result<Self> {
         become_heir();
         let (process, control) = Process::start(Program::Own(program), pod, profile, audience, cgroup.as_ref())?;
-        let client = Server::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
+        let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
         Ok(Self::over(Arc::new(client), process, program, pod, profile, audience).with_cgroup(cgroup))
     }
 
@@ -139,7 +139,7 @@ impl PodServer {
     ) -> io::Result<(Self, Vec<AdoptedVolume>)> {
         become_heir();
         let process = Process::with_pid(pid)?;
-        let (client, volumes) = Server::adopt(control, greeting(pod))?;
+        let (client, volumes) = ServerClient::adopt(control, greeting(pod))?;
         // What is served is not all that is wanted now: an annotation may be gone.
         let audited = volumes.iter().any(|volume| volume.served.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
@@ -147,7 +147,7 @@ impl PodServer {
     }
 
     fn over(
-        client: Arc<Server>,
+        client: Arc<ServerClient>,
         process: Process,
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
@@ -185,7 +185,7 @@ impl PodServer {
     }
 
     /// The way to talk to it.
-    pub(super) fn client(&self) -> Arc<Server> {
+    pub(super) fn client(&self) -> Arc<ServerClient> {
         Arc::clone(&self.client)
     }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::server::{Doing, Server};
+use podfs_fuse::client::{Doing, ServerClient};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::sleep_until;
 use tracing::warn;
@@ -58,7 +58,7 @@ impl Rounds {
     }
 
     /// The next look at the server. Gives what is wrong if it hangs. A call that is given up goes on with the next one.
-    pub(super) async fn looked(&mut self, pid: i32, client: &Arc<Server>) -> Option<String> {
+    pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
         if let Self::Resting { watchdog, until } = self {
             sleep_until((*until).into()).await;
             let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
@@ -114,7 +114,7 @@ enum Verdict {
 
 impl Watchdog {
     /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
-    fn look(&mut self, pid: i32, client: &Server) -> Option<String> {
+    fn look(&mut self, pid: i32, client: &ServerClient) -> Option<String> {
         if stays_spent(pid) {
             return Some("it was killed, and waits for a source".to_owned());
         }

@@ -18,12 +18,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use podfs_fuse::client::{Adopted, ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
-use podfs_fuse::server::{Adopted, Server, Watch};
 use serde_json::Value;
 use tracing::{info, warn};
 
@@ -52,7 +52,7 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 #[derive(Clone)]
 pub struct Setting {
     /// The process that answers for them.
-    pub server: Arc<Server>,
+    pub server: Arc<ServerClient>,
     /// Where they appear.
     pub site: Site,
     /// What is made around them. Locked for single calls that make a directory or a file.

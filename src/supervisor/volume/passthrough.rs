@@ -7,14 +7,15 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use podfs_fuse::client::NfsVolume;
+use podfs_fuse::client::Passthrough;
+use podfs_fuse::client::{Adopted, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::nfs::mounted::NfsVolume;
 use podfs_fuse::nfs::options::Callers;
-use podfs_fuse::passthrough::{DataPath, Options, Passthrough};
-use podfs_fuse::server::{Adopted, Watch};
+use podfs_fuse::passthrough::{DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use podfs_fuse::audit::Subject;
+use podfs_fuse::client::Projection;
+use podfs_fuse::client::Watch;
+use podfs_fuse::client::{Commit, CommitError};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::projection::commit::{Commit, CommitError};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, ImageError, Layout, Projection};
-use podfs_fuse::server::{Reporting, Subject, Watch};
+use podfs_fuse::projection::{Entry, ImageError, Layout};
+use podfs_fuse::protocol::Reporting;
 use serde_json::json;
 use tracing::warn;
 

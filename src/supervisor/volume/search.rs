@@ -14,11 +14,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use podfs_fuse::client::ServerClient;
 use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
 use podfs_fuse::nfs::options::{Callers, Options, Place, Search};
 use podfs_fuse::nfs::rpc::Credential;
-use podfs_fuse::server::Server;
-use podfs_fuse::server::protocol::VolumeId;
+use podfs_fuse::protocol::VolumeId;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
 
@@ -49,7 +49,7 @@ impl Look {
 
 impl Searches {
     /// Starts to look for those that are silent at this moment. Blocks never.
-    pub fn start(&mut self, client: &Arc<Server>) {
+    pub fn start(&mut self, client: &Arc<ServerClient>) {
         let silent = client.silent_exports(PATIENCE);
         self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
         for (volume, options) in silent {
@@ -67,7 +67,7 @@ impl Searches {
 }
 
 /// Looks for the server of a volume once. If it is elsewhere, the volumes go on there.
-fn look(client: &Server, volume: VolumeId, options: &Options, search: &Search) {
+fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Search) {
     let server = &options.server;
     let Some(place) = find(options, search) else { return };
     match client.move_nfs(volume, place) {

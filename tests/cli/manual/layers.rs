@@ -6,8 +6,10 @@ use std::path::Path;
 use crate::common::packages::top;
 use crate::manual::source::sources;
 
-/// The modules of podfs, layer by layer, the lowest first. Modules of one layer do not import each other.
-const LAYERS: [&[&str]; 9] = [
+/// The modules of a crate, layer by layer, the lowest first. Modules of one layer do not import each other.
+type Layers = &'static [&'static [&'static str]];
+
+const PODFS: Layers = &[
     &["types"],
     &["volume"],
     &["manifest"],
@@ -19,14 +21,26 @@ const LAYERS: [&[&str]; 9] = [
     &["bin", "lib", "main"],
 ];
 
-fn layer(module: &str) -> usize {
-    let layer = LAYERS.iter().position(|modules| modules.contains(&module));
-    layer.unwrap_or_else(|| panic!("src/{module} has no layer: give it one here and in ARCHITECTURE.md"))
+const PODFS_FUSE: Layers = &[
+    &["child", "ending", "memory_lock", "mount", "printable", "region"],
+    &["log", "session"],
+    &["audit", "trace"],
+    &["nfs", "projection"],
+    &["passthrough"],
+    &["confinement", "protocol"],
+    &["server"],
+    &["client", "program"],
+    &["lib"],
+];
+
+fn layer(layers: Layers, module: &str) -> usize {
+    let layer = layers.iter().position(|modules| modules.contains(&module));
+    layer.unwrap_or_else(|| panic!("{module} has no layer: give it one here and in ARCHITECTURE.md"))
 }
 
-/// The folder or file in `src` that a source file belongs to.
-fn module_of(file: &Path) -> String {
-    let inside = file.strip_prefix(top().join("src")).expect("a file in src");
+/// The folder or file in `sources` that a source file belongs to.
+fn module_of(sources: &Path, file: &Path) -> String {
+    let inside = file.strip_prefix(sources).expect("a file in it");
     let first = inside.iter().next().expect("a name").to_str().expect("text");
     first.trim_end_matches(".rs").to_owned()
 }
@@ -45,19 +59,30 @@ fn imports(text: &str) -> Vec<&str> {
         .collect()
 }
 
-#[test]
-fn modules_import_only_what_lies_below_them() {
+/// Fails if a module of the crate imports one that does not lie below it.
+fn assert_imports_point_down(directory: &str, layers: Layers) {
     let mut upwards = Vec::new();
     let mut seen = 0;
-    for file in sources(&top().join("src")) {
-        let module = module_of(&file);
+    let directory = top().join(directory);
+    for file in sources(&directory) {
+        let module = module_of(&directory, &file);
         for import in imports(&fs::read_to_string(&file).expect("a source")) {
             seen += 1;
-            if import != module && layer(import) >= layer(&module) {
+            if import != module && layer(layers, import) >= layer(layers, &module) {
                 upwards.push(format!("{} imports {import}", file.strip_prefix(top()).expect("below").display()));
             }
         }
     }
     assert!(seen > 200, "these are not all: {seen}");
     assert!(upwards.is_empty(), "these imports do not point down: {upwards:#?}");
+}
+
+#[test]
+fn modules_of_podfs_import_only_what_lies_below_them() {
+    assert_imports_point_down("src", PODFS);
+}
+
+#[test]
+fn modules_of_podfs_fuse_import_only_what_lies_below_them() {
+    assert_imports_point_down("fuse/src", PODFS_FUSE);
 }

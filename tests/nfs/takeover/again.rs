@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use podfs_fuse::server::audit::output::Output;
+use podfs_fuse::audit::output::Output;
 use podfs_fuse::server::process::serve;
 
 /// Tells this program that it is a server. Its standard input is the control socket.

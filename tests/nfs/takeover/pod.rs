@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use podfs_fuse::client::NfsVolume;
+use podfs_fuse::client::ServerClient;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
-use podfs_fuse::nfs::mounted::NfsVolume;
 use podfs_fuse::nfs::options::Options;
-use podfs_fuse::server::Server;
-use podfs_fuse::server::protocol::Greeting;
+use podfs_fuse::protocol::Greeting;
 use rustix::mount::MountAttrFlags;
 use serde_json::Value;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Pod {
     volume: Option<NfsVolume>,
     visible: Option<VisibleMount>,
     directory: TempDir,
-    server: Arc<Server>,
+    server: Arc<ServerClient>,
     process: Mutex<Process>,
 }
 
@@ -28,7 +28,7 @@ impl Pod {
     /// With the export of `options`.
     pub fn new(options: &Options) -> Self {
         let (process, control) = Process::server();
-        let server = Arc::new(Server::new(control, Greeting::new("test", POD)).expect("a server"));
+        let server = Arc::new(ServerClient::new(control, Greeting::new("test", POD)).expect("a server"));
         let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");
         let (attributes, mount) = (MountAttrFlags::empty(), MountOptions::default());
         let volume = NfsVolume::start(Arc::clone(&server), sockets, options, attributes, &mount, Value::Null);

@@ -12,11 +12,11 @@ use rustix::io::{Errno, pread, pwrite};
 
 use super::super::attributes::{attr, attributes_of, kind};
 use super::super::caller::acting_for;
-use super::super::mounted::{Cache, DataPath};
 use super::super::mounts::reopen;
 use super::super::node::Node;
 use super::super::open_files::OpenFile;
 use super::super::open_node::BackingId;
+use super::super::options::{Cache, DataPath};
 use super::super::share::Taken;
 use super::super::usage::{Account, Usage};
 use super::change::take_privileges;

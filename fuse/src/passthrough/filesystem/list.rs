@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::super::listing::{DirectoryEntry, Listing};
-use super::super::mounted::Cache;
 use super::super::node::{Node, ROOT};
+use super::super::options::Cache;
 use super::super::state::recordable;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};

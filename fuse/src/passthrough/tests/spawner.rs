@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::passthrough::Options;
-use crate::server::protocol::{receive, send};
+use crate::protocol::{receive, send};
 
 /// Tells this program that it starts servers.
 const SPAWNER: &str = "PODFS_TEST_SPAWNER";

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 
-use super::protocol::{Body, Description, Reporting, VolumeId};
 use crate::mount::private::PrivateMount;
 use crate::mount::table::MountTable;
 use crate::nfs;
@@ -14,6 +13,7 @@ use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::passthrough::Options;
 use crate::projection::Image;
 use crate::projection::tree::Tree;
+use crate::protocol::{Body, Description, Reporting, VolumeId};
 use crate::region::{Kind, Region};
 
 /// A volume's half of the supervisor.

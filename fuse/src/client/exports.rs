@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::client::Server;
 use super::held::{Content, Held};
-use super::protocol::{Request, VolumeId};
+use super::server_client::ServerClient;
 use crate::mount::private::PrivateMount;
 use crate::nfs::options::{Options, Place};
 use crate::nfs::sockets::Sockets;
+use crate::protocol::{Request, VolumeId};
 use crate::region::{Kind, Region};
 
-impl Server {
+impl ServerClient {
     /// Lets the server show an export. `log` is the file of its log.
     ///
     /// # Errors

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::process::check;
-use super::protocol::{Greeting, Reply, Request, receive, send};
+use crate::protocol::{Greeting, Reply, Request, check, receive, send};
 
 /// How long a server may take for an answer until it serves: it only has to load what is there.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,7 +35,7 @@ impl Connection {
         control.set_write_timeout(Some(PATIENCE))?;
         let (reply, mut descriptors) = exchange(&control, &Request::Hello(greeting.clone()), &[])?;
         let Reply::Hello { greeting: theirs, keeper } = reply else {
-            return Err(super::client::unexpected(&reply));
+            return Err(super::server_client::unexpected(&reply));
         };
         check(greeting, &theirs).map_err(io::Error::other)?;
         Ok(Connection {

@@ -1,5 +1,7 @@
 //! Keeping the memory of a process that holds secrets to itself.
 
+pub mod allocator;
+
 use std::io;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};

@@ -14,7 +14,6 @@ use serde_json::Value;
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
 use super::held::{Content, Held};
-use super::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
@@ -22,12 +21,13 @@ use crate::passthrough::{DataPath, Options, Room};
 use crate::projection::steps::Step;
 use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
+use crate::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
 use crate::region::{Distribution, Kind, Moment, OpenCount, Region};
 use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
-pub struct Server {
+pub struct ServerClient {
     pub(super) greeting: Greeting,
     pub(super) link: Mutex<Link>,
     changed: Condvar,
@@ -45,7 +45,7 @@ pub struct Server {
 /// A volume, for those who only look at it. Cheap to clone, and no hold on the mount.
 #[derive(Clone)]
 pub struct Watch {
-    server: Arc<Server>,
+    server: Arc<ServerClient>,
     volume: VolumeId,
     region: Arc<Region>,
     audited: bool,
@@ -54,7 +54,7 @@ pub struct Watch {
 
 impl Watch {
     /// Looks at a volume of `server`.
-    pub(crate) fn new(server: &Arc<Server>, volume: VolumeId, held: &Arc<Held>) -> Self {
+    pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeId, held: &Arc<Held>) -> Self {
         let (region, audited) = (Arc::clone(&held.region), held.is_audited());
         Self { server: Arc::clone(server), volume, region, audited, held: Arc::downgrade(held) }
     }
@@ -102,7 +102,7 @@ impl Watch {
     }
 
     /// Lets the server write a line per FUSE request to `pipe`, until nobody reads it or the volume ends. Blocks as the
-    /// calls of [`Server`] do.
+    /// calls of [`ServerClient`] do.
     ///
     /// # Errors
     /// When nobody serves any more, or the server does not take the pipe.
@@ -145,7 +145,7 @@ pub(crate) struct Answering {
     control: Option<Pid>,
 }
 
-impl Server {
+impl ServerClient {
     /// Talks to the server at the other end of `control`, which has no volumes yet.
     ///
     /// # Errors

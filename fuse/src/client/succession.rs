@@ -35,15 +35,15 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
-use super::client::{Server, unexpected};
 use super::connection::Connection;
 use super::held::{Content, Held};
-use super::keeper::dismiss;
-use super::protocol::{Greeting, Reply, Request, VolumeId};
-use crate::nfs::mounted::NfsVolume;
+use super::server_client::{ServerClient, unexpected};
+use crate::client::Passthrough;
+use crate::client::Projection;
+use crate::client::nfs::NfsVolume;
 use crate::nfs::sockets::SocketSets;
-use crate::passthrough::Passthrough;
-use crate::projection::Projection;
+use crate::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::server::fd_keeper::dismiss;
 
 /// What became of a server's death.
 #[derive(Debug, Default)]
@@ -119,7 +119,7 @@ impl Adopted {
     }
 }
 
-impl Server {
+impl ServerClient {
     /// The server is dead. Calls wait until [there is another one](Self::succeed).
     pub fn bury(&self) -> LastKeeper {
         self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use rustix::mount::MountAttrFlags;
 use serde_json::Value;
 
-use super::options::Options;
-use super::sockets::Sockets;
-use super::writeback::log::Log;
+use crate::client::held::Held;
+use crate::client::{ServerClient, Watch};
 use crate::mount::MountError;
 use crate::mount::private::{Access, MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
-use crate::server::held::Held;
-use crate::server::protocol::VolumeId;
-use crate::server::{Server, Watch};
+use crate::nfs::options::Options;
+use crate::nfs::sockets::Sockets;
+use crate::nfs::writeback::log::Log;
+use crate::protocol::VolumeId;
 
 /// What a volume may have accepted that the server has not on disk, in MiB.
 const LOG: usize = 64;
@@ -23,7 +23,7 @@ const READ_AHEAD: u32 = 4096;
 
 /// An export of an NFS server, mounted.
 pub struct NfsVolume {
-    server: Arc<Server>,
+    server: Arc<ServerClient>,
     volume: VolumeId,
     held: Arc<Held>,
 }
@@ -36,7 +36,7 @@ impl NfsVolume {
     /// # Errors
     /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
     pub fn start(
-        server: Arc<Server>,
+        server: Arc<ServerClient>,
         sockets: Sockets,
         options: &Options,
         attributes: MountAttrFlags,
@@ -56,7 +56,7 @@ impl NfsVolume {
     }
 
     /// The volume of a supervisor that was killed.
-    pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+    pub(crate) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
         Self { server, volume, held }
     }
 

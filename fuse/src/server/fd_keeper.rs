@@ -23,8 +23,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsockopt, socketpair, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::protocol::receive_descriptors;
 use crate::child;
+use crate::protocol::receive_descriptors;
 
 /// The keeper's end of its channel.
 pub(crate) const CHANNEL: RawFd = 10;

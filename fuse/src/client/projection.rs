@@ -26,18 +26,18 @@ use rustix::fs::{
     unlinkat,
 };
 
-use super::generation::GenerationName;
-use super::image::{DirectoryAttributes, Image, Layout};
-use super::old::{OldGenerations, OldUsage};
-use super::steps::{self, DATA, DATA_TMP, Shown, Step};
-use super::tree::{Root, Staged};
+use crate::client::held::Held;
+use crate::client::server_client::Answering;
+use crate::client::{ServerClient, Watch};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
-use crate::server::client::Answering;
-use crate::server::held::Held;
-use crate::server::protocol::{Reporting, VolumeId};
-use crate::server::{Server, Watch};
+use crate::projection::GenerationName;
+use crate::projection::image::{DirectoryAttributes, Image, Layout};
+use crate::projection::old::{OldGenerations, OldUsage};
+use crate::projection::steps::{self, DATA, DATA_TMP, Shown, Step};
+use crate::projection::tree::{Root, Staged};
+use crate::protocol::{Reporting, VolumeId};
 
 /// Why a commit did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,7 @@ pub enum Commit {
 
 /// A mounted projection.
 pub struct Projection {
-    server: Arc<Server>,
+    server: Arc<ServerClient>,
     volume: VolumeId,
     held: Arc<Held>,
     hidden: BTreeSet<String>,
@@ -96,7 +96,7 @@ impl Projection {
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
     pub fn start(
-        server: Arc<Server>,
+        server: Arc<ServerClient>,
         root: &Root,
         options: &MountOptions,
         about: Value,
@@ -111,7 +111,7 @@ impl Projection {
     }
 
     /// The projection of a supervisor that was killed, perhaps in the middle of a commit.
-    pub(crate) fn adopt(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+    pub(crate) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
         let mut projection = Self::of(server, volume, held);
         projection.untidy = true;
         let old = projection.held.tree().old();
@@ -171,7 +171,7 @@ impl Projection {
         self.left.take()
     }
 
-    fn of(server: Arc<Server>, volume: VolumeId, held: Arc<Held>) -> Self {
+    fn of(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
         let (hidden, current) = {
             let tree = held.tree();
             let above = |path: &String| path.split('/').next().map(str::to_owned);

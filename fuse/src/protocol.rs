@@ -326,6 +326,21 @@ pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::
     }
 }
 
+/// Whether two processes can talk, or why not.
+///
+/// # Errors
+/// A sentence for people.
+pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
+    if ours.protocol != theirs.protocol {
+        let (ours, theirs) = (&ours.program, &theirs.program);
+        return Err(format!("podfs {theirs} speaks another protocol than podfs {ours}"));
+    }
+    if ours.pod != theirs.pod {
+        return Err(format!("it serves pod {:?}, not {:?}", ours.pod, theirs.pod));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};

@@ -6,7 +6,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use super::secrecy::wipe;
+use super::wipe;
 
 /// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
 /// which [`tune_allocator`](super::secrecy::tune_allocator) fixes), and the kernel never shows it to

@@ -1,0 +1,53 @@
+//! How a passthrough volume is served: what the supervisor asks for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::nfs::options::Callers;
+
+/// How long the kernel may believe what it was told of names and attributes. What a file holds is always
+/// asked from the source when its data goes through the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cache {
+    /// Not at all: every look asks.
+    None,
+    /// For one second, so that a change on the source is seen within it.
+    #[default]
+    Auto,
+    /// For ever: nobody changes the source but through this mount.
+    Always,
+}
+
+/// How the bytes of files travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataPath {
+    /// Reads and writes go from the kernel to the source (`FUSE_PASSTHROUGH`, Linux 6.9).
+    Kernel,
+    /// The server reads and writes.
+    Server,
+}
+
+/// How a passthrough volume is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// The volume's name, for log lines.
+    pub name: String,
+    /// What the kernel may remember.
+    pub cache: Cache,
+    /// Nobody reads or writes the source but through this mount.
+    pub exclusive: bool,
+    /// Most bytes that files may take on the source, those that are there included. A write beyond it is `ENOSPC`.
+    pub limit: Option<u64>,
+    /// Report every request on standard output.
+    pub trace: bool,
+    /// What to do about a socket of the source, which cannot be connected to through FUSE: the end of the sentence that
+    /// is logged when the first one is met. Without it, nothing is logged.
+    pub socket_advice: Option<String>,
+    /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
+    pub threads: Option<u8>,
+    /// The source is on another machine, which may be away for long and decides what callers may do: as whom it is asked.
+    #[serde(default)]
+    pub remote: Option<Callers>,
+}
+
+/// Threads of a session: one for each of two CPUs, which is what answers fastest (docs/benchmarks.md has the figures).
+pub const SESSION_THREADS: usize = 2;
