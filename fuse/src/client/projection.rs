@@ -7,7 +7,7 @@
 //! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
 //! after it leaves the new one. What lies about in the root then is put right by the next commit.
 //!
-//! After the switch the old generation stays for a while ([`old`](super::old)). Commits remove the generations whose time
+//! After the switch the old generation stays for a while ([`old`](crate::projection::old)). Commits remove the generations whose time
 //! is over; between commits [`Projection::remove_old`] does, when [`Projection::next_removal`] has come.
 //!
 //! Each step that is done is confirmed in the supervisor's replica of the tree, which is what the server's successor

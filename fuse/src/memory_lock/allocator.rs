@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::wipe;
 
 /// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
-/// which [`tune_allocator`](super::secrecy::tune_allocator) fixes), and the kernel never shows it to
+/// which [`tune_allocator`](super::tune_allocator) fixes), and the kernel never shows it to
 /// anybody. Below, the block would be handed out again as it is.
 const RETURNED_AT_ONCE: usize = 1 << 20;
 
