@@ -9,6 +9,7 @@
 //! | [`types`] | values that several of the others share |
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
+//! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
@@ -27,6 +28,7 @@ mod kube;
 pub mod manifest;
 pub mod metrics;
 pub mod payload;
+pub mod render;
 pub mod source;
 pub mod supervisor;
 pub mod types;

@@ -10,6 +10,7 @@ mod metrics;
 mod mount;
 mod mount_nfs;
 mod push;
+mod render;
 mod run;
 mod server;
 mod source;
@@ -41,6 +42,7 @@ struct Cli {
 enum Command {
     Run(run::Run),
     Mount(mount::Mount),
+    Render(render::Render),
     Status(status::Status),
     Metrics(metrics::Metrics),
     Trace(trace::Trace),
@@ -71,6 +73,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
     match command {
         Command::Run(run) => run.execute(),
         Command::Mount(mount) => mount.execute(),
+        Command::Render(render) => render.execute(),
         Command::Status(status) => status.execute(),
         Command::Metrics(metrics) => metrics.execute(),
         Command::Trace(trace) => trace.execute(),

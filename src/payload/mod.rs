@@ -47,6 +47,8 @@ pub struct PayloadFile<'a> {
     pub mode: u16,
     /// Owner.
     pub uid: u32,
+    /// Whether the bytes are those of a Secret or a token.
+    pub is_secret: bool,
 }
 
 /// A payload, and what the user should hear about it.
@@ -147,7 +149,7 @@ impl<'a> Assembly<'a> {
             Ok(files) => {
                 for file in files {
                     let claim = Claim { source, key: Some(file.key) };
-                    let content = self.file(Cow::Borrowed(file.content), file.mode, file.user);
+                    let content = self.file(source, Cow::Borrowed(file.content), file.mode, file.user);
                     self.draft.put(file.path, content, claim);
                 }
             }
@@ -163,7 +165,7 @@ impl<'a> Assembly<'a> {
         let allocatable = objects.node(facts.node_name.as_deref()).map_or(machine, |node| node.allocatable(machine));
         match downward::content(&file.value, identity, facts, allocatable) {
             Ok(content) => {
-                let content = self.file(content, file.mode, file.user);
+                let content = self.file(source, content, file.mode, file.user);
                 self.draft.put(file.path.clone(), content, Claim { source, key: None });
             }
             Err(error) => self.draft.fail([Problem::Container(error)]),
@@ -190,16 +192,21 @@ impl<'a> Assembly<'a> {
             Ok(content) => {
                 let user = user.or(self.projection.default_user);
                 let (mode, uid) = self.ownership.credential(self.projection.default_mode, user);
-                self.draft.put(path.clone(), PayloadFile { content, mode, uid }, Claim { source, key: None });
+                let is_secret = source.is_secret();
+                self.draft.put(
+                    path.clone(),
+                    PayloadFile { content, mode, uid, is_secret },
+                    Claim { source, key: None },
+                );
             }
             Err(problem) => self.draft.fail([problem]),
         }
     }
 
-    fn file(&self, content: Cow<'a, [u8]>, mode: Option<u16>, user: Option<u32>) -> PayloadFile<'a> {
+    fn file(&self, source: &Source, content: Cow<'a, [u8]>, mode: Option<u16>, user: Option<u32>) -> PayloadFile<'a> {
         let mode = mode.unwrap_or(self.projection.default_mode);
         let (mode, uid) = self.ownership.file(mode, user.or(self.projection.default_user));
-        PayloadFile { content, mode, uid }
+        PayloadFile { content, mode, uid, is_secret: source.is_secret() }
     }
 }
 

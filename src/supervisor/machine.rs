@@ -8,7 +8,7 @@ use rustix::system::sysinfo;
 use crate::types::Allocatable;
 
 /// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel tells.
-pub(super) fn allocatable(volumes: &Path) -> Allocatable {
+pub fn allocatable(volumes: &Path) -> Allocatable {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let memory = sysinfo();
     let disk = existing(volumes).and_then(|path| statvfs(path).ok());

@@ -44,7 +44,7 @@ pub mod claim;
 pub mod control;
 mod health;
 mod heartbeat;
-mod machine;
+pub mod machine;
 pub mod metrics;
 mod oom;
 mod orders;

@@ -75,6 +75,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// Whether its files are not for everyone's eyes: keys of Secrets, tokens, private keys.
+    pub fn is_secret(&self) -> bool {
+        match self {
+            Source::Secret(_) | Source::ServiceAccountToken(_) | Source::PodCertificate { .. } => true,
+            Source::ConfigMap(_) | Source::DownwardApi(_) | Source::ClusterTrustBundle(_) => false,
+        }
+    }
+
     /// The paths the manifest itself gives to files of this source.
     pub fn explicit_paths(&self) -> Vec<&PayloadPath> {
         match self {

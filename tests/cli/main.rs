@@ -13,6 +13,7 @@ mod manual;
 mod mount;
 mod progress;
 mod push;
+mod render;
 mod sources;
 mod status;
 mod trace;

@@ -22,6 +22,11 @@ pub fn with_standard_error(command: &mut Command, output: impl AsFd) {
     }
 }
 
+/// Has a command write its standard output to this terminal.
+pub fn with_standard_output(command: &mut Command, terminal: &Terminal) {
+    command.stdout(terminal.inside.try_clone().expect("a descriptor"));
+}
+
 /// A terminal, with all that was ever written to it.
 pub struct Terminal {
     keyboard: File,

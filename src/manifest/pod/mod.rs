@@ -2,6 +2,7 @@
 
 mod facts;
 mod identity;
+mod mounts;
 mod resources;
 
 use std::path::Path;
@@ -11,6 +12,7 @@ use serde_json::{Map, Value};
 
 pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{PodIdentity, PodUid};
+pub use mounts::{ContainerMounts, Mount, SubPath};
 pub use resources::PodResources;
 
 use super::{Document, ManifestError, Origin};
@@ -26,6 +28,8 @@ pub struct Pod {
     pub facts: PodFacts,
     /// Its volumes, in the manifest's order; no name is there twice.
     pub volumes: Vec<Volume>,
+    /// Where its containers mount them.
+    pub mounts: Vec<ContainerMounts>,
 }
 
 impl Pod {
@@ -79,7 +83,9 @@ fn parse(pod: core::Pod, fields: &[Fields]) -> Result<Pod, InvalidField> {
     let identity = PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?;
     let mut volumes = volumes(&spec, fields).map_err(|error| error.under("spec"))?;
     Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
-    Ok(Pod { identity, volumes, facts: PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))? })
+    let mounts = mounts::of_containers(&spec);
+    let facts = PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?;
+    Ok(Pod { identity, volumes, mounts, facts })
 }
 
 fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, InvalidField> {

@@ -95,3 +95,24 @@ fn another_version_of_podfs_goes_on_with_the_same_server() {
     wait_content(&file, "2");
     assert_eq!(running.log().matches("pod default/web is ready").count(), 2, "{}", running.log());
 }
+
+#[test]
+fn a_pod_of_the_server_is_rendered() {
+    let rig = Rig::new(
+        "[{name: config, configMap: {name: app}}, {name: info, downwardAPI: {items: [
+        {path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]",
+    );
+    let render = || {
+        let mut command = std::process::Command::new(PODFS);
+        command.args(["render", "--pod-name", "default/web", "--kubeconfig"]).arg(&rig.kubeconfig);
+        finish(command.env("PODFS_CONFIG", "/dev/null"))
+    };
+    let outcome = render();
+    outcome.says(1, &["MountVolume.SetUp failed for volume \"config\" : configmap \"app\" not found"]);
+    assert!(outcome.stdout.contains("| app=\"web\"\n"), "{}", outcome.stdout);
+    rig.put_config("one");
+    let outcome = render();
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("| one\n"), "{}", outcome.stdout);
+    assert!(rig.server.objects("Event").is_empty(), "a look is no event of the pod");
+}

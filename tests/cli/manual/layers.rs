@@ -14,7 +14,7 @@ const PODFS: Layers = &[
     &["volume"],
     &["manifest"],
     &["binding", "kube", "metrics", "payload"],
-    &["host", "source"],
+    &["host", "render", "source"],
     &["supervisor"],
     &["admin"],
     &["cli"],

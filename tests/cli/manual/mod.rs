@@ -9,4 +9,4 @@ mod layers;
 mod links;
 mod pages;
 mod retry;
-mod source;
+pub mod source;

@@ -8,7 +8,7 @@ use crate::manual::guide::guide;
 use crate::manual::pages::hand_written;
 
 /// The source files of podfs, without the tests among them.
-pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {
+pub fn sources(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     entries
         .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] })

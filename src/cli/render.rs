@@ -1,0 +1,203 @@
+//! `podfs render`: what the volumes of a pod will contain, for people and tests. No privilege, no FUSE, no node.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, ValueHint};
+use podfs_fuse::printable::printable;
+
+use super::block_on;
+use super::exit::Failure;
+use super::log::{LogFormat, LogOptions};
+use super::run::ROOT_DIRECTORY;
+use super::source::SourceOptions;
+use super::status::print;
+use crate::payload::Inputs;
+use crate::render::directory::{self, DirectoryError};
+use crate::render::model::{Content, Rendering};
+use crate::render::{json, tar, tree};
+use crate::source::{PodName, Snapshot, Source};
+use crate::supervisor::machine;
+
+/// How long an API server may take to give what is asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Show what the volumes of a pod will contain, without mounting them.
+///
+/// Names, links, modes, owners, sizes and contents are those that podfs run shows, with one difference: the directory that
+/// ..data points to is called ..generation. Volumes of the node, such as hostPath and emptyDir, appear as one line. No
+/// privilege is needed.
+///
+/// If podfs would wait with a volume, render prints the kubelet's reason and exits with 1, so one command checks manifests.
+/// The contents of Secrets and tokens are shown with --reveal only.
+#[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  every volume is complete
+  1  podfs would wait with a volume, or the output cannot be written; the last line on standard error says why
+  2  bad arguments, settings or manifests
+
+EXAMPLES:
+  podfs render --pod pod.yaml --objects objects/
+  podfs render --pod pod.yaml --objects objects/ --container web --output json
+  podfs render --pod pod.yaml --objects objects/ --reveal --output tar:volumes.tar
+  podfs render --pod-name default/web --kubeconfig ~/.kube/config")]
+pub(super) struct Render {
+    /// The pod's manifest, in YAML or JSON; - reads standard input.
+    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
+    pod: Option<PathBuf>,
+    /// Ask the API server for this pod.
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    pod_name: Option<PodName>,
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Show what this container sees at its mount paths, instead of the pod's volumes.
+    #[arg(long, value_name = "NAME")]
+    container: Option<String>,
+    /// What to give: tree is text for people; json is for programs; dir:DIR writes files with their modes into a directory
+    /// that is empty or does not exist; tar:FILE writes a new archive with owners and modes, tar writes it to standard output.
+    #[arg(long, value_name = "tree|json|dir:DIR|tar[:FILE]", default_value = "tree")]
+    output: Output,
+    /// Show the contents of Secrets and tokens, too.
+    #[arg(long)]
+    reveal: bool,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+/// Where a rendering goes, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Output {
+    Tree,
+    Json,
+    Directory(PathBuf),
+    Tar(Option<PathBuf>),
+}
+
+impl FromStr for Output {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Output, String> {
+        match text.split_once(':') {
+            None if text == "tree" => Ok(Output::Tree),
+            None if text == "json" => Ok(Output::Json),
+            None if text == "tar" => Ok(Output::Tar(None)),
+            Some(("tar", file)) if !file.is_empty() => Ok(Output::Tar(Some(file.into()))),
+            Some(("dir", directory)) if !directory.is_empty() => Ok(Output::Directory(directory.into())),
+            _ => Err("give tree, json, dir:DIR, tar or tar:FILE".to_owned()),
+        }
+    }
+}
+
+impl Render {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        self.log.start(LogFormat::Text);
+        if self.output == Output::Tar(None) && io::stdout().is_terminal() {
+            let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
+            return Err(Failure::input(anyhow!(sentence)));
+        }
+        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        let snapshot = block_on(&[], async { Ok(settled(source, snapshot).await) })?;
+        let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        let inputs = Inputs {
+            identity: &pod.identity,
+            facts: &pod.facts,
+            objects: &snapshot.objects,
+            tokens: &snapshot.tokens,
+            machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
+        };
+        let rendering = match &self.container {
+            Some(name) => Rendering::of_container(inputs, &pod.volumes, &pod.mounts, name).map_err(Failure::input)?,
+            None => Rendering::of_volumes(inputs, &pod.volumes),
+        };
+        for warning in &rendering.warnings {
+            say(warning);
+        }
+        self.give(&rendering)?;
+        judge(&rendering)
+    }
+
+    fn give(&self, rendering: &Rendering<'_>) -> Result<(), Failure> {
+        match &self.output {
+            Output::Tree => return print(&tree::text(rendering, self.reveal)),
+            Output::Json => return print(&json::text(rendering, self.reveal).map_err(Failure::general)?),
+            // Half of the volumes could be taken for all of them.
+            Output::Directory(_) | Output::Tar(_) if !rendering.reasons().is_empty() => return Ok(()),
+            Output::Directory(path) => directory::write(rendering, self.reveal, path).map_err(|error| match error {
+                DirectoryError::Unwritten { .. } => Failure::general(error),
+                _ => Failure::input(error),
+            })?,
+            Output::Tar(Some(path)) => self.write_archive(rendering, path)?,
+            Output::Tar(None) => {
+                let mut out = BufWriter::new(io::stdout().lock());
+                match tar::write(rendering, self.reveal, &mut out) {
+                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                        let error = anyhow!("cannot write to standard output: {error}");
+                        return Err(Failure::general(error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.say_what_is_left_out(rendering);
+        Ok(())
+    }
+
+    fn write_archive(&self, rendering: &Rendering<'_>, path: &Path) -> Result<(), Failure> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                Failure::input(anyhow!("{}: exists already; remove it, or give another file", path.display()))
+            }
+            _ => Failure::input(anyhow!("{}: cannot be made: {error}", path.display())),
+        })?;
+        let written = tar::write(rendering, self.reveal, &mut BufWriter::new(&file)).and_then(|()| (&file).flush());
+        written.map_err(|error| Failure::general(anyhow!("{}: cannot be written: {error}", path.display())))
+    }
+
+    /// Files and archives cannot say it themselves.
+    fn say_what_is_left_out(&self, rendering: &Rendering<'_>) {
+        match rendering.secrets() {
+            0 => {}
+            _ if self.reveal => {}
+            1 => say("1 secret file is empty here; --reveal writes its content"),
+            secrets => say(&format!("{secrets} secret files are empty here; --reveal writes their contents")),
+        }
+        for place in &rendering.places {
+            if let Content::OfNode(line) = &place.content {
+                say(&format!("volume {:?} is left out: {line}", place.volume));
+            }
+        }
+    }
+}
+
+/// What is known once nothing is on its way any more, or once the server had its time.
+async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while snapshot.is_settling {
+        match tokio::time::timeout_at(deadline, source.changed()).await {
+            Ok(next) => snapshot = next,
+            Err(_) => break,
+        }
+    }
+    snapshot
+}
+
+/// Manifests that podfs would wait with are a failure.
+fn judge(rendering: &Rendering<'_>) -> Result<(), Failure> {
+    let mut reasons = rendering.reasons();
+    let Some(last) = reasons.pop() else { return Ok(()) };
+    for reason in &reasons {
+        say(reason);
+    }
+    Err(Failure::general(anyhow!(last)))
+}
+
+fn say(sentence: &str) {
+    eprintln!("podfs: {}", printable(sentence));
+}

@@ -1,0 +1,17 @@
+//! What the volumes of a pod will contain, without mounting them: for people, for programs, as files and as an archive.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`model`] | the entries of each volume, as `podfs run` shows them |
+//! | [`tree`] | text for people |
+//! | [`json`] | one JSON document |
+//! | [`directory`] | files below a directory |
+//! | [`tar`] | a tar archive |
+//!
+//! Nothing here needs Linux: a rendering is a function of manifests, on whatever machine it is made.
+
+pub mod directory;
+pub mod json;
+pub mod model;
+pub mod tar;
+pub mod tree;

@@ -1,0 +1,358 @@
+//! A rendering: the entries of each volume, in the layout of the kubelet's AtomicWriter.
+//!
+//! They are the entries that `podfs run` shows, with one difference: the directory of the generation, whose name holds the
+//! time at which it was made, is called [`GENERATION`] here, so that equal manifests give equal renderings.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::manifest::pod::{ContainerMounts, Mount, SubPath};
+use crate::payload::{Inputs, Ownership, Payload, PayloadError, PayloadFile};
+use crate::types::PayloadPath;
+use crate::volume::{Projection, Storage, Volume, VolumeSource};
+
+/// The name of each generation's directory.
+pub const GENERATION: &str = "..generation";
+/// The link to it.
+const DATA: &str = "..data";
+/// Mode of the directories that other volumes are mounted on.
+const NESTED: u16 = 0o755;
+
+/// What a pod's volumes, or the mount paths of one container, will contain.
+pub struct Rendering<'a> {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The container, if the places are its mount paths.
+    pub container: Option<String>,
+    /// Volumes in the manifest's order, or mount paths with outer ones before those below them.
+    pub places: Vec<Place<'a>>,
+    /// What the user should know of the manifests, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// A volume, or the path that a container mounts it at.
+pub struct Place<'a> {
+    /// The volume's name, or the mount path without its first `/`: a relative path without `..`.
+    pub path: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The volume's kind, as the manifest has it.
+    pub kind: String,
+    /// What is there.
+    pub content: Content<'a>,
+}
+
+/// What is at a place.
+pub enum Content<'a> {
+    /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
+    Entries(Vec<Entry<'a>>),
+    /// Something of the node, or of no use to a rendering: a line says what.
+    OfNode(String),
+    /// Nothing: podfs would wait, for this reason.
+    Waiting(String),
+}
+
+/// A directory, link or file.
+#[derive(Clone)]
+pub struct Entry<'a> {
+    /// The path below the place; empty for the place itself.
+    pub path: String,
+    /// Permission bits, setgid and sticky included.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// What it is.
+    pub kind: EntryKind<'a>,
+}
+
+/// What an entry is.
+#[derive(Clone)]
+pub enum EntryKind<'a> {
+    /// A directory.
+    Directory,
+    /// A symbolic link to this target.
+    Link(String),
+    /// A regular file.
+    File {
+        /// Its bytes.
+        content: Cow<'a, [u8]>,
+        /// Whether they are secret.
+        is_secret: bool,
+    },
+}
+
+/// Why there is no rendering. Its text is one sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    /// The pod has no such container.
+    #[error("the pod has no container {name:?}; its containers are {}", known.join(", "))]
+    NoContainer {
+        /// The container that was asked for.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// A container mounts a volume that the pod does not have.
+    #[error("container {container:?} mounts volume {volume:?}, which the pod does not have")]
+    NoVolume {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+    },
+    /// A mount path that leads out of the container.
+    #[error("container {container:?} mounts a volume at {path:?}; a mount path must not contain '..'")]
+    Path {
+        /// The container.
+        container: String,
+        /// The mount path.
+        path: String,
+    },
+}
+
+impl<'a> Rendering<'a> {
+    /// Every volume of the pod.
+    pub fn of_volumes(inputs: Inputs<'a>, volumes: &'a [Volume]) -> Rendering<'a> {
+        let mut rendering = Rendering::empty(inputs);
+        for volume in volumes {
+            let content = rendering.content(inputs, volume);
+            rendering.add(volume, volume.name.as_str().to_owned(), content);
+        }
+        rendering
+    }
+
+    /// What a container of the pod sees at its mount paths.
+    ///
+    /// # Errors
+    /// A container, or a volume of it, that the pod does not have, and a mount path with `..`.
+    pub fn of_container(
+        inputs: Inputs<'a>,
+        volumes: &'a [Volume],
+        mounts: &[ContainerMounts],
+        name: &str,
+    ) -> Result<Rendering<'a>, RenderError> {
+        let container = mounts.iter().find(|one| one.container == name).ok_or_else(|| RenderError::NoContainer {
+            name: name.to_owned(),
+            known: mounts.iter().map(|one| one.container.clone()).collect(),
+        })?;
+        let mut rendering = Rendering { container: Some(name.to_owned()), ..Rendering::empty(inputs) };
+        let mut sorted: Vec<(String, &Mount)> = Vec::new();
+        for mount in &container.mounts {
+            sorted.push((relative(name, mount)?, mount));
+        }
+        // An outer mount comes before those below it.
+        sorted.sort_by(|(a, _), (b, _)| a.split('/').cmp(b.split('/')));
+        for (path, mount) in sorted {
+            let volume = volumes.iter().find(|volume| volume.name.as_str() == mount.volume);
+            let volume = volume
+                .ok_or_else(|| RenderError::NoVolume { container: name.to_owned(), volume: mount.volume.clone() })?;
+            let content = match (rendering.content(inputs, volume), &mount.sub_path) {
+                (content @ Content::Waiting(_), _) | (content, SubPath::Whole) => content,
+                (Content::OfNode(line), SubPath::At(sub)) => Content::OfNode(format!("{line}, subPath {sub}")),
+                (_, SubPath::Expression(text)) => {
+                    Content::OfNode(format!("subPathExpr {text}, which depends on the container's environment"))
+                }
+                (Content::Entries(entries), SubPath::At(sub)) => part(entries, sub),
+            };
+            rendering.add(volume, path, content);
+        }
+        Ok(rendering)
+    }
+
+    /// Why podfs would wait, in the kubelet's words, for each volume that it would wait for.
+    pub fn reasons(&self) -> Vec<String> {
+        let mut reasons: Vec<String> = Vec::new();
+        for place in &self.places {
+            if let Content::Waiting(reason) = &place.content {
+                let sentence = format!("MountVolume.SetUp failed for volume {:?} : {reason}", place.volume);
+                if !reasons.contains(&sentence) {
+                    reasons.push(sentence);
+                }
+            }
+        }
+        reasons
+    }
+
+    /// The places that have entries.
+    pub fn with_entries(&self) -> impl Iterator<Item = (&Place<'a>, &[Entry<'a>])> {
+        self.places.iter().filter_map(|place| match &place.content {
+            Content::Entries(entries) => Some((place, entries.as_slice())),
+            Content::OfNode(_) | Content::Waiting(_) => None,
+        })
+    }
+
+    /// How many files are secret.
+    pub fn secrets(&self) -> usize {
+        let is_secret = |entry: &&Entry<'_>| matches!(entry.kind, EntryKind::File { is_secret: true, .. });
+        self.with_entries().map(|(_, entries)| entries.iter().filter(is_secret).count()).sum()
+    }
+
+    fn empty(inputs: Inputs<'a>) -> Rendering<'a> {
+        let identity = inputs.identity;
+        Rendering {
+            namespace: identity.namespace.clone(),
+            name: identity.name.clone(),
+            container: None,
+            places: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, volume: &Volume, path: String, content: Content<'a>) {
+        let (volume, kind) = (volume.name.as_str().to_owned(), volume.word().to_owned());
+        self.places.push(Place { path, volume, kind, content });
+    }
+
+    fn content(&mut self, inputs: Inputs<'a>, volume: &'a Volume) -> Content<'a> {
+        let VolumeSource::Projection(projection) = &volume.source else {
+            return Content::OfNode(describe(volume, &inputs.identity.name));
+        };
+        let mut warnings = Vec::new();
+        let content = match entries(volume, projection, inputs, &mut warnings) {
+            Ok(entries) => Content::Entries(entries),
+            Err(error) => Content::Waiting(error.to_string()),
+        };
+        for warning in warnings.into_iter().map(|text| format!("volume {:?}: {text}", volume.name.as_str())) {
+            // A container may mount a volume several times.
+            if !self.warnings.contains(&warning) {
+                self.warnings.push(warning);
+            }
+        }
+        content
+    }
+}
+
+impl EntryKind<'_> {
+    /// The size of a file in bytes; none for others.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            EntryKind::File { content, .. } => Some(content.len() as u64),
+            EntryKind::Directory | EntryKind::Link(_) => None,
+        }
+    }
+}
+
+/// The bytes of a file, as far as the reader may see them.
+pub fn visible(content: &[u8], is_secret: bool, reveal: bool) -> Option<&[u8]> {
+    (reveal || !is_secret).then_some(content)
+}
+
+fn entries<'a>(
+    volume: &Volume,
+    projection: &'a Projection,
+    inputs: Inputs<'a>,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Entry<'a>>, PayloadError> {
+    let assembled = Payload::assemble(projection, inputs)?;
+    warnings.extend(assembled.warnings.iter().map(ToString::to_string));
+    let payload = assembled.payload;
+    let mut layout = Layout { gid: payload.gid, entries: BTreeMap::new() };
+    layout.put("", Ownership::of(inputs.facts).root_mode(projection.medium), 0, EntryKind::Directory);
+    let hidden: BTreeSet<&str> = volume.nested.iter().map(PayloadPath::top_level).collect();
+    for path in &volume.nested {
+        for directory in path.ancestors().chain([path.as_str()]) {
+            layout.put(directory, NESTED, 0, EntryKind::Directory);
+        }
+    }
+    layout.put(DATA, LINK, 0, EntryKind::Link(GENERATION.to_owned()));
+    layout.put(GENERATION, payload.directory_mode, 0, EntryKind::Directory);
+    for (name, uid) in payload.top_level().into_iter().filter(|(name, _)| !hidden.contains(name)) {
+        layout.put(name, LINK, uid, EntryKind::Link(format!("{DATA}/{name}")));
+    }
+    for (path, file) in payload.files {
+        for directory in path.ancestors() {
+            let directory = format!("{GENERATION}/{directory}");
+            layout.put(&directory, payload.directory_mode, 0, EntryKind::Directory);
+        }
+        let PayloadFile { content, mode, uid, is_secret } = file;
+        layout.put(&format!("{GENERATION}/{path}"), mode, uid, EntryKind::File { content, is_secret });
+    }
+    Ok(layout.finish())
+}
+
+/// Mode of symbolic links.
+const LINK: u16 = 0o777;
+
+/// Entries being collected.
+struct Layout<'a> {
+    gid: u32,
+    entries: BTreeMap<String, Entry<'a>>,
+}
+
+impl<'a> Layout<'a> {
+    fn put(&mut self, path: &str, mode: u16, uid: u32, kind: EntryKind<'a>) {
+        let entry = Entry { path: path.to_owned(), mode, uid, gid: self.gid, kind };
+        self.entries.insert(path.to_owned(), entry);
+    }
+
+    /// Each directory before what is in it, and that before its next sibling.
+    fn finish(self) -> Vec<Entry<'a>> {
+        let mut entries: Vec<_> = self.entries.into_values().collect();
+        // The place itself has no name, and comes first.
+        entries.sort_by(|a, b| names(&a.path).cmp(names(&b.path)));
+        entries
+    }
+}
+
+fn names(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|name| !name.is_empty())
+}
+
+/// What is at a path of a volume, as the place itself. The links of the volume are followed.
+fn part<'a>(entries: Vec<Entry<'a>>, sub_path: &str) -> Content<'a> {
+    let below: Vec<&str> = names(sub_path).filter(|name| *name != ".").collect();
+    let below: &[&str] = match below.as_slice() {
+        [DATA | GENERATION, rest @ ..] => rest,
+        all => all,
+    };
+    let root = below.iter().fold(GENERATION.to_owned(), |path, name| path + "/" + name);
+    let inside = |entry: Entry<'a>| {
+        let rest = entry.path.strip_prefix(&root)?;
+        let path = if rest.is_empty() { rest } else { rest.strip_prefix('/')? };
+        Some(Entry { path: path.to_owned(), ..entry })
+    };
+    let found: Vec<_> = entries.into_iter().filter_map(inside).collect();
+    match found.is_empty() {
+        true => Content::Waiting(format!("subPath {sub_path:?} does not exist in the volume")),
+        false => Content::Entries(found),
+    }
+}
+
+/// A mount path as a path below the container's root.
+fn relative(container: &str, mount: &Mount) -> Result<String, RenderError> {
+    let names: Vec<&str> = names(&mount.path).filter(|name| *name != ".").collect();
+    if names.contains(&"..") {
+        return Err(RenderError::Path { container: container.to_owned(), path: mount.path.clone() });
+    }
+    Ok(names.join("/"))
+}
+
+/// One line about a volume whose content is not that of objects.
+fn describe(volume: &Volume, pod: &str) -> String {
+    match &volume.source {
+        VolumeSource::HostPath(host) => format!("{} of the node", host.path.display()),
+        VolumeSource::EmptyDir(dir) => {
+            let medium = match dir.medium {
+                Storage::Disk => "an empty directory on the node's disk".to_owned(),
+                Storage::Memory => "an empty directory in memory".to_owned(),
+                Storage::HugePages(_) => "an empty directory in huge pages".to_owned(),
+            };
+            dir.size_limit.map_or(medium.clone(), |limit| format!("{medium}, at most {limit} bytes"))
+        }
+        VolumeSource::Nfs(nfs) => {
+            let read_only = if nfs.read_only { ", read-only" } else { "" };
+            format!("{}:{} of an NFS server{read_only}", nfs.server, nfs.path)
+        }
+        VolumeSource::Claim(claim) => {
+            let read_only = if claim.read_only { ", read-only" } else { "" };
+            format!("what claim {} is bound to{read_only}", claim.reference.name(pod, volume.name.as_str()))
+        }
+        VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
+            volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())
+        }
+    }
+}
