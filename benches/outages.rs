@@ -30,7 +30,7 @@ const LIMITS: (usize, usize) = (150, 1000);
 /// How long the server answers nodes with 403 after an outage.
 const STARTING: Duration = Duration::from_secs(1);
 /// How long pods may take to start, and to be current again.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() {
     let numbers = env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect::<Vec<u64>>();
@@ -93,7 +93,7 @@ impl Node {
         let mut running: Vec<Running> =
             (0..self.pods).map(|pod| self.fixture.start_command(self.command(pod))).collect();
         while !running.iter_mut().all(Running::is_ready) {
-            assert!(begun.elapsed() < PATIENCE, "not all pods are ready:\n{}", running[0].log());
+            assert!(begun.elapsed() < TIMEOUT, "not all pods are ready:\n{}", running[0].log());
             thread::sleep(Duration::from_millis(5));
         }
         let ready = begun.elapsed();
@@ -131,7 +131,7 @@ impl Node {
         let mut left: Vec<_> = files.iter().collect();
         let mut times = Vec::new();
         while !left.is_empty() {
-            assert!(ready.elapsed() < PATIENCE, "{} pods are not current", left.len());
+            assert!(ready.elapsed() < TIMEOUT, "{} pods are not current", left.len());
             left.retain(|file| {
                 let is_current = fs::read_to_string(file).is_ok_and(|is| is == serial.to_string());
                 if is_current {

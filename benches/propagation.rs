@@ -211,7 +211,7 @@ fn serial(volume: &Path) -> Option<usize> {
 fn wait(arrivals: &Receiver<Arrival>, objects: &[usize], serial: usize) -> Vec<Instant> {
     let mut visible = HashMap::new();
     while visible.len() < objects.len() {
-        let arrival = arrivals.recv_timeout(common::PATIENCE).expect("every change becomes visible");
+        let arrival = arrivals.recv_timeout(common::TIMEOUT).expect("every change becomes visible");
         if arrival.serial == serial {
             visible.entry(arrival.object).or_insert(arrival.at);
         }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 /// How long a mount may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 const ALIVE: i32 = 0;
 const DEAD: i32 = 1;
@@ -54,7 +54,7 @@ pub(super) fn pulse(path: &Path) -> Pulse {
 }
 
 fn wait(child: Pid) -> Pulse {
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let patience = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let ended = rustix::process::Pid::from_raw(child.as_raw())
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&patience)) == Ok(1));

@@ -13,7 +13,7 @@ use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus
 use crate::supervisor::trust;
 
 /// How long all of them together may take. Asking one takes two seconds at most.
-const PATIENCE: Duration = Duration::from_millis(2500);
+const TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// The directories of all pods in the run directory, by uid. There are none when nothing was ever served here.
 ///
@@ -52,7 +52,7 @@ fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silen
     }
     drop(found);
     let mut all: Vec<_> = pods.iter().map(|_| None).collect();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while let Ok((place, one)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         all[place] = Some(one);
     }
@@ -149,7 +149,7 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 }
 
 fn silent(directory: &Path) -> PodStatus {
-    let reason = format!("nothing was heard of it within {} ms", PATIENCE.as_millis());
+    let reason = format!("nothing was heard of it within {} ms", TIMEOUT.as_millis());
     named(not_answering(directory, None, reason), Record::read(directory).unwrap_or_default())
 }
 

@@ -14,7 +14,7 @@ use crate::supervisor::claim::Record;
 use crate::supervisor::control::{self, AskError};
 
 /// How long the upgrade of a pod may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Let pods go on as the podfs that is on disk now, without unmounting anything.
 ///
@@ -69,7 +69,7 @@ impl Upgrade {
 fn upgrade(directory: &Path) -> bool {
     use control::Upgrade;
     tell(&format!("{}: ", title(directory)));
-    let outcome = control::ask_for_upgrade(directory, PATIENCE, || tell("started, "));
+    let outcome = control::ask_for_upgrade(directory, TIMEOUT, || tell("started, "));
     let (line, is_done) = match outcome {
         Ok(Upgrade::Done { version }) => (format!("done, podfs {version} serves it"), true),
         Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),

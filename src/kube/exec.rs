@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::settings::Certificate;
 
 /// How long the program may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Most bytes it may write.
 const MAX_OUTPUT: u64 = 1 << 20;
 
@@ -51,7 +51,7 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     let program = exec.command.as_deref().filter(|command| !command.is_empty());
     let program = program.ok_or("the kubeconfig's exec has no command")?;
     let failed = |problem: &str| format!("the kubeconfig's program {program} {problem}");
-    let output = timeout(PATIENCE, run(program, exec))
+    let output = timeout(TIMEOUT, run(program, exec))
         .await
         .map_err(|_| failed("did not end within a minute"))?
         .map_err(|problem| failed(&problem))?;

@@ -29,9 +29,9 @@ const PATH: &str = "/metrics";
 /// Most connections at once.
 const MAX_CONNECTIONS: usize = 16;
 /// How long a request may take to arrive.
-const HEADER_PATIENCE: Duration = Duration::from_secs(5);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take from there until the answer is taken.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of a request.
 const LONGEST_REQUEST: usize = 16 << 10;
 /// How long to wait when there are no descriptors for a connection.
@@ -56,7 +56,7 @@ pub fn start(listener: TcpListener, read: impl Fn() -> Exposition + Send + Sync 
         .enable_io()
         .enable_time()
         .max_blocking_threads(1)
-        .thread_keep_alive(HEADER_PATIENCE)
+        .thread_keep_alive(HEADER_TIMEOUT)
         .build()?;
     let serve = move || {
         let Err(error) = runtime.block_on(serve(listener, read));
@@ -92,12 +92,12 @@ pub async fn serve(
         });
         tokio::spawn(async move {
             let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEADER_PATIENCE).max_buf_size(LONGEST_REQUEST);
+            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(LONGEST_REQUEST);
             // One request each: nobody keeps a place between two scrapes.
             http.keep_alive(false);
             let served = http.serve_connection(TokioIo::new(stream), service);
             // Who hangs up, or says what is no HTTP, is not told.
-            let _ = timeout(HEADER_PATIENCE + ANSWER_PATIENCE, served).await;
+            let _ = timeout(HEADER_TIMEOUT + ANSWER_TIMEOUT, served).await;
             drop(place);
         });
     }

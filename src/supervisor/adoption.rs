@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::claim::SERVER;
+use super::mount_points::MountPoints;
 use super::report::Audience;
-use super::scaffold::Scaffold;
 use super::server::program::ServerProgram;
 use super::server::{PodServer, kill_server};
 use super::site::Site;
@@ -60,7 +60,7 @@ impl Adoption {
         self,
         volumes: &[(usize, Volume)],
         site: &Site,
-        scaffold: &mut Scaffold,
+        mount_points: &mut MountPoints,
     ) -> Result<HashMap<usize, Kept>, MountError> {
         let Adoption(mut served) = self;
         let site = MountPoint::of_mount(site.path())?;
@@ -78,7 +78,7 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
-            let place_of = |device: String| scaffold.keep_served(&about.path, &device).transpose();
+            let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
             match served.device().filter(|_| there).and_then(place_of).transpose()? {
                 Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
                 None => discard(&about, served, &site),

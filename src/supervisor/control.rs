@@ -5,10 +5,10 @@
 //!
 //! Whoever connects cannot disturb the supervisor:
 //! 1. Only the user it runs as is listened to: by the mode of the socket, and by what the kernel says of the peer.
-//! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the board.
+//! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
 //! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
 //! 4. Only who wishes for an upgrade is handed over to the supervisor's task, one at a time.
-//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `rooms`. They may not
+//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
 //!    answer.
 
 use std::io::{self, ErrorKind};
@@ -29,21 +29,21 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::board::{Board, VERSION};
 use super::claim::CONTROL;
 use super::metrics;
 use super::questions::Questions;
 use super::socket;
 use super::status::PodStatus;
+use super::status_store::{StatusStore, VERSION};
 use crate::metrics::Reading;
 use crate::source::{Inbox, Push, Taken};
 
 /// The version of this protocol. Another one is not understood, and says so.
 const PROTOCOL: u32 = 1;
 /// How long a question may take to arrive, and how long an answer may take to be taken.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the server may take to answer. Whoever asks for a status waits two seconds.
-const SERVER_PATIENCE: Duration = Duration::from_millis(500);
+const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most clients at once.
 const MAX_CLIENTS: usize = 8;
 /// Most bytes of a question.
@@ -169,7 +169,7 @@ pub enum AskError {
 /// # Errors
 /// When there is no answer within a few seconds.
 pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Answer, AskError> {
-    Asked::ask(directory, question, pipe)?.answer(PATIENCE)
+    Asked::ask(directory, question, pipe)?.answer(TIMEOUT)
 }
 
 /// Asks the supervisor of the pod with this run directory for an upgrade; `started` is called when it begins. Gives what it
@@ -212,7 +212,7 @@ impl Asked {
             return Err(AskError::OtherUser { path, uid });
         }
         let asked = Asked { pid: peer(&stream).unwrap_or_default(), stream };
-        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, PATIENCE))?;
+        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
         Ok(asked)
     }
 
@@ -257,7 +257,7 @@ impl Asked {
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
     // Connecting waits for room in the queue of one that does not accept.
-    let patience = TimeVal::new(PATIENCE.as_secs() as i64, 0);
+    let patience = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &patience)?;
     setsockopt(&stream, ReceiveTimeout, &patience)?;
     socket::connect_to(&stream, directory, name)?;
@@ -314,7 +314,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Answers in this directory, which the caller has claimed, from what is on `board`; those who wish for an upgrade
+    /// Answers in this directory, which the caller has claimed, from `store`; those who wish for an upgrade
     /// are handed over to `upgrades`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
     /// has left in the place of the socket is replaced.
     ///
@@ -322,7 +322,7 @@ impl Control {
     /// When the socket cannot be made, or no thread can be started.
     pub(super) fn open(
         directory: &Path,
-        board: Board,
+        store: StatusStore,
         inbox: Option<Inbox>,
         upgrades: Sender<Upgrading>,
     ) -> io::Result<Control> {
@@ -331,7 +331,7 @@ impl Control {
         let listener = UnixListener::from(listener);
         let accepting = listener.try_clone()?;
         let reception = Reception {
-            desk: Arc::new(Desk { board, questions: Questions::default(), inbox, upgrades }),
+            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, upgrades }),
             clients: Vec::new(),
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
@@ -354,7 +354,7 @@ struct Reception {
 
 /// What all clients are answered from.
 struct Desk {
-    board: Board,
+    store: StatusStore,
     questions: Questions,
     inbox: Option<Inbox>,
     upgrades: Sender<Upgrading>,
@@ -382,7 +382,7 @@ impl Reception {
     fn receive(&mut self, stream: UnixStream) {
         self.clients.retain(|client| Arc::strong_count(&client.stream) > 1);
         let (late, present): (Vec<_>, Vec<_>) =
-            self.clients.iter().partition(|client| client.since.elapsed() > PATIENCE + SERVER_PATIENCE);
+            self.clients.iter().partition(|client| client.since.elapsed() > TIMEOUT + SERVER_TIMEOUT);
         late.iter().for_each(|client| drop(client.stream.shutdown(Shutdown::Both)));
         if present.len() >= MAX_CLIENTS || !is_of_this_user(&stream) {
             return;
@@ -416,16 +416,16 @@ enum Attention {
 }
 
 fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
     let Some((Envelope { version, message }, mut descriptors)) = asked else { return Ok(Attention::Over) };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
-            Question::Status => Answer::Status(Box::new(desk.board.status())),
+            Question::Status => Answer::Status(Box::new(desk.store.status())),
             Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
             Question::Push(push) => desk.push(push),
-            Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.board))),
+            Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
             Question::Upgrade => match desk.hand_over(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
                 Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
@@ -453,12 +453,12 @@ impl Desk {
 
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> Answer {
         let Some(pipe) = pipe else { return Answer::Refused("the question came without a pipe".to_owned()) };
-        let watch = match self.board.watch(volume) {
+        let watch = match self.store.watch(volume) {
             Ok(watch) => watch,
             Err(reason) => return Answer::Refused(reason),
         };
         let attach = move || watch.trace(pipe.as_fd()).map_err(|error| error.to_string());
-        match self.questions.ask(SERVER_PATIENCE, attach) {
+        match self.questions.ask(SERVER_TIMEOUT, attach) {
             Some(Ok(())) => Answer::Tracing,
             Some(Err(reason)) => Answer::Refused(reason),
             None => Answer::Busy("the server does not answer".to_owned()),

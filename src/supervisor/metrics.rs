@@ -1,4 +1,4 @@
-//! What a pod tells of itself as metrics, from what is on the board. Nothing is counted for it but what is counted anyway.
+//! What a pod tells of itself as metrics, from the status store. Nothing is counted for it but what is counted anyway.
 
 use std::fs;
 use std::sync::Mutex;
@@ -8,10 +8,10 @@ use podfs_fuse::passthrough::Room;
 use podfs_fuse::projection::GenerationName;
 use serde::Serialize;
 
-use super::board::{Board, Known, VERSION, VolumeReport};
-use super::rooms::{At, Look, look};
+use super::capacity::{At, Look, look};
+use super::counters::{Counters, Errors};
 use super::status::{PodState, PodStatus, VolumeState};
-use super::tally::{Errors, Tally};
+use super::status_store::{Known, StatusStore, VERSION, VolumeReport};
 use super::volume::State;
 use crate::metrics::families::*;
 use crate::metrics::{PodLabels, Reading};
@@ -20,21 +20,21 @@ use crate::metrics::{PodLabels, Reading};
 static READING: Mutex<()> = Mutex::new(());
 
 /// The numbers of a pod at this moment. Takes a second where a source does not answer.
-pub(super) fn read(board: &Board) -> Reading {
+pub(super) fn read(store: &StatusStore) -> Reading {
     let _turn = READING.lock().expect("nobody panics while a reading is taken");
-    let status = board.status();
-    let looks = looks(&board.known());
+    let status = store.status();
+    let looks = looks(&store.known());
     let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
     let rooms = look(looks);
     let mut reading = begun(&status);
     pod(&mut reading, &status);
-    let tally = board.tally();
-    counts(&mut reading, &tally);
-    let known = board.known();
+    let counters = store.counters();
+    counts(&mut reading, &counters);
+    let known = store.known();
     reading.tell(&START_TIME, &[], since_1970(known.started));
     source(&mut reading, &known);
     for (place, report) in &known.volumes {
-        volume(&mut reading, report, tally.refresh_errors.get(&report.name));
+        volume(&mut reading, report, counters.refresh_errors.get(&report.name));
         if looked_at.contains(place) {
             host(&mut reading, report, rooms.get(place));
         }
@@ -85,9 +85,9 @@ fn word(state: impl Serialize) -> String {
     serde_json::to_value(state).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn counts(reading: &mut Reading, tally: &Tally) {
-    reading.tell(&SERVER_RESTARTS, &[], tally.server_restarts as f64);
-    for one in &tally.operations {
+fn counts(reading: &mut Reading, counters: &Counters) {
+    reading.tell(&SERVER_RESTARTS, &[], counters.server_restarts as f64);
+    for one in &counters.operations {
         let status = if one.succeeded { "success" } else { "fail-unknown" };
         reading.tell_durations(&STORAGE_OPERATIONS, &[&one.name, &one.plugin, status, "false"], &one.durations);
     }

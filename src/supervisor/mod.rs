@@ -9,13 +9,13 @@
 //! | `oom` | whom the kernel kills last |
 //! | `upgrade` | going on as another version of podfs |
 //! | [`site`] | where volumes appear |
-//! | [`scaffold`] | directories and mount points, made and taken back |
+//! | [`mount_points`] | directories and mount points, made and taken back |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | [`claim`] | that one pod has one supervisor |
 //! | [`bounds`] | which paths that an earlier podfs recorded are believed |
 //! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
-//! | `board` | what is known at this moment, for who asks |
+//! | `status_store` | the state of the pod at this moment, for `podfs status` and metrics |
 //! | `work` | what is done on blocking threads |
 //! | `shutdown` | ending, with nothing left behind or with all of it |
 //! | `orders` | what signals tell it to do |
@@ -24,8 +24,8 @@
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`status`] | what is told of a pod and its volumes |
 //! | [`metrics`] | the same in numbers |
-//! | `tally` | what is counted, and kept for the next supervisor |
-//! | `rooms` | how much room there is in volumes whose sources may not answer |
+//! | `counters` | what is counted, and kept for the next supervisor |
+//! | `capacity` | how much room there is in volumes whose sources may not answer |
 //! | [`control`] | the socket on which the supervisor is asked |
 //! | `questions` | asking a server that may not answer |
 //! | `socket` | sockets in the run directory, however long its path is |
@@ -37,22 +37,22 @@
 //! So a volume that hangs holds up no other. Who asks on the control socket is answered by threads of its own.
 
 mod adoption;
-mod board;
 pub mod bounds;
+mod capacity;
 pub(crate) mod cgroup;
 pub mod claim;
 pub mod control;
+mod counters;
 mod health;
 mod heartbeat;
 pub mod machine;
 pub mod metrics;
+pub mod mount_points;
 mod oom;
 mod orders;
 pub(crate) mod progress;
 mod questions;
 pub mod report;
-mod rooms;
-pub mod scaffold;
 pub(crate) mod server;
 mod sharing;
 mod shutdown;
@@ -60,7 +60,7 @@ pub(crate) mod signals;
 pub mod site;
 mod socket;
 pub mod status;
-mod tally;
+mod status_store;
 pub mod trust;
 mod unmount_watch;
 pub mod upgrade;
@@ -92,9 +92,9 @@ use cgroup::Cgroup;
 use claim::{Claim, Inheritance};
 use control::{Control, Upgrading};
 use heartbeat::Heartbeat;
+use mount_points::{MountPoints, MountPointsError};
 use orders::{Order, Orders};
 use report::Report;
-use scaffold::{Scaffold, ScaffoldError};
 use server::PodServer;
 use server::program::ServerProgram;
 use sharing::Sharing;
@@ -106,7 +106,7 @@ use volume::{End, PodVolume, Refresh, Setting};
 use work::Done;
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What one supervisor serves.
 pub struct Assignment {
@@ -150,7 +150,7 @@ pub enum SupervisorError {
     Start(#[source] std::io::Error),
     /// What was made could not be written down.
     #[error(transparent)]
-    Scaffold(#[from] ScaffoldError),
+    MountPoints(#[from] MountPointsError),
     /// The socket that the server is found at cannot be made.
     #[error("cannot make the socket {}: {cause}", path.display())]
     Socket {
@@ -209,10 +209,10 @@ pub async fn run(
         adoption::find(directory, &server_program, &identity, profile, report.audience(), refused)
     });
     let (server, adoption) = found.unzip();
-    let mut scaffold = Scaffold::new(claim, inheritance);
-    let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut scaffold));
-    let mut kept = kept.map_err(ScaffoldError::Mount)?;
-    let points = mount_points(&mounted, &kept, &site, &mut scaffold)?;
+    let mut mount_points = MountPoints::new(claim, inheritance);
+    let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
+    let mut kept = kept.map_err(MountPointsError::Mount)?;
+    let points = prepare_mount_points(&mounted, &kept, &site, &mut mount_points)?;
     let server = match server {
         Some(server) => server.with_cgroup(cgroup),
         None => PodServer::start(&server_program, &identity, profile, report.audience(), cgroup)
@@ -223,9 +223,9 @@ pub async fn run(
         listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
     }
     let unmount_watch = UnmountWatch::of(&site);
-    let scaffold = Arc::new(Mutex::new(scaffold));
+    let mount_points = Arc::new(Mutex::new(mount_points));
     let setting =
-        Setting { server: server.client(), site, scaffold: Arc::clone(&scaffold), trace, keep_old_generations };
+        Setting { server: server.client(), site, mount_points: Arc::clone(&mount_points), trace, keep_old_generations };
     let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
         let setting = setting.clone();
         let volume = match (kept.remove(&place), point) {
@@ -268,8 +268,8 @@ pub async fn run(
     supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
     drop(control);
     // The volumes are gone, and with them every other hold on it.
-    if let Some(scaffold) = Arc::into_inner(scaffold).and_then(|scaffold| scaffold.into_inner().ok()) {
-        scaffold.take_back();
+    if let Some(mount_points) = Arc::into_inner(mount_points).and_then(|mount_points| mount_points.into_inner().ok()) {
+        mount_points.take_back();
     }
     outcome
 }
@@ -288,14 +288,14 @@ fn profile(volumes: &[Volume]) -> Profile {
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.
 fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
-    let control = Control::open(claim.directory(), report.board(), inbox, upgrades);
+    let control = Control::open(claim.directory(), report.store(), inbox, upgrades);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 
 /// Likewise.
 fn serve_metrics(listener: TcpListener, report: &Report) {
-    let board = report.board();
-    let read = move || Exposition::of(vec![metrics::read(&board)]);
+    let store = report.store();
+    let read = move || Exposition::of(vec![metrics::read(&store)]);
     if let Err(error) = exporter::start(listener, read) {
         warn!("metrics are not served: {error}");
     }
@@ -303,11 +303,11 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
 
 /// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
 /// passthroughs are made when their sources are found.
-fn mount_points(
+fn prepare_mount_points(
     volumes: &[(usize, Volume)],
     kept: &HashMap<usize, Kept>,
     site: &Site,
-    scaffold: &mut Scaffold,
+    mount_points: &mut MountPoints,
 ) -> Result<Vec<Option<MountPoint>>, SupervisorError> {
     let mut prepare = |(place, volume): &(usize, Volume)| {
         let (VolumeSource::Projection(_), Some(directory), false) =
@@ -315,11 +315,11 @@ fn mount_points(
         else {
             return Ok(None);
         };
-        let point = scaffold.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
+        let point = mount_points.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
         point.map(Some).map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
     };
     let points = volumes.iter().map(&mut prepare).collect::<Result<_, _>>()?;
-    scaffold.record()?;
+    mount_points.record()?;
     Ok(points)
 }
 

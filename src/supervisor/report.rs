@@ -6,7 +6,7 @@
 //! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
-//! | whoever asks on the control socket | at any time | the board, see `board` |
+//! | whoever asks on the control socket | at any time | the status store, see `status_store` |
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,10 +20,10 @@ use sd_notify::NotifyState;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::board::{Board, Known, VolumeReport};
+use super::counters::Counters;
 use super::progress::{Progress, StandardError, Upcoming};
 use super::server::Record;
-use super::tally::Tally;
+use super::status_store::{Known, StatusStore, VolumeReport};
 use super::volume::{PodVolume, State};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
@@ -66,7 +66,7 @@ pub struct Report {
     subject: Subject,
     identity: PodIdentity,
     expected: usize,
-    board: Board,
+    store: StatusStore,
     audience: Audience,
     ready_fd: Option<OwnedFd>,
     ready: bool,
@@ -110,12 +110,12 @@ impl Report {
         audience: Audience,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
-        let (board, status) = (Board::new(identity.clone(), volumes), String::new());
+        let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
         // A server that writes to the same terminal would be written over.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = Progress::new(audience == Audience::People && is_quiet);
         let expected = volumes.len();
-        Self { subject, identity, expected, board, audience, ready_fd, ready: false, status, progress }
+        Self { subject, identity, expected, store, audience, ready_fd, ready: false, status, progress }
     }
 
     /// The supervisor begins.
@@ -132,50 +132,50 @@ impl Report {
 
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
     pub(super) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.board.known().refreshed(place, volume, mounted);
+        self.store.known().refreshed(place, volume, mounted);
     }
 
     /// The volume at this place is a part of `mounted`, as it is before its next refresh.
     pub(super) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
-        self.board.known().found(place, volume, mounted);
+        self.store.known().found(place, volume, mounted);
     }
 
     /// What has become of the servers, and the version of the one that serves.
     pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
-        let restarts = self.board.known().server(record, version);
+        let restarts = self.store.known().server(record, version);
         if restarts > 0 {
-            self.board.tally().restarted(restarts);
+            self.store.counters().restarted(restarts);
         }
     }
 
     /// Where to look for what is known of the talk with an API server.
     pub(super) fn contacts(&mut self, contacts: Contacts) {
-        self.board.known().contacts(contacts);
+        self.store.known().contacts(contacts);
     }
 
     /// Goes on counting where the supervisor before stopped, in the pod's run directory.
     pub(super) fn count_in(&mut self, directory: &Path) {
-        *self.board.tally() = Tally::of(directory);
+        *self.store.counters() = Counters::of(directory);
     }
 
     /// A volume could not be mounted or refreshed.
     pub(super) fn failed(&mut self, volume: &Volume) {
-        self.board.tally().failed(volume.name.as_str());
+        self.store.counters().failed(volume.name.as_str());
     }
 
     /// An operation on a volume came to its end.
     pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
-        self.board.tally().operated(name, plugin, succeeded, took);
+        self.store.counters().operated(name, plugin, succeeded, took);
     }
 
     /// The tokens that volumes show from now on.
     pub(super) fn tokens(&mut self, tokens: Tokens) {
-        self.board.known().tokens = tokens;
+        self.store.known().tokens = tokens;
     }
 
     /// What is known, for those who ask.
-    pub(super) fn board(&self) -> Board {
-        self.board.clone()
+    pub(super) fn store(&self) -> StatusStore {
+        self.store.clone()
     }
 
     /// Tells what has changed since the last time.
@@ -202,7 +202,7 @@ impl Report {
     /// The supervisor ends.
     pub(super) fn stopping(&mut self) {
         self.hide_progress();
-        self.board.known().trouble("podfs ends and unmounts the volumes");
+        self.store.known().trouble("podfs ends and unmounts the volumes");
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
@@ -219,12 +219,12 @@ impl Report {
 
     /// Every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
-        let known = self.board.known();
+        let known = self.store.known();
         known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, State::Waiting(_)))
     }
 
     fn show_progress(&mut self) {
-        let known = self.board.known();
+        let known = self.store.known();
         let pod = (self.subject == Subject::Pod).then_some(&self.identity);
         let mut upcoming = Upcoming { pod, expected: self.expected, up: Vec::new(), waiting: Vec::new() };
         for volume in known.volumes.values().filter(|volume| volume.tried) {
@@ -237,7 +237,7 @@ impl Report {
     }
 
     fn describe(&self) -> String {
-        let known = self.board.known();
+        let known = self.store.known();
         let volumes = || known.volumes.values().filter(|volume| volume.tried);
         let shown = volumes().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
         let mut text = format!("{shown} of {} volumes are up", self.expected);
@@ -276,7 +276,7 @@ impl Report {
     }
 
     fn write_ready(&self, descriptor: OwnedFd) -> io::Result<()> {
-        let mut json = serde_json::to_vec(&self.ready_object(&self.board.known()))?;
+        let mut json = serde_json::to_vec(&self.ready_object(&self.store.known()))?;
         json.push(b'\n');
         File::from(descriptor).write_all(&json)
     }
@@ -284,7 +284,7 @@ impl Report {
     /// Volumes are listed by directory, with the mode of those the kernel does not keep by itself:
     /// `config, data (passthrough) in /…/kubernetes.io~configmap`.
     fn places(&self) -> String {
-        let known = self.board.known();
+        let known = self.store.known();
         let volumes = &known.volumes;
         let mut names: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
         for volume in volumes.values() {
@@ -304,7 +304,7 @@ impl Report {
             let path = volume.path.as_deref().unwrap_or(Path::new(""));
             format!("volume {:?} is ready at {}{mode}", volume.name, path.display())
         };
-        self.board.known().volumes.values().map(place).collect::<Vec<_>>().join(", ")
+        self.store.known().volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
     fn ready_object<'a>(&'a self, known: &'a Known) -> Ready<'a> {

@@ -19,12 +19,12 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::volume::{End, PodVolume, State};
-use super::{PATIENCE, Supervisor};
+use super::{Supervisor, TIMEOUT};
 
 impl Supervisor {
     /// Ends this process, and nothing else: nothing is dropped.
     pub(super) async fn leave(mut self) -> ! {
-        let _ = timeout(PATIENCE, self.finish_all()).await;
+        let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
         self.report.leaving();
         std::process::exit(0)
@@ -34,11 +34,11 @@ impl Supervisor {
     pub(super) async fn shut_down(mut self, end: End) {
         info!("unmounting");
         self.report.stopping();
-        if timeout(PATIENCE, self.finish_all()).await.is_err() {
+        if timeout(TIMEOUT, self.finish_all()).await.is_err() {
             warn!("a commit does not end; the server is killed");
             self.server.kill().await;
             // What waits for a source of the host is not freed by that.
-            if timeout(PATIENCE, self.finish_all()).await.is_err() {
+            if timeout(TIMEOUT, self.finish_all()).await.is_err() {
                 warn!("a source does not answer; its volume is left as it is");
             }
         }
@@ -56,7 +56,7 @@ impl Supervisor {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
-        self.server.stop(PATIENCE).await;
+        self.server.stop(TIMEOUT).await;
     }
 
     /// Takes a volume down. A server that is lost meanwhile is not waited for.

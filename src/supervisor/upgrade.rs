@@ -25,11 +25,11 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use super::board::VERSION;
 use super::control::{Upgrade, Upgrading};
 use super::server::program::ServerProgram;
 use super::server::{Program, UpgradeError};
-use super::{PATIENCE, Supervisor};
+use super::status_store::VERSION;
+use super::{Supervisor, TIMEOUT};
 
 /// What a program says to the one that it becomes.
 pub(super) const LEGACY: &str = "PODFS_UPGRADE";
@@ -45,7 +45,7 @@ impl Supervisor {
         };
         upgrading.answer(&Upgrade::Started);
         // What does not end goes on in the new program.
-        let _ = timeout(PATIENCE, self.finish_all()).await;
+        let _ = timeout(TIMEOUT, self.finish_all()).await;
         // What it came to is looked at again if this program goes on.
         self.version += 1;
         match self.server.upgrade(Program::OfPodfs(&path)).await {

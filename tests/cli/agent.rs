@@ -79,7 +79,7 @@ impl Working {
     #[track_caller]
     fn wait_output(&mut self, text: &str) {
         while !self.output.contains(text) {
-            let more = self.heard.recv_timeout(PATIENCE);
+            let more = self.heard.recv_timeout(TIMEOUT);
             self.output += &more.unwrap_or_else(|_| panic!("{text:?} does not come:\n{}", self.output));
         }
     }
@@ -91,7 +91,7 @@ impl Working {
     /// Its exit code and what it has said, when it and all it has started have ended: nobody writes any more.
     #[track_caller]
     fn end(mut self) -> (i32, String) {
-        while let Some(more) = match self.heard.recv_timeout(PATIENCE) {
+        while let Some(more) = match self.heard.recv_timeout(TIMEOUT) {
             Ok(more) => Some(more),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => None,
             Err(_) => panic!("it does not end:\n{}", self.output),

@@ -104,7 +104,7 @@ fn people_are_told_once_in_one_line() {
 fn systemd_hears_what_a_volume_waits_for_and_then_of_readiness_and_the_end() {
     let fixture = Fixture::new(&config_pod());
     let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
-    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    socket.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     let hear = |wanted: &str| {
         let mut heard = Vec::new();
         let mut message = [0; 4096];

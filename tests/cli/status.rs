@@ -142,7 +142,7 @@ fn every_answer_names_all_volumes_in_the_order_of_the_manifest_also_before_they_
         stream.read_to_end(&mut answer).ok()?;
         Some(serde_json::from_slice::<Value>(&answer).expect("an answer")["message"]["status"].take())
     };
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while !running.is_ready() {
         assert!(std::time::Instant::now() < deadline, "podfs is not ready:\n{}", running.log());
         let Some(status) = ask() else { continue };
@@ -187,7 +187,7 @@ fn who_talks_nonsense_does_not_disturb_the_supervisor() {
     assert_eq!(fs::metadata(&socket).expect("a socket").permissions().mode() & 0o7777, 0o600);
     let call = || {
         let stream = UnixStream::connect(&socket).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         stream
     };
     let says = |bytes: &[u8]| {

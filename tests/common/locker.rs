@@ -10,7 +10,7 @@ use std::thread;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{PATIENCE, eventually};
+use super::{TIMEOUT, eventually};
 
 /// A process with files and locks of its own, ended with the test.
 pub struct Locker {
@@ -51,7 +51,7 @@ impl Locker {
     /// What came of the order before.
     #[track_caller]
     pub fn answer(&mut self) -> String {
-        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|reason| panic!("no answer: {reason}"))
+        self.answers.recv_timeout(TIMEOUT).unwrap_or_else(|reason| panic!("no answer: {reason}"))
     }
 
     #[track_caller]

@@ -52,12 +52,12 @@ pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
 pub const PODFS_FUSE: &str = env!("CARGO_BIN_EXE_podfs-fuse");
 
 /// How long anything may take that takes milliseconds on a quiet machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until `condition` holds.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "still not true: {what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -278,7 +278,7 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
 /// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
 /// pod has the same name.
 fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let is_ours = |line: &str| ours.iter().any(|pid| line == pid.to_string());
     let only_ours = || fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|all| all.lines().all(is_ours));
     while fs::remove_dir(cgroup).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
@@ -311,7 +311,7 @@ impl Running {
         let mut json = String::new();
         let ready = self.ready.as_ref().expect("readiness is read once");
         let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
-        let patience = u16::try_from(PATIENCE.as_millis()).expect("a few seconds");
+        let patience = u16::try_from(TIMEOUT.as_millis()).expect("a few seconds");
         assert!(nix::poll::poll(&mut poll, patience).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
         self.ready.take().expect("it is there").read_to_string(&mut json).expect("readiness");
         assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());
@@ -342,7 +342,7 @@ impl Running {
     /// Waits until the log has said this so many times.
     #[track_caller]
     pub fn wait_log_times(&self, text: &str, times: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.log().matches(text).count() < times {
             assert!(Instant::now() < deadline, "not {times} times in the log: {text}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(2));
@@ -420,7 +420,7 @@ impl Running {
         let (done, ended) = channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                if ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
                     eprintln!("a call hangs:\n{}", self.log());
                     kill_all_of(&self.directory);
                 }
@@ -446,7 +446,7 @@ impl Running {
     /// Waits for the end of podfs.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 return status;

@@ -5,7 +5,7 @@ use std::io::{Read, Seek};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Fixture, PATIENCE};
+use super::{Fixture, TIMEOUT};
 
 /// How a command ended.
 pub struct Outcome {
@@ -17,7 +17,7 @@ pub struct Outcome {
 /// Runs a command to its end.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Outcome {
-    finish_within(command, PATIENCE)
+    finish_within(command, TIMEOUT)
 }
 
 /// Runs a command that may take longer to its end.

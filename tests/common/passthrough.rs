@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use serde_json::Value;
 
-use super::{PATIENCE, ServerChild, start_server};
+use super::{ServerChild, TIMEOUT, start_server};
 
 /// A mounted passthrough volume.
 ///
@@ -151,5 +151,5 @@ pub fn within_patience<T: Send + 'static>(what: &str, call: impl FnOnce() -> T +
     thread::spawn(move || {
         let _ = result.send(call());
     });
-    came.recv_timeout(PATIENCE).unwrap_or_else(|reason| panic!("{what}: {reason}"))
+    came.recv_timeout(TIMEOUT).unwrap_or_else(|reason| panic!("{what}: {reason}"))
 }

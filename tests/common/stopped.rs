@@ -7,10 +7,10 @@ use std::thread::{self, JoinHandle};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{PATIENCE, Served, eventually};
+use super::{Served, TIMEOUT, eventually};
 
 /// A stopped server process. A call that needs it hangs until it is continued, which happens after
-/// [`PATIENCE`] so that a test fails instead of hanging.
+/// [`TIMEOUT`] so that a test fails instead of hanging.
 pub struct Stopped {
     server: Pid,
     end: Sender<()>,
@@ -23,7 +23,7 @@ impl Stopped {
         kill(server, Signal::SIGSTOP).expect("the server is there");
         let (end, ended) = channel();
         let watchdog = thread::spawn(move || {
-            let hangs = ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            let hangs = ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout);
             if hangs {
                 let _ = kill(server, Signal::SIGCONT);
             }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::{PATIENCE, eventually};
+use super::{TIMEOUT, eventually};
 
 /// Has a command write its standard error to `output`, whatever else is said of it.
 pub fn with_standard_error(command: &mut Command, output: impl AsFd) {
@@ -105,7 +105,7 @@ impl Terminal {
     /// Waits until a line of the screen fits, and gives the screen.
     #[track_caller]
     pub fn wait_line(&self, what: &str, fits: impl Fn(&str) -> bool) -> Vec<String> {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + TIMEOUT;
         loop {
             let screen = self.screen();
             if screen.iter().any(|line| fits(line)) {

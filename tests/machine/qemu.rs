@@ -19,7 +19,7 @@ pub enum Linux {
 }
 
 /// How long the guest may run; with the most tests it takes four minutes beside another one.
-const PATIENCE: Duration = Duration::from_secs(480);
+const TIMEOUT: Duration = Duration::from_secs(480);
 
 /// Lines of the console that are worth showing.
 const TAIL: usize = 60;
@@ -110,7 +110,7 @@ impl Running {
             let _ = end.send(());
             read.map(|_| report)
         });
-        let in_time = ended.recv_timeout(PATIENCE).is_ok();
+        let in_time = ended.recv_timeout(TIMEOUT).is_ok();
         drop(self);
         let report = reader.join().expect("it does not panic").expect("QEMU's output");
         let late = if in_time { "" } else { "\nthe guest did not end by itself\n" };

@@ -4,7 +4,7 @@
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpStream};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::protocol::procedure::*;
 use super::protocol::{MOUNT, NFS};
 use super::rpc::{Call, Identity, read_record, results, write_record};
@@ -49,7 +49,7 @@ impl Caller {
     pub fn connect(to: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(to)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self { stream, xid: 0x7000_0000, identity: Some(Identity::default()) })
     }
 

@@ -38,12 +38,12 @@ pub use proxy::Proxy;
 pub use scripted::Scripted;
 
 /// How long anything may take that takes milliseconds on a quiet machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until `condition` holds.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "still not true: {what}");
         std::thread::sleep(Duration::from_millis(2));

@@ -15,7 +15,7 @@ use notify::event::{ModifyKind, RenameMode};
 use notify::{EventKind, RecursiveMode, Watcher};
 use tempfile::TempDir;
 
-use crate::common::{Fixture, PATIENCE, Served, config_map, config_pod, eventually};
+use crate::common::{Fixture, Served, TIMEOUT, config_map, config_pod, eventually};
 
 const OLD: &[(&str, &str)] = &[("app.yaml", "old"), ("other", "same")];
 const NEW: &[(&str, &str)] = &[("app.yaml", "new"), ("other", "same")];
@@ -132,7 +132,7 @@ fn a_reloader_that_waits_for_data_to_appear_notices() {
     watcher.watch(served.path(), RecursiveMode::NonRecursive).expect("a watch");
     served.commit(NEW);
     loop {
-        let event = heard.recv_timeout(PATIENCE).expect("the switch is heard").expect("an event");
+        let event = heard.recv_timeout(TIMEOUT).expect("the switch is heard").expect("an event");
         let moved = event.kind == EventKind::Modify(ModifyKind::Name(RenameMode::To));
         if moved && event.paths == [served.path().join("..data")] {
             break;
@@ -153,7 +153,7 @@ fn a_reloader_that_resolves_the_path_at_each_event_notices() {
     std::thread::scope(|scope| {
         scope.spawn(|| served.commit(NEW));
         loop {
-            heard.recv_timeout(PATIENCE).expect("an event comes after the switch").expect("an event");
+            heard.recv_timeout(TIMEOUT).expect("an event comes after the switch").expect("an event");
             // For a moment the path leads into the old generation, which is being removed.
             if fs::canonicalize(&path).is_ok_and(|resolved| resolved != before) {
                 break;
@@ -262,7 +262,7 @@ fn a_program_that_opens_files_through_data_finds_them_at_every_switch() {
             write(number);
             let shown =
                 || fs::read_to_string(running.volume("config").join("a")).is_ok_and(|is| is == number.to_string());
-            let switched = std::time::Instant::now() + PATIENCE;
+            let switched = std::time::Instant::now() + TIMEOUT;
             while !shown() && std::time::Instant::now() < switched {
                 std::thread::yield_now();
             }

@@ -238,7 +238,7 @@ fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
 /// Waits until no part of the value is left; the kernel takes a moment to forget a generation.
 #[track_caller]
 fn assert_gone(process: &str, pid: Pid, value: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut found = remnants(pid, value);
     while !found.is_empty() && Instant::now() < deadline {
         found = remnants(pid, value);

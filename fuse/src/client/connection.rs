@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::protocol::{Greeting, Reply, Request, check, receive, send};
 
 /// How long a server may take for an answer until it serves: it only has to load what is there.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server process that has answered.
 pub(super) struct Connection {
@@ -31,8 +31,8 @@ impl Connection {
     /// When it does not answer, or speaks another language.
     pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<Connection> {
         let other_way = control.try_clone()?;
-        control.set_read_timeout(Some(PATIENCE))?;
-        control.set_write_timeout(Some(PATIENCE))?;
+        control.set_read_timeout(Some(TIMEOUT))?;
+        control.set_write_timeout(Some(TIMEOUT))?;
         let (reply, mut descriptors) = exchange(&control, &Request::Hello(greeting.clone()), &[])?;
         let Reply::Hello { greeting: theirs, keeper } = reply else {
             return Err(super::server_client::unexpected(&reply));

@@ -338,7 +338,7 @@ impl ServerClient {
         let doing = |held: &Arc<Held>| Doing {
             about: held.about.clone(),
             requests: held.region.requests(),
-            busy: held.region.seats().busy().collect(),
+            busy: held.region.in_flight().busy().collect(),
             waits: held.region.waits().all().count(),
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),

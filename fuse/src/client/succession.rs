@@ -121,7 +121,7 @@ impl Adopted {
 
 impl ServerClient {
     /// The server is dead. Calls wait until [there is another one](Self::succeed).
-    pub fn bury(&self) -> LastKeeper {
+    pub fn mark_dead(&self) -> LastKeeper {
         self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))
     }
 
@@ -133,7 +133,7 @@ impl ServerClient {
         Connection::open(control, &self.greeting).map(Successor)
     }
 
-    /// Lets a new server go on for the one that was [buried](Self::bury).
+    /// Lets a new server go on for the one that was [marked dead](Self::mark_dead).
     ///
     /// # Errors
     /// When the new server cannot. It is to be killed then, and another one may try.

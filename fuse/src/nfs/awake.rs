@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn the_thread_works_no_more_when_nothing_happens() {
         const WATCHED: Duration = Duration::from_millis(200);
-        const PATIENCE: Duration = Duration::from_secs(20);
+        const TIMEOUT: Duration = Duration::from_secs(20);
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         LocalSet::new().block_on(&runtime, async {
             let awake = Awake::new();
             let keeps = spawn_local(Rc::clone(&awake).run());
             for _ in 0..3 {
                 awake.stir();
-                let deadline = Instant::now() + PATIENCE;
+                let deadline = Instant::now() + TIMEOUT;
                 loop {
                     let before = worked();
                     sleep(WATCHED).await;

@@ -55,10 +55,10 @@
 
 mod awake;
 pub(crate) mod callers;
+mod client_state;
 pub mod error;
 pub mod export;
 mod filesystem;
-mod known;
 pub mod mount;
 pub mod mountd;
 pub mod options;

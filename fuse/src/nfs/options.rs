@@ -30,7 +30,8 @@ pub struct Options {
     /// Nothing may be changed (`ro`): `EROFS`.
     pub read_only: bool,
     /// What happens when the server does not answer (`hard`, `soft`, `softerr`).
-    pub patience: Patience,
+    #[serde(rename = "patience")]
+    pub retry_policy: RetryPolicy,
     /// Tenths of a second after which a call is sent again (`timeo`).
     pub timeo: u32,
     /// So many times, before the server counts as gone (`retrans`).
@@ -75,7 +76,7 @@ pub struct Search {
 
 /// What happens when a server does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Patience {
+pub enum RetryPolicy {
     /// Calls wait until it does.
     #[default]
     Hard,
@@ -170,7 +171,7 @@ impl Options {
             search: None,
             root: root.to_vec(),
             read_only: false,
-            patience: Patience::default(),
+            retry_policy: RetryPolicy::default(),
             timeo: 600,
             retrans: 2,
             limits,
@@ -191,10 +192,10 @@ impl Options {
 
     /// How long a call is waited for.
     pub fn policy(&self) -> Policy {
-        let persistence = match self.patience {
-            Patience::Hard => Persistence::Hard,
-            Patience::Soft => Persistence::Soft,
-            Patience::SoftErr => Persistence::SoftErr,
+        let persistence = match self.retry_policy {
+            RetryPolicy::Hard => Persistence::Hard,
+            RetryPolicy::Soft => Persistence::Soft,
+            RetryPolicy::SoftErr => Persistence::SoftErr,
         };
         let timeo = Duration::from_millis(u64::from(self.timeo) * 100);
         Policy { persistence, timeo, retrans: self.retrans, ..Policy::default() }

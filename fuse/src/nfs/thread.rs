@@ -18,13 +18,13 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
 use super::awake::Awake;
+use super::client_state::ClientState;
+use super::client_state::calls::Calls;
+use super::client_state::inherit::Inheritance;
+use super::client_state::node::{Found, Nodes};
+use super::client_state::open_files::OpenFiles;
 use super::export::{Export, How};
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
-use super::known::Known;
-use super::known::calls::Calls;
-use super::known::inherit::Inheritance;
-use super::known::node::{Found, Nodes};
-use super::known::open_files::OpenFiles;
 use super::options::{Options, Place};
 use super::rpc::{Credential, Policy};
 use super::server::Servers;
@@ -81,19 +81,19 @@ impl NfsThread {
             };
             let tasks = LocalSet::new();
             let work = async move {
-                let shop = Rc::new(Shop::new(input));
-                spawn_local(Rc::clone(&shop.awake).run());
+                let state = Rc::new(ThreadState::new(input));
+                spawn_local(Rc::clone(&state.awake).run());
                 while let Some(order) = incoming.recv().await {
                     let (export, resumes, done) = match order {
                         Order::Serve { export, resumes, done } => (export, resumes, done),
                         Order::Move { socket, place } => {
-                            shop.move_server(socket, place);
+                            state.move_server(socket, place);
                             continue;
                         }
                     };
-                    let shop = Rc::clone(&shop);
+                    let state = Rc::clone(&state);
                     spawn_local(async move {
-                        let begun = if resumes { shop.resume(*export) } else { shop.serve(*export).await };
+                        let begun = if resumes { state.resume(*export) } else { state.serve(*export).await };
                         // Whoever asked may have given up.
                         let _ = done.send(begun);
                     });
@@ -152,14 +152,14 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
 }
 
 /// What all volumes of the thread use.
-struct Shop {
+struct ThreadState {
     servers: Servers,
     input: Rc<RefCell<Input>>,
     awake: Rc<Awake>,
     filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
 }
 
-impl Shop {
+impl ThreadState {
     fn new(input: Input) -> Self {
         Self {
             servers: Servers::default(),
@@ -186,7 +186,7 @@ impl Shop {
         let export = self.export(&options, sockets, &region)?;
         let found = look_at_root(&export, &options).await?;
         let root = Found { handle: export.root(), kind: found.kind, fileid: found.fileid };
-        let known = Known {
+        let known = ClientState {
             nodes: Nodes::new(Arc::clone(&region), root)?,
             files: OpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
             calls: Calls::new(Arc::clone(&region), Default::default()),
@@ -223,7 +223,7 @@ impl Shop {
         all.retain(|other| other.strong_count() > 0);
         all.push(Rc::downgrade(&filesystem));
         let volume =
-            Volume::new(filesystem, session.into_door()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
+            Volume::new(filesystem, session.into_polled()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
         spawn_local(volume.run());
         Ok(())
     }
@@ -253,7 +253,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
 }
 
 /// Of a volume whose server process died before it had heard anything.
-fn unknown_root(known: &Known) -> Attributes {
+fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
         kind: super::v3::Kind::Directory,

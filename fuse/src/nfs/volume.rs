@@ -28,7 +28,7 @@ use super::awake::Awake;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
 use crate::ending::is_dying;
-use crate::session::{Deferred, Door, Input, Operation, Request};
+use crate::session::{Deferred, Input, Operation, PolledSession, Request};
 use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
@@ -45,7 +45,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A volume that is served.
 pub struct Volume {
     filesystem: Rc<NfsFilesystem>,
-    door: AsyncFd<Door>,
+    session: AsyncFd<PolledSession>,
     input: Rc<RefCell<Input>>,
     awake: Rc<Awake>,
     trace: Arc<Trace>,
@@ -59,25 +59,25 @@ struct Running {
 }
 
 impl Volume {
-    /// Serves a file system whose requests come in by `door`, one at a time into `input`.
+    /// Serves a file system whose requests come in by `polled`, one at a time into `input`.
     ///
     /// # Errors
     /// When the device cannot be waited for.
     pub fn new(
         filesystem: Rc<NfsFilesystem>,
-        door: Door,
+        session: PolledSession,
         input: Rc<RefCell<Input>>,
         awake: Rc<Awake>,
         trace: Arc<Trace>,
     ) -> io::Result<Rc<Self>> {
-        // SAFETY: the door has the device open for as long as it lives, and always names it by the same number.
-        let door = unsafe { AsyncFd::register_with_interest(door, WANTED) }?;
-        Ok(Rc::new(Self { filesystem, door, input, awake, trace, running: RefCell::default() }))
+        // SAFETY: the session has the device open for as long as it lives, and always names it by the same number.
+        let session = unsafe { AsyncFd::register_with_interest(session, WANTED) }?;
+        Ok(Rc::new(Self { filesystem, session, input, awake, trace, running: RefCell::default() }))
     }
 
     /// Answers until the file system is unmounted everywhere.
     pub async fn run(self: Rc<Self>) {
-        while let Ok(mut ready) = self.door.ready(WANTED).await {
+        while let Ok(mut ready) = self.session.ready(WANTED).await {
             for _ in 0..AT_A_TIME {
                 match self.take_one() {
                     Ok(()) => {}
@@ -95,10 +95,10 @@ impl Volume {
     /// Reads one request, and begins to answer it.
     fn take_one(self: &Rc<Self>) -> io::Result<()> {
         let mut input = self.input.borrow_mut();
-        let length = self.door.get_ref().read(&mut input)?;
+        let length = self.session.get_ref().read(&mut input)?;
         let bytes = &input.as_bytes()[..length];
         let Some(request) = Request::parse(bytes) else { return Ok(()) };
-        self.door.get_ref().count(&request);
+        self.session.get_ref().count(&request);
         self.stir(&request);
         match request.operation {
             Operation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
@@ -113,28 +113,28 @@ impl Volume {
     }
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
-        let debt = Debt(Some(self.door.get_ref().owe(request)));
+        let reply = PendingReply(Some(self.session.get_ref().owe(request)));
         let turn = Turn::new(request.number(), request.caller, request.is_resent());
         let is_write = matches!(request.operation, Operation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
             let answer = pin!(self.filesystem.answer(request, &turn));
             if let Poll::Ready(outcome) = answer.poll(&mut Context::from_waker(Waker::noop())) {
-                debt.pay(outcome);
+                reply.send(outcome);
                 return self.filesystem.end(&turn);
             }
             // There is no room yet. What was accepted of it already is accepted once more, which changes nothing.
         }
-        let (volume, letter, number) = (Rc::clone(self), Letter::new(bytes), request.number());
+        let (volume, buffer, number) = (Rc::clone(self), RequestBuffer::new(bytes), request.number());
         let task = spawn_local(async move {
-            volume.answer(&letter, turn, debt).await;
+            volume.answer(&buffer, turn, reply).await;
             volume.running.borrow_mut().remove(&number);
         });
         let running = Running { pid: request.caller.pid, task: task.abort_handle() };
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, letter: &Letter, turn: Turn, debt: Debt) {
-        let Some(request) = letter.request() else { return };
+    async fn answer(&self, buffer: &RequestBuffer, turn: Turn, reply: PendingReply) {
+        let Some(request) = buffer.request() else { return };
         let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
         let line = self.trace.begin(|| self.filesystem.path(request.node, entry));
         let outcome = self.filesystem.answer(&request, &turn).await;
@@ -142,7 +142,7 @@ impl Volume {
             let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
             line.end(request.name(), request.caller, error);
         }
-        debt.pay(outcome);
+        reply.send(outcome);
         self.stir(&request);
         // Only now: until here a successor would be asked for the same again.
         self.filesystem.end(&turn);
@@ -198,12 +198,12 @@ impl Volume {
 }
 
 /// A request, for as long as it takes to answer it.
-struct Letter {
+struct RequestBuffer {
     words: Vec<u64>,
     length: usize,
 }
 
-impl Letter {
+impl RequestBuffer {
     fn new(bytes: &[u8]) -> Self {
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
         words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
@@ -216,10 +216,10 @@ impl Letter {
 }
 
 /// An answer that somebody waits for. One that is dropped is `EINTR`.
-struct Debt(Option<Deferred>);
+struct PendingReply(Option<Deferred>);
 
-impl Debt {
-    fn pay(mut self, outcome: Result<Answered, Errno>) {
+impl PendingReply {
+    fn send(mut self, outcome: Result<Answered, Errno>) {
         let Some(owed) = self.0.take() else { return };
         // Nobody waits for the answer to a request that was aborted.
         let _ = match outcome {
@@ -231,7 +231,7 @@ impl Debt {
     }
 }
 
-impl Drop for Debt {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         if let Some(owed) = self.0.take() {
             // As above.

@@ -42,7 +42,6 @@ use rustix::io::Errno;
 
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::caller::{self, Identities};
-use super::foresight::Foresight;
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::Node;
@@ -50,6 +49,7 @@ use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
 use super::pruner::Pruner;
+use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
@@ -77,7 +77,7 @@ pub struct PassthroughFilesystem {
     nodes: Nodes,
     directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
     files: OpenFiles,
-    foresight: Foresight,
+    readdirplus: ReaddirplusPolicy,
     waits: Arc<Waits>,
     usage: Option<Usage>,
     /// Those that it may have.
@@ -144,7 +144,7 @@ impl PassthroughFilesystem {
             mounts,
             directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
             files,
-            foresight: Foresight::default(),
+            readdirplus: ReaddirplusPolicy::default(),
             waits: Arc::default(),
             usage,
             descriptors: share,

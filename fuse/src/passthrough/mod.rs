@@ -23,7 +23,7 @@
 //! | `locked` | what each owner has locked, for a successor that has to lock it again |
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
-//! | `foresight` | whether attributes go along with names |
+//! | `readdirplus` | whether attributes go along with names |
 //! | `attributes` | attributes, and how long they hold |
 //! | `caller` | acting with the caller's uid, gid and umask |
 //! | `extents` | where a file has blocks |
@@ -38,7 +38,6 @@ mod attributes;
 mod caller;
 mod extents;
 mod filesystem;
-mod foresight;
 mod handle;
 mod listing;
 mod locked;
@@ -50,6 +49,7 @@ mod open_files;
 mod open_node;
 mod options;
 mod pruner;
+mod readdirplus;
 mod room;
 mod share;
 mod state;

@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
     }
 
     fn open_files(&mut self, nodes: &Nodes, share: &Share) -> OpenFiles {
-        let asked_again: HashSet<u64> = self.region.seats().unanswered().collect();
+        let asked_again: HashSet<u64> = self.region.in_flight().unanswered().collect();
         let (mut files, mut directories) = (HashMap::new(), HashMap::new());
         let mut unanswered = HashMap::new();
         for record in self.records::<OpenCell>() {

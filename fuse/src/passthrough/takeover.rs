@@ -6,7 +6,7 @@
 //! 1. Cells that nobody can use are erased. Numbers of descriptors that no process has any more were erased before this
 //!    process opened anything: it may open something else under them.
 //! 2. A change of the account that was being made is made.
-//! 3. The session is resumed: what the dead threads were doing is carried.
+//! 3. The session is resumed: what the dead threads were doing is kept for replay.
 //! 4. Backing ids that nobody has are given back. No thread may open one meanwhile.
 //! 5. The kernel is made to ask again, and threads answer.
 //!

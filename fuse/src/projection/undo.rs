@@ -10,10 +10,10 @@
 use std::sync::LazyLock;
 
 use super::tree::NodeId;
-use crate::session::{Dropper, Notifier};
+use crate::session::{Notifier, PageInvalidator};
 
 /// What undoes stores in all volumes; it starts with the first. Without it they are undone when the kernel drops the page.
-static DROPPER: LazyLock<Option<Dropper>> = LazyLock::new(|| Dropper::start("undo").ok());
+static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInvalidator::start("undo").ok());
 
 /// Undoes stores to the files of one volume.
 pub struct Undo(Notifier);
@@ -26,8 +26,8 @@ impl Undo {
 
     /// Lets the kernel drop what it holds of a file's content.
     pub(super) fn file(&self, node: NodeId) {
-        if let Some(dropper) = &*DROPPER {
-            dropper.drop_content(&self.0, node.0);
+        if let Some(invalidator) = &*INVALIDATOR {
+            invalidator.drop_content(&self.0, node.0);
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::counts::Counts;
+use super::in_flight::InFlightSlots;
 use super::opens::Opens;
-use super::seats::Seats;
 use super::shared::shared;
 use super::silence::Silence;
 use super::waits::Waits;
@@ -41,7 +41,7 @@ shared! {
         /// Whether the server of an NFS volume answers.
         silence: Silence,
         spare: [AtomicU64; 27],
-        seats: Seats,
+        slots: InFlightSlots,
         waits: Waits,
         counts: Counts,
     }

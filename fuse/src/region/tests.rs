@@ -116,13 +116,13 @@ fn a_region_of_a_newer_podfs_is_refused_by_name() {
 #[test]
 fn seats_of_any_content_are_harmless() {
     let mut bytes = header(Kind::Passthrough);
-    let seats = std::mem::offset_of!(header::Header, seats);
-    bytes[seats..].fill(0xff);
+    let slots = std::mem::offset_of!(header::Header, slots);
+    bytes[slots..].fill(0xff);
     let region = Region::adopt(file(&bytes, bytes.len() as u64, true)).expect("a region");
-    region.seats().carry();
-    assert!(region.seats().all_carried().count() > 0);
-    assert!(region.seats().all_carried().all(|unique| region.seats().earlier(unique).is_none()));
-    region.seats().drop_all_carried();
+    region.in_flight().collect_replays();
+    assert!(region.in_flight().all_to_replay().count() > 0);
+    assert!(region.in_flight().all_to_replay().all(|unique| region.in_flight().earlier(unique).is_none()));
+    region.in_flight().drop_all_replays();
     assert_eq!(region.waits().add(4), None, "all places are taken");
     region.waits().clear();
     assert_eq!(region.waits().add(4), Some(0));
@@ -258,8 +258,8 @@ proptest! {
         let end = whole.len().min(at + bytes.len());
         whole[at..end].copy_from_slice(&bytes[..end - at]);
         if let Ok(region) = Region::adopt(file(&whole, whole.len() as u64 + more, true)) {
-            region.seats().carry();
-            prop_assert!(region.seats().all_carried().count() <= 64);
+            region.in_flight().collect_replays();
+            prop_assert!(region.in_flight().all_to_replay().count() <= 64);
             prop_assert!(region.as_fd().as_raw_fd() >= 0);
         }
     }

@@ -42,7 +42,7 @@ pub const FIRST_FREE: RawFd = 64;
 /// Most descriptors of one message (`SCM_MAX_FD`).
 const BATCH: usize = 250;
 /// How long a keeper may take for an answer: it has nothing else to do.
-const PATIENCE: i64 = 5;
+const TIMEOUT: i64 = 5;
 
 /// Closes all that whoever started this process has left open by mistake: everything but standard input, output and error. A
 /// server puts what it inherits at the numbers that its predecessor had, and they must be free.
@@ -134,16 +134,16 @@ fn empty(number: RawFd) {
 }
 
 /// What a dead server had open, and its keeper has.
-pub(crate) struct Estate(());
+pub(crate) struct Handover(());
 
-impl Estate {
+impl Handover {
     /// Of the keeper at the other end of `channel`.
     ///
     /// # Errors
     /// When it is no socket.
     pub(crate) fn new(channel: OwnedFd) -> io::Result<Self> {
-        setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))?;
-        setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(PATIENCE))?;
+        setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
+        setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
         // Out of the way of what is inherited.
         put(channel, ESTATE)?;
         Ok(Self(()))
@@ -174,7 +174,7 @@ impl Estate {
     }
 }
 
-impl Drop for Estate {
+impl Drop for Handover {
     fn drop(&mut self) {
         empty(ESTATE);
     }

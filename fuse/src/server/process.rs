@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
-use super::fd_keeper::{self, Estate, FAR_END, FIRST_FREE, Keeper, LISTENER};
+use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
 use super::volumes::Volumes;
 use crate::audit::output::Output;
 use crate::memory_lock;
@@ -25,7 +25,7 @@ use crate::region::Region;
 /// Where the supervisor is: standard input.
 const CONTROL: RawFd = 0;
 /// How long somebody who has begun to say who it is may take for it, in seconds.
-const PATIENCE: i64 = 2;
+const TIMEOUT: i64 = 2;
 /// Most callers that may be silent at once. With another one, the first of them is let go.
 const MAX_CALLERS: usize = 8;
 
@@ -131,8 +131,8 @@ impl Process {
                 Reply::Done
             }
             Request::Inherit { keeper } => {
-                let estate = if keeper { Some(descriptors.next()?) } else { None };
-                inherit(estate, descriptors.0)?;
+                let handover = if keeper { Some(descriptors.next()?) } else { None };
+                inherit(handover, descriptors.0)?;
                 Reply::Done
             }
             Request::Resume(description) => {
@@ -202,7 +202,7 @@ impl Process {
             if let Some(speaks) = ready[1..].iter().position(|ready| *ready) {
                 let Some(caller) = callers.remove(speaks) else { continue };
                 if is_heard(&caller) {
-                    setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE))?;
+                    setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
                     return fd_keeper::put(caller, CONTROL);
                 }
             } else if ready[0] {
@@ -234,8 +234,8 @@ fn is_heard(caller: &OwnedFd) -> bool {
 
 /// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes. What no process has
 /// any more is forgotten at once, before this process opens something under the same number.
-fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
-    let estate = estate.map(Estate::new).transpose()?;
+fn inherit(handover: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
+    let handover = handover.map(Handover::new).transpose()?;
     // A region that cannot be read is refused when its volume is resumed.
     let regions: Vec<_> = regions.filter_map(|region| Region::adopt(region).ok()).collect();
     let mut numbers: Vec<_> =
@@ -243,10 +243,10 @@ fn inherit(estate: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> i
     numbers.retain(|number| *number >= FIRST_FREE);
     numbers.sort_unstable();
     numbers.dedup();
-    let gone = match estate {
-        Some(estate) => {
+    let gone = match handover {
+        Some(handover) => {
             numbers.last().map_or(Ok(()), |highest| check_limit(*highest))?;
-            estate.inherit(&numbers)?
+            handover.inherit(&numbers)?
         }
         None => numbers,
     };

@@ -12,7 +12,7 @@ use super::abi::{
     AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
     NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
-use crate::region::seats::Seat;
+use crate::region::in_flight::InFlightSlot;
 use crate::region::{Begun, Region};
 
 /// What a request is answered with.
@@ -56,7 +56,7 @@ pub struct Exchange<'a> {
     pub buffer: &'a mut Vec<u8>,
     pub(super) responder: &'a Responder,
     pub(super) region: &'a Arc<Region>,
-    pub(super) seat: &'a Seat,
+    pub(super) slot: &'a InFlightSlot,
     pub(super) earlier: Option<Begun>,
 }
 
@@ -65,14 +65,14 @@ impl Exchange<'_> {
     /// [began](Self::earlier). What a predecessor had begun stands as it is.
     pub fn begin(&self, note: u64) {
         if self.earlier.is_none() {
-            self.seat.begin(None, note);
+            self.slot.begin(None, note);
         }
     }
 
     /// As [`begin`](Self::begin), with a note of its own: what a predecessor had begun was not executed. The time stays
     /// that of the first attempt.
     pub fn begin_anew(&self, note: u64) {
-        self.seat.begin(self.earlier.map(|earlier| earlier.at), note);
+        self.slot.begin(self.earlier.map(|earlier| earlier.at), note);
     }
 
     /// What a predecessor had begun of this very request. Whether it was executed, nobody knows.
@@ -142,7 +142,7 @@ pub struct Notifier {
 
 impl Notifier {
     /// Lets the kernel drop what it holds of a node's content. This waits for pages that are being read, and no
-    /// signal ends that: see [`Dropper`](super::Dropper).
+    /// signal ends that: see [`PageInvalidator`](super::PageInvalidator).
     ///
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.

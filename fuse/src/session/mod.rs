@@ -16,19 +16,19 @@
 //! | [`abi`] | the kernel's structs and numbers |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
-//! | [`door`] | a session without threads of its own |
-//! | `patience` | requests whose source may be away for long |
+//! | [`polled`] | a session without threads of its own |
+//! | `stall_guard` | requests whose source may be away for long |
 //! | `input` | room for requests |
 //! | `resume` | what a dead server left unanswered |
 
 pub mod abi;
 pub mod answer;
-pub mod door;
-mod dropping;
 mod input;
-mod patience;
+mod page_invalidator;
+pub mod polled;
 pub mod request;
 mod resume;
+mod stall_guard;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,15 +42,15 @@ use zerocopy::IntoBytes;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
-pub use door::Door;
-pub use dropping::Dropper;
 pub use input::Input;
-use patience::Patience;
-pub use patience::Question;
+pub use page_invalidator::PageInvalidator;
+pub use polled::PolledSession;
 pub use request::{Caller, Operation, Request, operation_name};
 use resume::Unanswered;
+pub use stall_guard::Question;
+use stall_guard::StallGuard;
 
-use crate::region::{Region, SEATS};
+use crate::region::{Region, SLOTS};
 
 /// Most bytes of one WRITE, and of one READ.
 const MAX_WRITE: u32 = 1 << 20;
@@ -59,7 +59,7 @@ pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
 /// Most threads of a session, those for slow requests included.
-const MAX_THREADS: usize = SEATS;
+const MAX_THREADS: usize = SLOTS;
 
 /// What answers requests.
 pub trait Service: Send + Sync + 'static {
@@ -189,7 +189,7 @@ impl Session {
     pub fn resume(device: OwnedFd, region: Arc<Region>) -> io::Result<Session> {
         let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
         let accepted = region.accepted().ok_or_else(none)?;
-        region.seats().carry();
+        region.in_flight().collect_replays();
         let beginning = Beginning::Resumed(Unanswered::AskedAgain);
         Ok(Session { device: Arc::new(device), region, accepted, beginning })
     }
@@ -225,17 +225,17 @@ impl Session {
     pub fn run(mut self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
         self.settle()?;
         let threads = threads.min(MAX_THREADS);
-        let patience = || Patience::start(&self.device, &self.region, &service);
-        let patience = service.is_remote().then(patience).transpose()?;
+        let stall_guard = || StallGuard::start(&self.device, &self.region, &service);
+        let stall_guard = service.is_remote().then(stall_guard).transpose()?;
         let readers = Arc::new(Readers {
             device: self.device,
             region: self.region,
             service,
-            patience,
+            stall_guard,
             wanted: threads,
             idle: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
-            seats: AtomicU32::new(0),
+            slots: AtomicU32::new(0),
         });
         (0..threads).try_for_each(|_| Arc::clone(&readers).spawn())
     }
@@ -263,15 +263,15 @@ struct Readers {
     region: Arc<Region>,
     service: Arc<dyn Service>,
     /// For a source that may be away.
-    patience: Option<Arc<Patience>>,
+    stall_guard: Option<Arc<StallGuard>>,
     /// How many there are when nothing is slow.
     wanted: usize,
     /// How many wait for a request.
     idle: AtomicUsize,
     /// How many there are.
     running: AtomicUsize,
-    /// The seats that are taken, a bit for each.
-    seats: AtomicU32,
+    /// The slots that are taken, a bit for each.
+    slots: AtomicU32,
 }
 
 impl Readers {
@@ -285,18 +285,18 @@ impl Readers {
     }
 
     fn serve(self: Arc<Self>) {
-        if let Some(seat) = self.sit_down() {
-            self.serve_from(seat);
-            self.stand_up(seat);
+        if let Some(slot) = self.register() {
+            self.serve_from(slot);
+            self.release(slot);
         }
         self.running.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn serve_from(self: &Arc<Self>, seat: usize) {
-        if seat == 0 {
+    fn serve_from(self: &Arc<Self>, slot: usize) {
+        if slot == 0 {
             self.region.set_session_thread(rustix::thread::gettid().as_raw_nonzero().get());
         }
-        self.region.seats().seat(seat).sit_down();
+        self.region.in_flight().slot(slot).register();
         self.service.begin_thread();
         let mut input = Input::new(self.service.longest_request()).unwrap_or_else(|error| {
             // As everywhere where there is no memory: this server ends, and another one goes on.
@@ -309,11 +309,11 @@ impl Readers {
             match request.operation {
                 Operation::Interrupt { unique } => self.interrupt(unique),
                 Operation::Destroy => {}
-                _ => match &self.patience {
-                    Some(patience) => {
-                        self.answer_patiently(patience, &request, &input.as_bytes()[..length], seat, &mut buffer)
+                _ => match &self.stall_guard {
+                    Some(stall_guard) => {
+                        self.answer_guarded(stall_guard, &request, &input.as_bytes()[..length], slot, &mut buffer)
                     }
-                    None => self.answer(&request, seat, &mut buffer),
+                    None => self.answer(&request, slot, &mut buffer),
                 },
             }
         }
@@ -321,76 +321,76 @@ impl Readers {
 
     fn interrupt(&self, unique: u64) {
         self.service.interrupt(unique);
-        if let Some(patience) = &self.patience {
-            patience.interrupt(unique);
+        if let Some(stall_guard) = &self.stall_guard {
+            stall_guard.interrupt(unique);
         }
     }
 
     /// Answers `request`, whose source may be away, or leaves it to another thread. In return this one answers for those
     /// that were left before.
-    fn answer_patiently(
+    fn answer_guarded(
         self: &Arc<Self>,
-        patience: &Patience,
+        stall_guard: &StallGuard,
         request: &Request<'_>,
         bytes: &[u8],
-        seat: usize,
+        slot: usize,
         buffer: &mut Vec<u8>,
     ) {
         if let Operation::Forget { .. } | Operation::BatchForget { .. } = request.operation {
-            return self.answer(request, seat, buffer);
+            return self.answer(request, slot, buffer);
         }
-        if let Some(known) = patience.recall(request) {
+        if let Some(known) = stall_guard.recall(request) {
             self.region.counts().request(request.opcode);
             let _ = Responder { device: Arc::clone(&self.device), unique: request.unique }.send(Ok(known));
             return;
         }
-        if !patience.enter(request, bytes) {
+        if !stall_guard.enter(request, bytes) {
             return;
         }
-        self.answer(request, seat, buffer);
+        self.answer(request, slot, buffer);
         let mut answered = request.number();
-        while let Some(parked) = patience.leave(answered) {
+        while let Some(parked) = stall_guard.leave(answered) {
             // It was a request when it was parked.
             let Some(request) = Request::parse(parked.bytes()) else { return };
-            self.answer(&request, seat, buffer);
+            self.answer(&request, slot, buffer);
             answered = request.number();
         }
     }
 
-    fn answer(self: &Arc<Self>, request: &Request<'_>, seat: usize, buffer: &mut Vec<u8>) {
-        let (seats, number) = (self.region.seats(), request.number());
-        let seat = seats.seat(seat);
-        seat.take(number);
-        let earlier = if request.is_resent() { seats.earlier(number) } else { None };
+    fn answer(self: &Arc<Self>, request: &Request<'_>, slot: usize, buffer: &mut Vec<u8>) {
+        let (slots, number) = (self.region.in_flight(), request.number());
+        let slot = slots.slot(slot);
+        slot.take(number);
+        let earlier = if request.is_resent() { slots.earlier(number) } else { None };
         self.region.counts().request(request.opcode);
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
             self.make_room();
         }
         let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
         buffer.clear();
-        let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, seat, earlier };
+        let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);
         // Nobody waits for the answer to a request that was aborted, or answered before by somebody else.
         let granted = outcome.as_ref().ok().and_then(Granted::of);
         let unheard = responder.send_with(outcome, buffer).is_err();
-        if let (true, Some(granted), true) = (unheard, granted, self.patience.is_some()) {
+        if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
             self.service.take_back(granted);
         }
-        seat.clear();
+        slot.clear();
         if request.is_resent() {
-            seats.drop_carried(number);
+            slots.drop_replay(number);
         }
     }
 
-    /// A seat that nobody has.
-    fn sit_down(&self) -> Option<usize> {
+    /// A slot that nobody has.
+    fn register(&self) -> Option<usize> {
         let lowest = |taken: u32| taken.trailing_ones() as usize;
-        let take = |taken| (lowest(taken) < SEATS).then(|| taken | (1 << lowest(taken)));
-        self.seats.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().map(lowest)
+        let take = |taken| (lowest(taken) < SLOTS).then(|| taken | (1 << lowest(taken)));
+        self.slots.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().map(lowest)
     }
 
-    fn stand_up(&self, seat: usize) {
-        self.seats.fetch_and(!(1 << seat), Ordering::Release);
+    fn release(&self, slot: usize) {
+        self.slots.fetch_and(!(1 << slot), Ordering::Release);
     }
 
     /// Starts a thread in the place of this one. Without it the volume is slower, not wrong.
@@ -414,8 +414,8 @@ impl Readers {
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        if let Some(patience) = &self.patience {
-            patience.end();
+        if let Some(stall_guard) = &self.stall_guard {
+            stall_guard.end();
         }
     }
 }

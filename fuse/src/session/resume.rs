@@ -16,7 +16,7 @@ use crate::region::Region;
 
 /// By how much the kernel's numbers of requests grow. The odd ones are of interrupts.
 const STEP: u64 = 2;
-/// How many numbers before and after the last known one are tried: a request that was just read is in no seat yet, and
+/// How many numbers before and after the last known one are tried: a request that was just read is in no slot yet, and
 /// numbers are also given to what has no answer.
 const AROUND: u64 = 64;
 
@@ -56,11 +56,11 @@ fn fail_all(device: &Arc<OwnedFd>, region: &Region) {
         let responder = Responder { device: Arc::clone(device), unique };
         let _ = responder.send(Err(Errno::IO));
     };
-    let known = region.seats().all_carried().chain(region.waits().all());
+    let known = region.in_flight().all_to_replay().chain(region.waits().all());
     known.flat_map(|unique| [unique, unique | UNIQUE_RESEND]).for_each(fail);
-    for last in region.seats().last() {
+    for last in region.in_flight().last() {
         let first = last.saturating_sub(AROUND * STEP).max(STEP);
         (first..=last.saturating_add(AROUND * STEP)).step_by(STEP as usize).for_each(fail);
     }
-    region.seats().drop_all_carried();
+    region.in_flight().drop_all_replays();
 }

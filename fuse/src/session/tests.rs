@@ -96,8 +96,8 @@ fn what_a_dead_server_left_is_asked_again_and_the_caller_notices_nothing() {
     if !asks_again(&orphaned.device) {
         return;
     }
-    orphaned.region.seats().seat(2).take(orphaned.number);
-    orphaned.region.seats().seat(2).begin(None, 42);
+    orphaned.region.in_flight().slot(2).take(orphaned.number);
+    orphaned.region.in_flight().slot(2).begin(None, 42);
     let told = run(orphaned.resume());
     let first = told.recv().expect("a request");
     assert_eq!(first, Told { number: orphaned.number, resent: true, note: Some(42) });
@@ -121,23 +121,23 @@ fn what_was_read_and_not_begun_is_executed_like_new() {
 fn a_kernel_that_cannot_ask_again_ends_the_calls_with_an_error() {
     for resent_before in [false, true] {
         let orphaned = Orphaned::new();
-        orphaned.region.seats().seat(0).take(orphaned.number);
+        orphaned.region.in_flight().slot(0).take(orphaned.number);
         if resent_before && asks_again(&orphaned.device) {
             let mut input = Input::new(0).expect("memory");
             read(&orphaned.device, input.as_mut_bytes()).expect("the same request, with a mark");
         }
         let _told = run(orphaned.resume().without_resend());
         assert_eq!(orphaned.caller.join().expect("no panic"), Errno::IO);
-        assert_eq!(orphaned.region.seats().all_carried().count(), 0);
+        assert_eq!(orphaned.region.in_flight().all_to_replay().count(), 0);
     }
 }
 
 #[test]
 fn a_request_that_reached_no_seat_ends_with_an_error_too() {
     let orphaned = Orphaned::new();
-    let seat = orphaned.region.seats().seat(0);
-    seat.take(orphaned.number - 2);
-    seat.clear();
+    let slot = orphaned.region.in_flight().slot(0);
+    slot.take(orphaned.number - 2);
+    slot.clear();
     let _told = run(orphaned.resume().without_resend());
     assert_eq!(orphaned.caller.join().expect("no panic"), Errno::IO);
 }

@@ -19,10 +19,10 @@ use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
 
 /// How long a server may go on refusing.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may go on saying that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
 /// or any pod after a restart of the server, only after some seconds.
-const PATIENCE_FOR_RIGHTS: Duration = Duration::from_secs(30);
+const TIMEOUT_FOR_RIGHTS: Duration = Duration::from_secs(30);
 
 /// Namespace and name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl Refusal {
 
     /// When podfs gives up.
     fn ends(&self) -> Instant {
-        self.since + if self.error.class == Class::Forbidden { PATIENCE_FOR_RIGHTS } else { PATIENCE }
+        self.since + if self.error.class == Class::Forbidden { TIMEOUT_FOR_RIGHTS } else { TIMEOUT }
     }
 
     fn into_error(self, name: &PodName) -> StartError {
@@ -183,11 +183,11 @@ mod tests {
         let after = |before, class| Refusal::after(before, error(class));
         let first = after(None, Class::Unauthorized).expect("a refusal");
         let (since, ends) = (first.since, first.ends());
-        assert_eq!(ends - since, PATIENCE);
+        assert_eq!(ends - since, TIMEOUT);
         let second = after(Some(first), Class::Unauthorized).expect("a refusal");
         assert_eq!(second.ends(), ends, "the time goes on");
         let other = after(Some(second), Class::Forbidden).expect("a refusal");
-        assert_eq!(other.ends() - other.since, PATIENCE_FOR_RIGHTS);
+        assert_eq!(other.ends() - other.since, TIMEOUT_FOR_RIGHTS);
         assert!(after(Some(other), Class::Unreachable).is_none());
         let name: PodName = "default/web".parse().expect("a name");
         for (class, expected) in [

@@ -21,7 +21,7 @@ use crate::manifest::{ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
 /// How long the files may take to come to rest when podfs starts.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The configured paths and what was read from them.
 pub(super) struct Ledger {
@@ -97,7 +97,7 @@ impl Ledger {
     ///
     /// The first problem with any file, or a file that does not come to rest.
     pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<Snapshot, SourceError> {
-        let patience = Instant::now() + START_PATIENCE;
+        let patience = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
             let scan = self.scan(watcher);

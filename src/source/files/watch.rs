@@ -23,10 +23,10 @@ use super::settle::Activity;
 const CALM: Duration = Duration::from_millis(2);
 
 /// A scan waits no longer than this, however busy the directory is.
-const PATIENCE: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long the kernel may take to report the marker. It takes microseconds.
-const MARKER_PATIENCE: Duration = Duration::from_millis(100);
+const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What the watching thread is told.
 pub(super) enum Signal {
@@ -118,7 +118,7 @@ impl Watcher {
         }
         let heard = Instant::now();
         self.heard = Some(heard);
-        let patience = heard + PATIENCE;
+        let patience = heard + TIMEOUT;
         loop {
             let calm = Instant::now() + CALM;
             match self.hear(Some(calm.min(patience))) {
@@ -136,7 +136,7 @@ impl Watcher {
 
     /// Hears every event that the kernel has queued so far.
     pub(super) fn catch_up(&mut self) {
-        let patience = Instant::now() + MARKER_PATIENCE;
+        let patience = Instant::now() + MARKER_TIMEOUT;
         self.marker.put();
         while let Heard::Event = self.hear(Some(patience)) {}
         self.marker.take();

@@ -8,8 +8,8 @@ mod call;
 mod keeper;
 mod process;
 pub(crate) mod program;
-mod remains;
 mod spawn;
+mod unkillable;
 mod watchdog;
 
 use std::io;
@@ -223,7 +223,7 @@ impl PodServer {
                     found = self.rounds.looked(process.pid(), &self.client) => Event::Looked(found),
                 };
                 match event {
-                    Event::Ended(how) => self.bury(how),
+                    Event::Ended(how) => self.mark_dead(how),
                     Event::Keeper(change) => self.keep_again(change),
                     Event::Looked(found) => self.looked(found).await,
                 }
@@ -280,11 +280,11 @@ impl PodServer {
             error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
             let how = process.spent().await;
-            self.bury(format!("{reason}; {how}"));
+            self.mark_dead(format!("{reason}; {how}"));
         }
     }
 
-    fn bury(&mut self, how: String) {
+    fn mark_dead(&mut self, how: String) {
         let Life::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
         self.record.in_vain = if answered { 0 } else { self.record.in_vain + 1 };
@@ -292,7 +292,7 @@ impl PodServer {
         self.rounds = Rounds::default();
         self.record.pid = None;
         self.record.last_end = Some(how);
-        let keeper = self.client.bury();
+        let keeper = self.client.mark_dead();
         let dead = Life::Dead { until: Instant::now() + self.pause(), keeper };
         if let Life::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
             process.leave();
@@ -386,7 +386,7 @@ impl PodServer {
         old.kill();
         old.spent().await;
         self.record.last_end = Some("it gave way to an upgrade".to_owned());
-        let mut keeper = self.client.bury();
+        let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
             keeper.let_go();
         }

@@ -16,8 +16,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::program::{ServerProgram, this_podfs};
-use super::remains;
 use super::spawn::Start;
+use super::unkillable;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::cgroup::Cgroup;
 use crate::supervisor::oom;
@@ -103,12 +103,12 @@ impl Process {
         self.reap()
     }
 
-    /// How it ended, once it does nothing any more: it has ended, or was killed and [what remains](remains) waits for a source.
+    /// How it ended, once it does nothing any more: it has ended, or was killed and [what is left](unkillable) waits for a source.
     pub(super) async fn spent(&self) -> String {
         let remains_only = async {
             loop {
                 sleep(GLANCE).await;
-                if remains::is_spent(self.pid()) {
+                if unkillable::is_spent(self.pid()) {
                     return;
                 }
             }

@@ -9,7 +9,7 @@
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
 //!    is done: each volume has threads of its own, and the others go on.
 //! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no signal, is
-//!    as good as ended (`remains`).
+//!    as good as ended (`unkillable`).
 //! 4. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
 //!    stands in the region. Again nothing is done.
 
@@ -25,14 +25,14 @@ use tokio::time::sleep_until;
 use tracing::warn;
 
 use super::call::{Call, call};
-use super::remains;
+use super::unkillable;
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
 const CALM: Duration = Duration::from_secs(5);
 /// How often it looks while requests are under way.
 const ALERT: Duration = Duration::from_secs(1);
 /// For how long a volume may be stuck.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once it was killed.
 const ENDING: Duration = Duration::from_millis(500);
 /// How long the server may take to say that it is there.
@@ -120,7 +120,7 @@ impl Watchdog {
         }
         let now = Instant::now();
         match is_stopped(pid) {
-            true if now - *self.stopped.get_or_insert(now) >= PATIENCE => return Some("it is stopped".to_owned()),
+            true if now - *self.stopped.get_or_insert(now) >= TIMEOUT => return Some("it is stopped".to_owned()),
             true => return None,
             false => self.stopped = None,
         }
@@ -145,7 +145,7 @@ impl Watchdog {
             seen.insert(volume, stuck);
         }
         self.stuck = seen;
-        ask |= blind && self.asked.is_none_or(|asked| now - asked >= PATIENCE);
+        ask |= blind && self.asked.is_none_or(|asked| now - asked >= TIMEOUT);
         if !ask {
             return None;
         }
@@ -158,7 +158,7 @@ impl Watchdog {
         let silence = |doing: &Doing| Some((name(doing), doing.silent_since?.elapsed()));
         let told = std::mem::take(&mut self.silences);
         for (volume, silence) in doings.iter().filter_map(silence) {
-            let is_silent = silence >= PATIENCE;
+            let is_silent = silence >= TIMEOUT;
             if is_silent && !told.get(&volume).copied().unwrap_or_default() {
                 tell(&volume);
             }
@@ -188,7 +188,7 @@ impl Stuck {
     /// with the same request: so each look has to find it there.
     fn seen(&mut self, place: Place, now: Instant) -> Verdict {
         self.in_server_since = (place == Place::Server).then(|| self.in_server_since.unwrap_or(now));
-        let is_long_ago = |since: Instant| now - since >= PATIENCE;
+        let is_long_ago = |since: Instant| now - since >= TIMEOUT;
         match place {
             Place::Server if self.in_server_since.is_some_and(is_long_ago) => Verdict::Hangs,
             Place::Source if is_long_ago(self.since) && !self.in_source => {
@@ -239,9 +239,9 @@ fn is_wait(call: &Call) -> bool {
 
 /// Whether a server was killed and does not end. One that does is looked at in vain: that it has ended is told by itself.
 fn stays_spent(pid: i32) -> bool {
-    remains::is_spent(pid) && {
+    unkillable::is_spent(pid) && {
         thread::sleep(ENDING);
-        remains::is_spent(pid)
+        unkillable::is_spent(pid)
     }
 }
 

@@ -28,7 +28,7 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use super::adoption::{About, Kept};
-use super::scaffold::Scaffold;
+use super::mount_points::MountPoints;
 use super::site::Site;
 use crate::manifest::Tokens;
 use crate::manifest::objects::Objects;
@@ -56,7 +56,7 @@ pub struct Setting {
     /// Where they appear.
     pub site: Site,
     /// What is made around them. Locked for single calls that make a directory or a file.
-    pub scaffold: Arc<Mutex<Scaffold>>,
+    pub mount_points: Arc<Mutex<MountPoints>>,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
@@ -64,15 +64,15 @@ pub struct Setting {
 }
 
 impl Setting {
-    fn scaffold(&self) -> MutexGuard<'_, Scaffold> {
-        self.scaffold.lock().expect("nobody panics while the scaffold is locked")
+    fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
+        self.mount_points.lock().expect("nobody panics while the mount points are locked")
     }
 
     /// Makes the mount point of a volume ready that another process has unmounted. It may have removed it, too.
     fn prepare_again(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
-        let mut scaffold = self.scaffold();
-        let point = scaffold.prepare(path, shape).map_err(Trouble::of_mount)?;
-        scaffold.record().map_err(|error| Trouble::Passing(error.to_string()))?;
+        let mut mount_points = self.mount_points();
+        let point = mount_points.prepare(path, shape).map_err(Trouble::of_mount)?;
+        mount_points.record().map_err(|error| Trouble::Passing(error.to_string()))?;
         Ok(point)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
-use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, Patience, Search};
+use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, RetryPolicy, Search};
 use podfs_fuse::nfs::rpc::Credential;
 use podfs_fuse::nfs::sockets::Sockets;
 use rustix::mount::MountAttrFlags;
@@ -158,10 +158,10 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
         mountd: Some(reached.mountd),
         // An address means the same machine for ever.
         search: source.server.parse::<IpAddr>().is_err().then(|| search(options)),
-        patience: match options.recovery {
-            Recovery::Hard => Patience::Hard,
-            Recovery::Soft => Patience::Soft,
-            Recovery::SoftError => Patience::SoftErr,
+        retry_policy: match options.recovery {
+            Recovery::Hard => RetryPolicy::Hard,
+            Recovery::Soft => RetryPolicy::Soft,
+            Recovery::SoftError => RetryPolicy::SoftErr,
         },
         timeo: u32::try_from(options.timeout.as_millis() / 100).unwrap_or(u32::MAX),
         retrans: options.retransmissions,

@@ -305,7 +305,7 @@ impl PassthroughVolume {
     }
 
     fn set_up_content(&self, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
-        let home = self.setting.scaffold().make_home(self.setting.site.home(spec.name.as_str()));
+        let home = self.setting.mount_points().make_home(self.setting.site.home(spec.name.as_str()));
         Ok(Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?)
     }
 
@@ -343,7 +343,7 @@ impl PassthroughVolume {
         let MountPlan { path, content, access, selinux_context } = mount_plan;
         let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
         if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
-            && let Some((_, visible)) = self.setting.scaffold().keep(&path).map_err(|error| passing(&error))?
+            && let Some((_, visible)) = self.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
         {
             // It was mounted by a supervisor before this one, and needs nobody.
             return Ok(Mounted { visible, access, served: Served::Bind });
@@ -355,9 +355,9 @@ impl PassthroughVolume {
         let point = match &self.outdated {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
             _ => {
-                let mut scaffold = self.setting.scaffold();
-                let point = scaffold.prepare(&path, shape);
-                scaffold.record().map_err(|error| passing(&error))?;
+                let mut mount_points = self.setting.mount_points();
+                let point = mount_points.prepare(&path, shape);
+                mount_points.record().map_err(|error| passing(&error))?;
                 point
             }
         };

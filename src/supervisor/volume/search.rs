@@ -25,7 +25,7 @@ use tracing::{debug, info};
 use super::nfs::{BUDGET, mount_address, question, resolve};
 
 /// For so long a server may be silent.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The first pause before it is looked for again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ impl Look {
 impl Searches {
     /// Starts to look for those that are silent at this moment. Blocks never.
     pub fn start(&mut self, client: &Arc<ServerClient>) {
-        let silent = client.silent_exports(PATIENCE);
+        let silent = client.silent_exports(TIMEOUT);
         self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
         for (volume, options) in silent {
             let Some(search) = options.search.clone() else { continue };

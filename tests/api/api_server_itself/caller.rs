@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::api_server::{ApiServer, End, MASTERS, User};
 
 /// How long anything may take that takes milliseconds on a quiet machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A plain client.
 pub struct Caller {
@@ -101,7 +101,7 @@ impl Watch {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
                 return Ok(Some(serde_json::from_slice(&line).expect("JSON")));
             }
-            let chunk = tokio::time::timeout(PATIENCE, self.answer.chunk()).await.expect("something happens");
+            let chunk = tokio::time::timeout(TIMEOUT, self.answer.chunk()).await.expect("something happens");
             match chunk? {
                 Some(chunk) => self.rest.extend_from_slice(&chunk),
                 None => return Ok(None),

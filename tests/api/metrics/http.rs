@@ -26,7 +26,7 @@ fn address(running: &Running) -> SocketAddr {
 #[track_caller]
 fn say(address: SocketAddr, text: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
     stream.write_all(text.as_bytes()).expect("written");
     let mut answer = Vec::new();
     // Who has said too much is hung up on.

@@ -24,7 +24,7 @@ use reader::{Look, Reader};
 /// Changes, unless the environment says how many.
 pub const CHANGES: usize = 1500;
 /// How long a pod may take to show the last state once the server is well: pings find a frozen connection out within 25 s.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 #[test]
 fn volumes_show_whole_states_never_go_back_and_end_with_the_last() {
@@ -82,7 +82,7 @@ fn change(rng: &mut Rng, server: &ApiServer, model: &Model) {
 /// Waits until every volume shows the last state of its objects.
 #[track_caller]
 fn converge(model: &Model, reader: &mut Reader, when: &str, running: &Running) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let last: Look = VOLUMES
         .iter()
         .flat_map(|(volume, objects)| {

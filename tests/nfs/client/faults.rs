@@ -17,7 +17,7 @@ use tokio::task::{JoinHandle, spawn_local};
 
 use crate::client::{export, export_with, how, options, run};
 use crate::nfs_rig::proxy::{Direction, End};
-use crate::nfs_rig::{Ganesha, PATIENCE, Proxy, eventually};
+use crate::nfs_rig::{Ganesha, Proxy, TIMEOUT, eventually};
 
 const MKDIR: u32 = 9;
 const READ: u32 = 6;
@@ -433,7 +433,7 @@ fn a_server_that_is_away_when_it_is_asked_is_waited_for() {
         });
         let began = std::time::Instant::now();
         while export.server().health().failed_attempts < 2 {
-            assert!(began.elapsed() < PATIENCE);
+            assert!(began.elapsed() < TIMEOUT);
             tokio::task::yield_now().await;
         }
         server.restart();

@@ -11,7 +11,7 @@ use nix::sys::signal::kill;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::nfs_rig::PATIENCE;
+use crate::nfs_rig::TIMEOUT;
 use crate::nfs_rig::caller::Caller;
 use crate::nfs_rig::ganesha::{Access, Export, Ganesha, Setup, Squash, Storage};
 use crate::nfs_rig::protocol::NFS;
@@ -200,7 +200,7 @@ fn a_server_does_not_outlive_the_test_program() {
     program.kill().expect("it is there");
     program.wait().expect("it ends");
     // Readable means ended, whoever is its parent now.
-    let patience = Timespec::try_from(PATIENCE).expect("a short time");
+    let patience = Timespec::try_from(TIMEOUT).expect("a short time");
     let ended = poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&patience));
     if ended != Ok(1) {
         let _ = pidfd_send_signal(&server, Signal::KILL);

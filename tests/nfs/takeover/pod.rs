@@ -58,7 +58,7 @@ impl Pod {
         let (next, control) = Process::server();
         let successor = self.server.greet(control).expect("it answers");
         process.kill();
-        let mut keeper = self.server.bury();
+        let mut keeper = self.server.mark_dead();
         let succession = self.server.succeed(successor, &mut keeper).expect("it goes on");
         assert!(succession.given_up.is_empty(), "{:?}", succession.given_up);
         *process = next;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::mounted::{Mounted, Shown};
 use crate::nfs_rig::{Ganesha, eventually};
-use podfs_fuse::nfs::options::Patience;
+use podfs_fuse::nfs::options::RetryPolicy;
 
 /// What nobody who looks at a volume as such should have to wait.
 const SOON: Duration = Duration::from_secs(1);
@@ -112,11 +112,11 @@ fn a_signal_that_is_handled_interrupts_nothing() {
 
 #[test]
 fn a_soft_mount_gives_up_when_its_time_is_over() {
-    for (patience, errno) in [(Patience::Soft, libc::EIO), (Patience::SoftErr, libc::ETIMEDOUT)] {
+    for (patience, errno) in [(RetryPolicy::Soft, libc::EIO), (RetryPolicy::SoftErr, libc::ETIMEDOUT)] {
         let server = Ganesha::start();
         fs::write(server.exported().join("file"), "content").expect("written");
         let mounted = Mounted::with(&server, |options| {
-            (options.patience, options.timeo, options.retrans) = (patience, 2, 2);
+            (options.retry_policy, options.timeo, options.retrans) = (patience, 2, 2);
         });
         server.stop();
         let error = File::open(mounted.at("file")).expect_err("the server is silent");

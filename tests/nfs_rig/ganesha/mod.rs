@@ -30,7 +30,7 @@ use tempfile::TempDir;
 use super::libnfs::Libnfs;
 use super::ports::Port;
 use super::rpcbind::Rpcbind;
-use super::{PATIENCE, children};
+use super::{TIMEOUT, children};
 
 use config::Place;
 pub use config::{Access, Export, Setup, Squash, Storage};
@@ -227,7 +227,7 @@ impl Ganesha {
 
     #[track_caller]
     fn wait_ready(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut addresses = vec![self.address()];
         if self.setup.protocols.contains('3') {
             addresses.push(self.mount_address());

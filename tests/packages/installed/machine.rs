@@ -171,7 +171,7 @@ impl Drop for Machine {
             remove_cgroups(&self.cgroup);
             !self.cgroup.exists()
         };
-        let deadline = std::time::Instant::now() + crate::common::PATIENCE;
+        let deadline = std::time::Instant::now() + crate::common::TIMEOUT;
         while !is_gone() && std::time::Instant::now() < deadline {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

@@ -155,7 +155,7 @@ fn object(number: u64) -> String {
 fn change(object_file: &Path, config: &Path, number: u64) -> Result<(), String> {
     let new = object_file.with_extension("new");
     fs::write(&new, object(number)).and_then(|()| fs::rename(&new, object_file)).expect("written");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while fs::read_to_string(config.join("key-0")).ok() != Some(number.to_string()) {
         if Instant::now() > deadline {
             return Err(format!("change {number} is not seen"));

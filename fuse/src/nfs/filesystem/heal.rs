@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::NfsFilesystem;
+use crate::nfs::client_state::node::{Node, ROOT};
 use crate::nfs::error::Error;
 use crate::nfs::export::How;
-use crate::nfs::known::node::{Node, ROOT};
 use crate::nfs::mountd;
 use crate::nfs::rpc::{Credential, Policy};
 use crate::nfs::v3::{FileHandle, Status};

@@ -24,9 +24,9 @@ use tokio::time::sleep;
 
 use super::NfsFilesystem;
 use super::turn::{Once, PAUSE};
+use crate::nfs::client_state::node::Node;
 use crate::nfs::error::Error;
 use crate::nfs::export::How;
-use crate::nfs::known::node::Node;
 use crate::nfs::rpc::Credential;
 use crate::nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
 

@@ -1,7 +1,7 @@
 //! Looking: names, attributes, links, the file system as a whole.
 //!
 //! A server that does not answer keeps nobody from looking at the volume as such: whoever asks for the root's attributes
-//! or for free space is told what is known, after [`PATIENCE`] at most.
+//! or for free space is told what is known, after [`TIMEOUT`] at most.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use super::attributes::{attributes, entry};
 use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem, found};
+use crate::nfs::client_state::node::{Node, ROOT};
 use crate::nfs::export::How;
-use crate::nfs::known::node::{Node, ROOT};
 use crate::nfs::options::Lookups;
 use crate::nfs::rpc::Credential;
 use crate::nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
@@ -23,7 +23,7 @@ use crate::session::Answer;
 use crate::session::abi::{EntryOut, Kstatfs};
 
 /// How long who looks at the volume as such waits for a server that does not answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a block of free space.
 const BLOCK: u64 = 4096;
 
@@ -157,11 +157,11 @@ impl NfsFilesystem {
         ask: impl Future<Output = Result<T, Errno>>,
         known: impl Fn() -> Option<T>,
     ) -> Result<T, Errno> {
-        let is_silent = self.export.server().silent() >= PATIENCE;
+        let is_silent = self.export.server().silent() >= TIMEOUT;
         if let Some(known) = known().filter(|_| is_silent) {
             return Ok(known);
         }
-        match timeout(PATIENCE, ask).await {
+        match timeout(TIMEOUT, ask).await {
             Ok(Err(errno @ (Errno::IO | Errno::TIMEDOUT))) => known().ok_or(errno),
             Ok(outcome) => outcome,
             Err(_) => known().ok_or(Errno::TIMEDOUT),

@@ -52,11 +52,11 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::callers::Callers;
+use super::client_state::ClientState;
+use super::client_state::calls::seed;
+use super::client_state::node::{Found, Node};
+use super::client_state::state::{RootCell, no_memory};
 use super::export::{Export, How};
-use super::known::Known;
-use super::known::calls::seed;
-use super::known::node::{Found, Node};
-use super::known::state::{RootCell, no_memory};
 use super::options::Options;
 use super::rpc::Credential;
 use super::server::Server;
@@ -66,7 +66,7 @@ use super::writeback::{Manner, Writeback};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::init;
-use crate::session::{Answer, Dropper, Notifier, Operation, Request, Wanted};
+use crate::session::{Answer, Notifier, Operation, PageInvalidator, Request, Wanted};
 use attributes::Shown;
 use freshness::{News, Order};
 use store::ExportStore;
@@ -95,12 +95,12 @@ pub struct NfsFilesystem {
     export: Export,
     /// Where the server's mountd is.
     mountd: Cell<Option<SocketAddr>>,
-    known: Known,
+    known: ClientState,
     callers: Callers,
     order: Order,
     shown: Shown,
     notifier: Notifier,
-    dropper: Dropper,
+    invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// What is known of the root, for a successor.
     root: RefCell<Record<RootCell>>,
@@ -151,7 +151,7 @@ pub struct Beginning {
     /// The volume's region.
     pub region: Arc<Region>,
     /// What is known, new or inherited.
-    pub known: Known,
+    pub known: ClientState,
     /// What is known of the root.
     pub root: Record<RootCell>,
     /// The way to tell the kernel what it did not ask for.
@@ -170,7 +170,7 @@ impl NfsFilesystem {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             callers: Callers::new(options.callers),
             order: Order::default(),
-            dropper: Dropper::start("nfs-drop")?,
+            invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
             root: RefCell::new(root),
@@ -355,7 +355,7 @@ impl NfsFilesystem {
         let caching = &self.options.caching;
         let news = node.freshness.borrow_mut().learn(found, asked, Instant::now(), caching);
         self.react(node, news);
-        if node.id == super::known::node::ROOT {
+        if node.id == super::client_state::node::ROOT {
             self.root.borrow().set(found);
         }
         news
@@ -378,7 +378,7 @@ impl NfsFilesystem {
                 // Pages that are read from now on are at least as new as this.
                 freshness.opened(&found);
             }
-            self.dropper.drop_content(&self.notifier, node.id);
+            self.invalidator.drop_content(&self.notifier, node.id);
         }
     }
 
@@ -391,7 +391,7 @@ impl NfsFilesystem {
             if let Ok(found) = self.ask(&node).await {
                 node.freshness.borrow_mut().opened(&found);
             }
-            self.dropper.drop_content(&self.notifier, node.id);
+            self.invalidator.drop_content(&self.notifier, node.id);
         }
         self.write_all().await;
         let is_dirty = |node| self.writeback().is_dirty(node);

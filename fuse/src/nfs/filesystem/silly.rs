@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use super::turn::Turn;
+use crate::nfs::client_state::node::Node;
 use crate::nfs::export::How;
-use crate::nfs::known::node::Node;
 use crate::nfs::rpc::Credential;
 use crate::nfs::v3::{Kind, Status};
 

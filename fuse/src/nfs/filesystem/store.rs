@@ -7,8 +7,8 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
+use crate::nfs::client_state::node::Node;
 use crate::nfs::export::How;
-use crate::nfs::known::node::Node;
 use crate::nfs::rpc::{Credential, Slice};
 use crate::nfs::v3::{Around, Stability};
 use crate::nfs::writeback::log::Piece;

@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::heal::is_stale;
+use crate::nfs::client_state::calls::{Call, Calls};
+use crate::nfs::client_state::open_files::OpenFile;
 use crate::nfs::error::Error;
 use crate::nfs::export::How;
-use crate::nfs::known::calls::{Call, Calls};
-use crate::nfs::known::open_files::OpenFile;
 use crate::nfs::rpc::Credential;
 use crate::session::Caller;
 

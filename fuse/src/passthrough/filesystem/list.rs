@@ -29,7 +29,7 @@ impl PassthroughFilesystem {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let taken = self.place(exchange)?;
         let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
-        let with_attributes = self.foresight.directory_opened();
+        let with_attributes = self.readdirplus.directory_opened();
         let listing = Listing::new(recordable(directory));
         self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
     }
@@ -65,7 +65,7 @@ impl PassthroughFilesystem {
                     false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
                     dot => {
                         if !dot {
-                            self.foresight.listed();
+                            self.readdirplus.listed();
                         }
                         None
                     }

@@ -23,7 +23,7 @@ const CAPABILITY: &CStr = c"security.capability";
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
         let (node, entry) = self.find(parent, name, false)?;
-        self.foresight.looked_up();
+        self.readdirplus.looked_up();
         self.warn_of_socket(&node, parent, name);
         Ok(Answer::Entry(entry))
     }

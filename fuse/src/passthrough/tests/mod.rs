@@ -23,7 +23,7 @@ use crate::region::Kind;
 use spawner::{FIRST, Order, Process};
 
 /// How long a server may take to get ready, which takes milliseconds on a quiet machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A mounted directory whose server can be killed.
 struct Rig {
@@ -122,7 +122,7 @@ impl Server {
     /// Starts one, which waits.
     fn start(options: &Options, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
         let (process, channel) = Process::start(&Order { keeper, options: options.clone() }, descriptors);
-        channel.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        channel.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         Self { process, channel, keeper: 0 }
     }
 

@@ -49,9 +49,9 @@ impl<T: Send + 'static> Caught<T> {
 
     /// What the dead server did: it began with `note`, and then did `work`.
     fn begun(self, rig: &Rig, note: u64, work: impl FnOnce()) -> Self {
-        let seat = rig.region.seats().seat(0);
-        seat.take(self.number);
-        seat.begin(None, note);
+        let slot = rig.region.in_flight().slot(0);
+        slot.take(self.number);
+        slot.begin(None, note);
         work();
         self
     }
@@ -84,9 +84,9 @@ fn executed_or_not(
         let number = caught.number;
         caught.end(&rig).unwrap_or_else(|error| panic!("{name}, executed: {executed}: {error}"));
         check(&rig);
-        // That is forgotten after the answer. What the server had answered just when it was killed is carried, too, and
+        // That is forgotten after the answer. What the server had answered just when it was killed is kept for replay, too, and
         // nobody will ask for it again.
-        while rig.region.seats().unanswered().any(|unanswered| unanswered == number) {
+        while rig.region.in_flight().unanswered().any(|unanswered| unanswered == number) {
             thread::yield_now();
         }
     }

@@ -124,7 +124,7 @@ fn what_waits_goes_on_when_the_server_is_back() {
         running.wait_log("its source does not answer; the other volumes go on");
         let server = running.server();
         drop(away);
-        let patience = Instant::now() + 4 * PATIENCE;
+        let patience = Instant::now() + 4 * TIMEOUT;
         while readers.iter().any(|reader| !reader.is_finished()) || !writer.is_finished() {
             assert!(Instant::now() < patience, "{options}: somebody still waits:\n{}", running.log());
             thread::sleep(Duration::from_millis(20));

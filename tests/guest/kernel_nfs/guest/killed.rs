@@ -54,7 +54,7 @@ fn a_server_that_is_killed_while_its_source_is_away_is_followed_and_no_call_fail
         }
         drop(away);
         for process in readers.iter_mut().chain(&mut changes) {
-            let deadline = Instant::now() + 4 * PATIENCE;
+            let deadline = Instant::now() + 4 * TIMEOUT;
             let ended = loop {
                 match process.try_wait().expect("a child") {
                     Some(ended) => break ended,

@@ -1,4 +1,4 @@
-//! Patience: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
+//! The stall guard: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
 //!
 //! A thread that asks such a source waits in the kernel until the source is back, and cannot be called away. So:
 //!
@@ -65,7 +65,7 @@ impl Question {
 }
 
 /// The requests of one session.
-pub(super) struct Patience {
+pub(super) struct StallGuard {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Service>,
@@ -114,7 +114,7 @@ impl Parked {
     }
 }
 
-impl Patience {
+impl StallGuard {
     /// With what `service` answers on `device`.
     ///
     /// # Errors
@@ -124,16 +124,16 @@ impl Patience {
         region: &Arc<Region>,
         service: &Arc<dyn Service>,
     ) -> io::Result<Arc<Self>> {
-        let patience = Arc::new(Self {
+        let stall_guard = Arc::new(Self {
             device: Arc::clone(device),
             region: Arc::clone(region),
             service: Arc::clone(service),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let own = Arc::clone(&patience);
-        thread::Builder::new().name("patience".to_owned()).spawn(move || own.watch())?;
-        Ok(patience)
+        let own = Arc::clone(&stall_guard);
+        thread::Builder::new().name("stall-guard".to_owned()).spawn(move || own.watch())?;
+        Ok(stall_guard)
     }
 
     /// Nothing comes any more.

@@ -11,11 +11,11 @@ use podfs_fuse::client::Watch;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 
+use super::capacity::Hanging;
+use super::counters::Counters;
 use super::health::Health;
-use super::rooms::Hanging;
 use super::server::Record;
 use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
-use super::tally::Tally;
 use super::volume::{PodVolume, Shown, State};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
@@ -27,10 +27,10 @@ pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The shared knowledge. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Board {
+pub(super) struct StatusStore {
     known: Arc<Mutex<Known>>,
     /// What is counted. Locked while it is written down, too.
-    tally: Arc<Mutex<Tally>>,
+    counters: Arc<Mutex<Counters>>,
 }
 
 /// What is known.
@@ -75,7 +75,7 @@ pub(super) struct VolumeReport {
     pub(super) hanging: Hanging,
 }
 
-impl Board {
+impl StatusStore {
     /// All `volumes` wait.
     pub(super) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
         let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
@@ -88,15 +88,15 @@ impl Board {
             tokens: Tokens::default(),
             volumes: waiting,
         };
-        Self { known: Arc::new(Mutex::new(known)), tally: Arc::default() }
+        Self { known: Arc::new(Mutex::new(known)), counters: Arc::default() }
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("nobody panics while the board is locked")
+        self.known.lock().expect("nobody panics while the store is locked")
     }
 
-    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().expect("nobody panics while something is counted")
+    pub(super) fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().expect("nobody panics while something is counted")
     }
 
     /// How the pod is, in the words of `podfs status`.

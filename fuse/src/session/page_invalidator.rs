@@ -19,9 +19,9 @@ use crate::child;
 type Node = (Notifier, u64);
 
 /// Has the kernel drop content, one lot after another. Nobody waits for it.
-pub struct Dropper(Sender<Node>);
+pub struct PageInvalidator(Sender<Node>);
 
-impl Dropper {
+impl PageInvalidator {
     /// Starts it, with a thread of this name, which ends with it.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use super::request::Request;
 use crate::region::Region;
 
 /// Where requests come in and answers go out.
-pub struct Door {
+pub struct PolledSession {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
 }
@@ -28,15 +28,15 @@ impl Session {
     ///
     /// # Errors
     /// When the device is none.
-    pub fn into_door(mut self) -> io::Result<Door> {
+    pub fn into_polled(mut self) -> io::Result<PolledSession> {
         self.settle()?;
         fcntl_setfl(&self.device, fcntl_getfl(&self.device)? | OFlags::NONBLOCK)?;
         self.region.set_session_thread(rustix::thread::gettid().as_raw_nonzero().get());
-        Ok(Door { device: self.device, region: self.region })
+        Ok(PolledSession { device: self.device, region: self.region })
     }
 }
 
-impl Door {
+impl PolledSession {
     /// Reads the next request into `input`; gives its length in bytes.
     ///
     /// # Errors
@@ -60,10 +60,10 @@ impl Door {
     /// The answer to `request`, which is owed from now on.
     pub fn owe(&self, request: &Request<'_>) -> Deferred {
         // Its number is known until it stands among the waits, also where there is no room.
-        let seat = self.region.seats().seat(0);
-        seat.take(request.number());
+        let slot = self.region.in_flight().slot(0);
+        slot.take(request.number());
         let place = self.region.waits().add(request.number());
-        seat.clear();
+        slot.clear();
         let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
         Deferred { responder, region: Arc::clone(&self.region), place }
     }
@@ -74,13 +74,13 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for PolledSession {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 }
 
-impl AsRawFd for Door {
+impl AsRawFd for PolledSession {
     fn as_raw_fd(&self) -> RawFd {
         self.device.as_raw_fd()
     }

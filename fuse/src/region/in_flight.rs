@@ -1,10 +1,10 @@
 //! What each thread of a session is doing, so that a successor knows it.
 //!
-//! A thread has a *seat*. It names the request that the thread answers, from before the service is asked until after
+//! A thread has a *slot*. It names the request that the thread answers, from before the service is asked until after
 //! the answer is written. What is not idempotent is marked *begun* before its system call.
 //!
-//! A successor moves what the seats of its predecessor say to a list of *carried* requests, where it stays until they
-//! are asked for again. It is complete there before its seat is free, so a kill between leaves it in both, and the
+//! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until they
+//! are asked for again. It is complete there before its slot is free, so a kill between leaves it in both, and the
 //! next successor finds that it is the same request.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,9 +15,9 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use super::shared::shared;
 
 /// Most threads of a session.
-pub const SEATS: usize = 16;
+pub const SLOTS: usize = 16;
 /// Most requests that are remembered for a successor. Each takeover adds one for each thread at most.
-const CARRIED: usize = 64;
+const REPLAYS: usize = 64;
 
 /// A request that may have been executed: it was begun, and its answer is not known to have been given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Begun {
 shared! {
     /// The place of one thread. Only that thread writes it.
     #[repr(align(64))]
-    pub(crate) struct Seat {
+    pub(crate) struct InFlightSlot {
         /// The request it answers, without the mark of a resent one; 0 when there is none.
         unique: AtomicU64,
         /// The last request it answered, or answers.
@@ -48,26 +48,26 @@ shared! {
         /// 1 if it was; written last.
         is: AtomicU32,
     }
-    /// What a seat said when its thread died.
-    pub(crate) struct Carried {
+    /// What a slot said when its thread died.
+    pub(crate) struct Replay {
         /// The request; 0 for a free place. Written last.
         unique: AtomicU64,
-        /// Larger in those that were carried later.
+        /// Larger in those that were kept later.
         order: AtomicU64,
         begun: BegunRecord,
     }
     /// All of it.
-    pub(crate) struct Seats {
-        seats: [Seat; SEATS],
-        carried: [Carried; CARRIED],
+    pub(crate) struct InFlightSlots {
+        slots: [InFlightSlot; SLOTS],
+        to_replay: [Replay; REPLAYS],
         /// The last `order` that was given.
         order: AtomicU64,
     }
 }
 
-impl Seat {
+impl InFlightSlot {
     /// The calling thread has this place from now on.
-    pub(crate) fn sit_down(&self) {
+    pub(crate) fn register(&self) {
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Release);
     }
 
@@ -114,68 +114,68 @@ impl BegunRecord {
     }
 }
 
-impl Seats {
-    /// The seat of that number.
-    pub(crate) fn seat(&self, index: usize) -> &Seat {
-        &self.seats[index]
+impl InFlightSlots {
+    /// The slot of that number.
+    pub(crate) fn slot(&self, index: usize) -> &InFlightSlot {
+        &self.slots[index]
     }
 
     /// The threads that answer a request at this moment, each with the request's number.
     pub(crate) fn busy(&self) -> impl Iterator<Item = (i32, u64)> {
-        let busy = |seat: &Seat| (seat.thread.load(Relaxed).cast_signed(), seat.unique.load(Acquire));
-        self.seats.iter().map(busy).filter(|(_, unique)| *unique != 0)
+        let busy = |slot: &InFlightSlot| (slot.thread.load(Relaxed).cast_signed(), slot.unique.load(Acquire));
+        self.slots.iter().map(busy).filter(|(_, unique)| *unique != 0)
     }
 
-    /// Carries what the seats say, and frees them. Their threads must be dead.
-    pub(crate) fn carry(&self) {
-        for seat in &self.seats {
-            let unique = seat.unique.load(Acquire);
+    /// Keeps what the slots say for replay, and frees them. Their threads must be dead.
+    pub(crate) fn collect_replays(&self) {
+        for slot in &self.slots {
+            let unique = slot.unique.load(Acquire);
             if unique != 0 {
-                self.keep(unique, seat.begun.get());
-                seat.clear();
+                self.keep(unique, slot.begun.get());
+                slot.clear();
             }
         }
     }
 
-    /// What is carried of the request `unique`: whether it was begun.
+    /// What is kept for replay of the request `unique`: whether it was begun.
     pub(crate) fn earlier(&self, unique: u64) -> Option<Begun> {
-        self.carried(unique)?.begun.get()
+        self.to_replay(unique)?.begun.get()
     }
 
     /// The request was asked for again, and answered.
-    pub(crate) fn drop_carried(&self, unique: u64) {
-        if let Some(carried) = self.carried(unique) {
-            carried.unique.store(0, Release);
+    pub(crate) fn drop_replay(&self, unique: u64) {
+        if let Some(to_replay) = self.to_replay(unique) {
+            to_replay.unique.store(0, Release);
         }
     }
 
-    /// Nothing is carried any more.
-    pub(crate) fn drop_all_carried(&self) {
-        self.carried.iter().for_each(|carried| carried.unique.store(0, Release));
+    /// Forgets all requests to replay.
+    pub(crate) fn drop_all_replays(&self) {
+        self.to_replay.iter().for_each(|to_replay| to_replay.unique.store(0, Release));
     }
 
-    /// Whatever may be asked for again: what is carried, and what will be once the seats are.
+    /// Whatever may be asked for again: the requests to replay, and those in the slots.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
-        let seated = self.seats.iter().map(|seat| seat.unique.load(Acquire)).filter(|unique| *unique != 0);
-        seated.chain(self.all_carried())
+        let seated = self.slots.iter().map(|slot| slot.unique.load(Acquire)).filter(|unique| *unique != 0);
+        seated.chain(self.all_to_replay())
     }
 
-    /// The requests that are carried.
-    pub(crate) fn all_carried(&self) -> impl Iterator<Item = u64> {
-        self.carried.iter().map(|carried| carried.unique.load(Acquire)).filter(|unique| *unique != 0)
+    /// The requests to replay.
+    pub(crate) fn all_to_replay(&self) -> impl Iterator<Item = u64> {
+        self.to_replay.iter().map(|to_replay| to_replay.unique.load(Acquire)).filter(|unique| *unique != 0)
     }
 
     /// The last request of each thread that there was.
     pub(crate) fn last(&self) -> impl Iterator<Item = u64> {
-        self.seats.iter().map(|seat| seat.last.load(Relaxed)).filter(|unique| *unique != 0)
+        self.slots.iter().map(|slot| slot.last.load(Relaxed)).filter(|unique| *unique != 0)
     }
 
-    fn carried(&self, unique: u64) -> Option<&Carried> {
-        self.carried.iter().find(|carried| carried.unique.load(Acquire) == unique)
+    fn to_replay(&self, unique: u64) -> Option<&Replay> {
+        self.to_replay.iter().find(|to_replay| to_replay.unique.load(Acquire) == unique)
     }
 
     fn keep(&self, unique: u64, begun: Option<Begun>) {
-        let place = match self.carried(unique) {
+        let place = match self.to_replay(unique) {
             // A successor that died before it began anew knew no more than this.
             Some(_) if begun.is_none() => return,
             Some(known) => known,
@@ -185,7 +185,7 @@ impl Seats {
                 place
             }
         };
-        // Until it is whole, the seat says the same.
+        // Until it is whole, the slot says the same.
         place.begun.set(begun);
         let order = self.order.load(Relaxed).wrapping_add(1);
         self.order.store(order, Relaxed);
@@ -194,12 +194,12 @@ impl Seats {
     }
 
     /// A free place, or else the one taken first.
-    fn oldest(&self) -> &Carried {
-        let age = |carried: &&Carried| match carried.unique.load(Relaxed) {
+    fn oldest(&self) -> &Replay {
+        let age = |to_replay: &&Replay| match to_replay.unique.load(Relaxed) {
             0 => (false, 0),
-            _ => (true, carried.order.load(Relaxed)),
+            _ => (true, to_replay.order.load(Relaxed)),
         };
-        self.carried.iter().min_by_key(age).expect("there are places")
+        self.to_replay.iter().min_by_key(age).expect("there are places")
     }
 }
 
@@ -213,65 +213,65 @@ mod tests {
     }
 
     /// What the next server knows of `unique` when the threads die now.
-    fn known(seats: &Seats, unique: u64) -> (bool, Option<u64>) {
-        seats.carry();
-        (seats.all_carried().any(|carried| carried == unique), seats.earlier(unique).map(|begun| begun.note))
+    fn known(slots: &InFlightSlots, unique: u64) -> (bool, Option<u64>) {
+        slots.collect_replays();
+        (slots.all_to_replay().any(|to_replay| to_replay == unique), slots.earlier(unique).map(|begun| begun.note))
     }
 
     #[test]
     fn what_a_dead_thread_had_begun_is_known_until_it_is_answered() {
         let region = region();
-        let seats = region.seats();
-        seats.seat(0).take(10);
-        seats.seat(0).begin(None, 7);
-        seats.seat(3).take(12);
-        assert_eq!(known(seats, 10), (true, Some(7)));
-        assert_eq!(known(seats, 12), (true, None), "it was read, and not begun");
+        let slots = region.in_flight();
+        slots.slot(0).take(10);
+        slots.slot(0).begin(None, 7);
+        slots.slot(3).take(12);
+        assert_eq!(known(slots, 10), (true, Some(7)));
+        assert_eq!(known(slots, 12), (true, None), "it was read, and not begun");
         // The successor dies too, at each point of answering it.
-        seats.seat(1).take(10);
-        assert_eq!(known(seats, 10), (true, Some(7)));
-        seats.seat(1).take(10);
-        seats.seat(1).begin(None, 8);
-        assert_eq!(known(seats, 10), (true, Some(8)), "what was noted last is what was tried last");
-        seats.drop_carried(10);
-        assert_eq!(known(seats, 10), (false, None));
+        slots.slot(1).take(10);
+        assert_eq!(known(slots, 10), (true, Some(7)));
+        slots.slot(1).take(10);
+        slots.slot(1).begin(None, 8);
+        assert_eq!(known(slots, 10), (true, Some(8)), "what was noted last is what was tried last");
+        slots.drop_replay(10);
+        assert_eq!(known(slots, 10), (false, None));
     }
 
     #[test]
     fn a_thread_that_has_answered_leaves_nothing() {
         let region = region();
-        let seat = region.seats().seat(5);
-        seat.take(10);
-        seat.begin(None, 1);
-        seat.clear();
-        seat.take(12);
-        assert_eq!(known(region.seats(), 10), (false, None));
-        assert_eq!(known(region.seats(), 12), (true, None));
+        let slot = region.in_flight().slot(5);
+        slot.take(10);
+        slot.begin(None, 1);
+        slot.clear();
+        slot.take(12);
+        assert_eq!(known(region.in_flight(), 10), (false, None));
+        assert_eq!(known(region.in_flight(), 12), (true, None));
     }
 
     #[test]
     fn what_was_carried_first_gives_way_when_there_is_no_room() {
         let region = region();
-        let seats = region.seats();
-        for unique in 1..=CARRIED as u64 + 1 {
-            seats.seat(0).take(unique * 2);
-            seats.carry();
+        let slots = region.in_flight();
+        for unique in 1..=REPLAYS as u64 + 1 {
+            slots.slot(0).take(unique * 2);
+            slots.collect_replays();
         }
-        let mut carried: Vec<_> = seats.all_carried().collect();
-        carried.sort_unstable();
-        assert_eq!(carried, (2..=CARRIED as u64 + 1).map(|n| n * 2).collect::<Vec<_>>());
+        let mut to_replay: Vec<_> = slots.all_to_replay().collect();
+        to_replay.sort_unstable();
+        assert_eq!(to_replay, (2..=REPLAYS as u64 + 1).map(|n| n * 2).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_request_is_begun_no_later_than_what_it_leaves_behind() {
         let region = region();
         let directory = tempfile::tempdir().expect("a directory");
-        region.seats().seat(0).take(2);
-        region.seats().seat(0).begin(None, 0);
+        region.in_flight().slot(0).take(2);
+        region.in_flight().slot(0).begin(None, 0);
         let path = directory.path().join("made");
         std::fs::create_dir(&path).expect("a directory");
-        region.seats().carry();
-        let at = region.seats().earlier(2).expect("begun").at;
+        region.in_flight().collect_replays();
+        let at = region.in_flight().earlier(2).expect("begun").at;
         let found = rustix::fs::stat(&path).expect("attributes");
         assert!((at.tv_sec, at.tv_nsec) <= (found.st_ctime, found.st_ctime_nsec as i64));
     }

@@ -9,8 +9,8 @@ use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{pread, pwrite};
 
 use super::*;
-use crate::nfs::known::inherit::Inheritance;
-use crate::nfs::known::node::{Found, ROOT};
+use crate::nfs::client_state::inherit::Inheritance;
+use crate::nfs::client_state::node::{Found, ROOT};
 use crate::nfs::rpc::Credential;
 use crate::nfs::v3::{FileHandle, Kind};
 use crate::region::{self, Region};
@@ -25,7 +25,7 @@ fn somebody() -> Credential {
 }
 
 /// A volume with some of everything, and its region.
-fn volume() -> (Known, Arc<Region>) {
+fn volume() -> (ClientState, Arc<Region>) {
     let region = Arc::new(Region::create(region::Kind::Nfs).expect("a region"));
     region.begin();
     let nodes = Nodes::new(Arc::clone(&region), found(0, Kind::Directory)).expect("memory");
@@ -39,7 +39,7 @@ fn volume() -> (Known, Arc<Region>) {
         let node = nodes.get(number).expect("a node");
         files.add(number * 2, &node, somebody(), number % 5 == 0).expect("memory");
     }
-    (Known { nodes, files, calls }, region)
+    (ClientState { nodes, files, calls }, region)
 }
 
 /// A region with this content, as another process has it.

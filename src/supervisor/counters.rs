@@ -20,7 +20,7 @@ const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0
 /// The counts of a pod, those of its supervisors before included.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     /// Servers that took the place of one that ended.
     pub(super) server_restarts: u64,
     pub(super) operations: Vec<Operations>,
@@ -50,14 +50,14 @@ pub(super) struct Errors {
     pub(super) last: SystemTime,
 }
 
-impl Tally {
+impl Counters {
     /// Goes on from what is kept in this run directory. What cannot be read is counted anew.
-    pub(super) fn of(directory: &Path) -> Tally {
+    pub(super) fn of(directory: &Path) -> Counters {
         let file = directory.join(COUNTS);
         let mut text = Vec::new();
         let read = trust::open(OpenOptions::new().read(true), &file).and_then(|mut kept| kept.read_to_end(&mut text));
         let kept = read.ok().and_then(|_| serde_json::from_slice(&text).ok());
-        Tally { file: Some(file), ..kept.unwrap_or_default() }
+        Counters { file: Some(file), ..kept.unwrap_or_default() }
     }
 
     /// So many servers took the place of one that ended.
@@ -111,19 +111,19 @@ mod tests {
     #[test]
     fn the_next_supervisor_goes_on_counting_and_one_that_cannot_read_begins_anew() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut tally = Tally::of(directory.path());
-        tally.restarted(2);
-        tally.failed("config");
+        let mut counters = Counters::of(directory.path());
+        counters.restarted(2);
+        counters.failed("config");
         for (succeeded, milliseconds) in [(true, 1), (true, 300), (false, 700_000)] {
-            tally.operated("volume_mount", "kubernetes.io/secret", succeeded, Duration::from_millis(milliseconds));
+            counters.operated("volume_mount", "kubernetes.io/secret", succeeded, Duration::from_millis(milliseconds));
         }
-        let next = Tally::of(directory.path());
-        assert_eq!(next, tally);
+        let next = Counters::of(directory.path());
+        assert_eq!(next, counters);
         assert_eq!((next.server_restarts, next.operations.len()), (2, 2));
         assert_eq!(next.operations[0].durations.groups[..4], [1, 0, 1, 0]);
         assert_eq!(next.operations[1].durations.groups[13], 1, "beyond all bounds");
         assert_eq!(next.refresh_errors["config"].count, 1);
         fs::write(directory.path().join(COUNTS), "{").expect("written");
-        assert_eq!(Tally::of(directory.path()).server_restarts, 0);
+        assert_eq!(Counters::of(directory.path()).server_restarts, 0);
     }
 }

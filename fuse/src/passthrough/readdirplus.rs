@@ -12,7 +12,7 @@ const TRUST: u32 = 32;
 
 /// What a volume's callers did after listing a directory.
 #[derive(Debug, Default)]
-pub struct Foresight {
+pub struct ReaddirplusPolicy {
     /// Names given alone since the last directory was opened.
     listed: AtomicU32,
     /// Names looked up since then.
@@ -20,7 +20,7 @@ pub struct Foresight {
     trust: AtomicU32,
 }
 
-impl Foresight {
+impl ReaddirplusPolicy {
     /// A name was given alone.
     pub fn listed(&self) {
         self.listed.fetch_add(1, Ordering::Relaxed);
@@ -46,26 +46,26 @@ impl Foresight {
 mod tests {
     use super::*;
 
-    fn list(foresight: &Foresight, names: u32, looks: u32) -> bool {
-        let attributes = foresight.directory_opened();
+    fn list(readdirplus: &ReaddirplusPolicy, names: u32, looks: u32) -> bool {
+        let attributes = readdirplus.directory_opened();
         if !attributes {
-            (0..names).for_each(|_| foresight.listed());
-            (0..looks).for_each(|_| foresight.looked_up());
+            (0..names).for_each(|_| readdirplus.listed());
+            (0..looks).for_each(|_| readdirplus.looked_up());
         }
         attributes
     }
 
     #[test]
     fn who_looks_at_every_entry_gets_attributes_from_the_second_directory_on() {
-        let foresight = Foresight::default();
-        let given = (0..100).filter(|_| list(&foresight, 50, 50)).count();
-        assert!(!list(&Foresight::default(), 50, 50), "nothing is known at the start");
+        let readdirplus = ReaddirplusPolicy::default();
+        let given = (0..100).filter(|_| list(&readdirplus, 50, 50)).count();
+        assert!(!list(&ReaddirplusPolicy::default(), 50, 50), "nothing is known at the start");
         assert!(given > 90, "{given}");
     }
 
     #[test]
     fn who_wants_names_gets_names() {
-        let foresight = Foresight::default();
-        assert_eq!((0..100).filter(|_| list(&foresight, 50, 3)).count(), 0);
+        let readdirplus = ReaddirplusPolicy::default();
+        assert_eq!((0..100).filter(|_| list(&readdirplus, 50, 3)).count(), 0);
     }
 }

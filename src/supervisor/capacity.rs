@@ -15,7 +15,7 @@ use podfs_fuse::passthrough::Room;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 /// How long all looks together may take. Whoever asks for metrics waits two seconds.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A volume to look at.
 pub(super) struct Look {
@@ -57,7 +57,7 @@ pub(super) fn look(looks: Vec<Look>) -> HashMap<usize, Room> {
         }
     }
     drop(found);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut rooms = HashMap::new();
     while let Ok((place, room)) = findings.recv_timeout(until.saturating_duration_since(Instant::now())) {
         if let Ok(Some(room)) = room {

@@ -1,4 +1,4 @@
-//! The scaffold: what stands on the host around a pod's volumes, and goes with them. Directories and mount points are
+//! Mount points: what stands on the host around a pod's volumes, and goes with them. Directories and mount points are
 //! written down before they are used, so that the next podfs finds them if this one is killed.
 
 use std::io;
@@ -15,7 +15,7 @@ use super::claim::{Claim, Inheritance};
 
 /// Why something could not be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum ScaffoldError {
+pub enum MountPointsError {
     /// A mount point is taken or cannot be made.
     #[error(transparent)]
     Mount(#[from] MountError),
@@ -34,7 +34,7 @@ pub enum ScaffoldError {
 
 /// What was made on the host for the volumes of one supervisor.
 #[derive(Debug)]
-pub struct Scaffold {
+pub struct MountPoints {
     // Taken back before the claim is given up.
     directories: Directories,
     /// What an earlier podfs had mounted.
@@ -44,11 +44,11 @@ pub struct Scaffold {
     claim: Option<Claim>,
 }
 
-impl Scaffold {
+impl MountPoints {
     /// Begins with what a podfs that was killed has left.
-    pub fn new(claim: Option<Claim>, inheritance: Inheritance) -> Scaffold {
+    pub fn new(claim: Option<Claim>, inheritance: Inheritance) -> MountPoints {
         let Inheritance { directories, mounts } = inheritance;
-        Scaffold { directories, left: mounts, mounts: Vec::new(), homes: Vec::new(), claim }
+        MountPoints { directories, left: mounts, mounts: Vec::new(), homes: Vec::new(), claim }
     }
 
     /// The mount of an earlier podfs at `path`, if there is one and it lives. It is this one's from now on.
@@ -105,7 +105,7 @@ impl Scaffold {
     ///
     /// # Errors
     /// When it cannot be made or written down.
-    pub fn make_home(&mut self, path: Option<PathBuf>) -> Result<PathBuf, ScaffoldError> {
+    pub fn make_home(&mut self, path: Option<PathBuf>) -> Result<PathBuf, MountPointsError> {
         let path = match path {
             Some(path) => {
                 self.directories.make(&path)?;
@@ -114,7 +114,7 @@ impl Scaffold {
             None => {
                 let parent = std::env::temp_dir();
                 let made = mkdtemp(&parent.join("podfs-XXXXXX"));
-                let made = made.map_err(|errno| ScaffoldError::Home { parent, cause: errno.into() })?;
+                let made = made.map_err(|errno| MountPointsError::Home { parent, cause: errno.into() })?;
                 self.directories.adopt(made.clone());
                 made
             }
@@ -128,15 +128,15 @@ impl Scaffold {
     ///
     /// # Errors
     /// When the run directory cannot be written.
-    pub fn record(&mut self) -> Result<(), ScaffoldError> {
-        let Scaffold { directories, left, mounts, claim, .. } = self;
+    pub fn record(&mut self) -> Result<(), MountPointsError> {
+        let MountPoints { directories, left, mounts, claim, .. } = self;
         let mounts = [&left[..], mounts].concat();
-        claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts)).map_err(ScaffoldError::Record)
+        claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts)).map_err(MountPointsError::Record)
     }
 
     /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.
     pub fn take_back(self) {
-        let Scaffold { directories, left, homes, claim, .. } = self;
+        let MountPoints { directories, left, homes, claim, .. } = self;
         for path in left {
             if let Err(error) = take_away(&path) {
                 warn!("a mount of an earlier podfs stays: {error}");

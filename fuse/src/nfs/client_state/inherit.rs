@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Known;
+use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
 use super::node::{Found, Inherited, Node, Nodes, ROOT};
@@ -22,7 +22,7 @@ use crate::region::cells::{CellId, Content, Record};
 /// What was read of a region.
 pub struct Inheritance {
     /// What is known.
-    pub known: Known,
+    pub known: ClientState,
     /// Cells that nobody can use.
     pub lost: Vec<CellId>,
     /// The cell with the root's attributes.
@@ -47,7 +47,7 @@ impl Inheritance {
         let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
         region.cells().keep_only(&kept);
         let silly = nodes.all().into_iter().filter(|node| node.is_silly() && !node.is_open()).collect();
-        Some(Self { known: Known { nodes, files, calls }, lost, root, silly })
+        Some(Self { known: ClientState { nodes, files, calls }, lost, root, silly })
     }
 }
 

@@ -26,7 +26,7 @@ use node::Nodes;
 use open_files::OpenFiles;
 
 /// All of it.
-pub struct Known {
+pub struct ClientState {
     /// The files that the kernel knows.
     pub nodes: Nodes,
     /// What is open.
