@@ -1,10 +1,11 @@
 //! `podfs render`: what the volumes of a pod will contain, for people and tests. No privilege, no FUSE, no node.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -17,11 +18,14 @@ use super::log::{LogFormat, LogOptions};
 use super::run::ROOT_DIRECTORY;
 use super::source::SourceOptions;
 use super::status::print;
+use crate::manifest::objects::Objects;
+use crate::manifest::parse_documents;
+use crate::manifest::pod::{Pod, is_pod_or_template};
 use crate::payload::Inputs;
 use crate::render::directory::{self, DirectoryError};
 use crate::render::model::{Content, Rendering};
-use crate::render::{json, tar, tree};
-use crate::source::{PodName, Snapshot, Source};
+use crate::render::{diff, json, tar, tree};
+use crate::source::{Accepted, FileSource, PodInput, PodName, Snapshot, Source};
 use crate::supervisor::machine;
 
 /// How long an API server may take to give what is asked for.
@@ -46,9 +50,11 @@ EXAMPLES:
   podfs render --pod pod.yaml --objects objects/
   podfs render --pod pod.yaml --objects objects/ --container web --output json
   podfs render --pod pod.yaml --objects objects/ --reveal --output tar:volumes.tar
+  podfs render --pod deployment.yaml --objects new/ --diff old/
   podfs render --pod-name default/web --kubeconfig ~/.kube/config")]
 pub(super) struct Render {
-    /// The pod's manifest, in YAML or JSON; - reads standard input.
+    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
+    /// pod template is shown.
     #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for this pod.
@@ -63,6 +69,10 @@ pub(super) struct Render {
     /// that is empty or does not exist; tar:FILE writes a new archive with owners and modes, tar writes it to standard output.
     #[arg(long, value_name = "tree|json|dir:DIR|tar[:FILE]", default_value = "tree")]
     output: Output,
+    /// Show as a unified diff what changes against the objects in PATH, a file or a directory. The old pod is the one in PATH,
+    /// if that is a file with a pod in it.
+    #[arg(long, value_name = "PATH", conflicts_with = "output", value_hint = ValueHint::AnyPath)]
+    diff: Option<PathBuf>,
     /// Show the contents of Secrets and tokens, too.
     #[arg(long)]
     reveal: bool,
@@ -101,9 +111,27 @@ impl Render {
             let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
             return Err(Failure::input(anyhow!(sentence)));
         }
-        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        let (source, snapshot) =
+            self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), self.pod_name.as_ref(), None)?;
         let snapshot = block_on(&[], async { Ok(settled(source, snapshot).await) })?;
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        let rendering = self.render(pod, &snapshot)?;
+        for warning in &rendering.warnings {
+            say(warning);
+        }
+        match &self.diff {
+            Some(old) => {
+                let (old_pod, old_objects) = read_old(old, pod)?;
+                let old_snapshot = Snapshot { objects: old_objects, ..snapshot.clone() };
+                let old = self.render(&old_pod, &old_snapshot)?;
+                print(&diff::text(&old, &rendering, self.reveal))?;
+            }
+            None => self.give(&rendering)?,
+        }
+        judge(&rendering)
+    }
+
+    fn render<'a>(&self, pod: &'a Pod, snapshot: &'a Snapshot) -> Result<Rendering<'a>, Failure> {
         let inputs = Inputs {
             identity: &pod.identity,
             facts: &pod.facts,
@@ -111,15 +139,10 @@ impl Render {
             tokens: &snapshot.tokens,
             machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
         };
-        let rendering = match &self.container {
-            Some(name) => Rendering::of_container(inputs, &pod.volumes, &pod.mounts, name).map_err(Failure::input)?,
-            None => Rendering::of_volumes(inputs, &pod.volumes),
-        };
-        for warning in &rendering.warnings {
-            say(warning);
+        match &self.container {
+            Some(name) => Rendering::of_container(inputs, &pod.volumes, &pod.mounts, name).map_err(Failure::input),
+            None => Ok(Rendering::of_volumes(inputs, &pod.volumes)),
         }
-        self.give(&rendering)?;
-        judge(&rendering)
     }
 
     fn give(&self, rendering: &Rendering<'_>) -> Result<(), Failure> {
@@ -174,6 +197,22 @@ impl Render {
             }
         }
     }
+}
+
+/// The old pod and objects: those of the path. The pod is the new one, unless the path is a file that holds one.
+fn read_old(path: &Path, new: &Arc<Pod>) -> Result<(Arc<Pod>, Objects), Failure> {
+    let holds_pod = match path.is_file() {
+        true => {
+            let bytes = fs::read(path).map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))?;
+            parse_documents(path, &bytes)?.iter().any(is_pod_or_template)
+        }
+        false => false,
+    };
+    let (_files, snapshot) = match holds_pod {
+        true => FileSource::open_accepting(Accepted::Templates, Some(PodInput::File(path.to_owned())), &[])?,
+        false => FileSource::open(None, &[path.to_owned()])?,
+    };
+    Ok((snapshot.pod.unwrap_or_else(|| Arc::clone(new)), snapshot.objects))
 }
 
 /// What is known once nothing is on its way any more, or once the server had its time.

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::dup2_stdin;
 
 use super::exit::Failure;
-use crate::source::{Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source};
+use crate::source::{Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source};
 use crate::volume::Volume;
 
 /// Where objects come from: files, an API server, or both.
@@ -40,9 +40,20 @@ impl SourceOptions {
         pod_name: Option<&PodName>,
         volumes: Option<&Volume>,
     ) -> Result<(Source, Snapshot), Failure> {
+        self.open_accepting(Accepted::Pods, pod, pod_name, volumes)
+    }
+
+    /// As [`Self::open`]. `accepted` says what may be the pod of the pod file.
+    pub(super) fn open_accepting(
+        &self,
+        accepted: Accepted,
+        pod: Option<&Path>,
+        pod_name: Option<&PodName>,
+        volumes: Option<&Volume>,
+    ) -> Result<(Source, Snapshot), Failure> {
         let files = |pod: Option<&Path>| -> Result<_, Failure> {
             let pod = pod.map(pod_input).transpose()?;
-            Ok(FileSource::open(pod, &self.objects)?)
+            Ok(FileSource::open_accepting(accepted, pod, &self.objects)?)
         };
         let Some(access) = self.access() else {
             if pod_name.is_some() {

@@ -17,12 +17,14 @@ pub struct Origin {
     file: Arc<Path>,
     document: Option<NonZero<u32>>,
     item: Option<NonZero<u32>>,
+    /// The object whose part it is.
+    part_of: Option<Arc<str>>,
 }
 
 impl Origin {
     /// The file as a whole.
     pub fn file(file: &Path) -> Self {
-        Self { file: file.into(), document: None, item: None }
+        Self { file: file.into(), document: None, item: None, part_of: None }
     }
 
     fn document(&self, number: u32) -> Self {
@@ -32,6 +34,11 @@ impl Origin {
     /// The entry of this number, counted from 1, of a list that stands there.
     pub fn item(&self, number: u32) -> Self {
         Self { item: NonZero::new(number), ..self.clone() }
+    }
+
+    /// The pod template of an object that stands there. `object` reads like `Deployment web`.
+    pub(super) fn template_of(&self, object: &str) -> Self {
+        Self { part_of: Some(object.into()), ..self.clone() }
     }
 }
 
@@ -43,6 +50,9 @@ impl Display for Origin {
         }
         if let Some(number) = self.item {
             write!(f, ", item {number}")?;
+        }
+        if let Some(object) = &self.part_of {
+            write!(f, ", pod template of {object}")?;
         }
         Ok(())
     }
@@ -92,7 +102,7 @@ impl Document {
         Self::from_value(origin, object)
     }
 
-    fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
+    pub(super) fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {
             api_version: required_string(&origin, &body, "apiVersion")?,

@@ -7,11 +7,15 @@
 //! | [`json`] | one JSON document |
 //! | [`directory`] | files below a directory |
 //! | [`tar`] | a tar archive |
+//! | [`diff`] | what differs between two renderings |
+//! | `lines` | which lines of two texts differ |
 //!
 //! Nothing here needs Linux: a rendering is a function of manifests, on whatever machine it is made.
 
+pub mod diff;
 pub mod directory;
 pub mod json;
+mod lines;
 pub mod model;
 pub mod tar;
 pub mod tree;

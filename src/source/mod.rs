@@ -21,7 +21,7 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
-pub use files::{FileSource, PodInput, SourceError};
+pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
 
 /// Where the pod and its objects come from.

@@ -470,6 +470,137 @@ fn a_container_has_its_mount_paths() {
     fixture.render(&["--container", "wbe"]).says(2, &told);
 }
 
+/// A workload of this kind, whose template mounts the ConfigMap `app`.
+fn workload(version: &str, kind: &str) -> String {
+    let template = "{metadata: {name: ignored, labels: {app: web}}, spec: {
+        containers: [{name: a, volumeMounts: [{name: config, mountPath: /a}]},
+            {name: b, volumeMounts: [{name: config, mountPath: /b}]}],
+        volumes: [{name: config, configMap: {name: app}},
+            {name: about, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}]}}";
+    let spec = match kind {
+        "CronJob" => format!("{{jobTemplate: {{spec: {{template: {template}}}}}}}"),
+        _ => format!("{{template: {template}, volumeClaimTemplates: [{{metadata: {{name: data}}}}]}}"),
+    };
+    let spec = if kind == "StatefulSet" {
+        spec
+    } else {
+        spec.replace(", volumeClaimTemplates: [{metadata: {name: data}}]", "")
+    };
+    format!("{{apiVersion: {version}, kind: {kind}, metadata: {{name: web, namespace: shop}}, spec: {spec}}}")
+}
+
+#[test]
+fn pod_templates_are_rendered_as_the_pods_they_make() {
+    let objects = config_map("app", &[("a", "alpha")]).replace("{\"name\"", "{\"namespace\":\"shop\",\"name\"");
+    for (version, kind) in [
+        ("apps/v1", "Deployment"),
+        ("apps/v1", "StatefulSet"),
+        ("apps/v1", "DaemonSet"),
+        ("apps/v1", "ReplicaSet"),
+        ("v1", "ReplicationController"),
+        ("batch/v1", "Job"),
+        ("batch/v1", "CronJob"),
+    ] {
+        // Objects may stand beside the workload.
+        let fixture = Fixture::new(&format!("{}\n---\n{objects}", workload(version, kind)));
+        let outcome = fixture.render(&[]);
+        assert_eq!(outcome.code, Some(0), "{kind}: {}", outcome.stderr);
+        let name = if kind == "StatefulSet" { "web-0" } else { "web" };
+        assert!(outcome.stdout.starts_with(&format!("pod shop/{name}\n")), "{kind}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains("| alpha\n"), "{kind}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains(&format!("| {name}\n")), "{kind}: {}", outcome.stdout);
+        let claim = "data  persistentVolumeClaim: what claim data-web-0 is bound to\n";
+        assert_eq!(outcome.stdout.contains(claim), kind == "StatefulSet", "{kind}: {}", outcome.stdout);
+        for container in ["a", "b"] {
+            assert_eq!(fixture.render(&["--container", container]).code, Some(0), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_pod_template_is_refused_with_its_workload() {
+    let deployment = workload("apps/v1", "Deployment");
+    let bad = deployment.replace("configMap: {name: app}", "configMap: {name: app, items: [{key: a, path: ../a}]}");
+    let path = "/pod.yaml, pod template of Deployment web: spec.volumes[0].configMap.items[0].path: ";
+    Fixture::new(&bad).render(&[]).says(2, &[path]);
+    let empty = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {}}";
+    Fixture::new(empty).render(&[]).says(2, &["/pod.yaml: spec.template: is required"]);
+    let two = format!("{deployment}\n---\n{}", workload("batch/v1", "CronJob"));
+    let told = [
+        "expected one Pod, found 2",
+        "document 1, pod template of Deployment web",
+        "document 2, pod template of CronJob web",
+    ];
+    Fixture::new(&two).render(&[]).says(2, &told);
+    // There is nothing to run.
+    let fixture = Fixture::new(&deployment);
+    fixture.refused(&mut fixture.command()).says(2, &["expected one Pod, found Deployment"]);
+}
+
+#[test]
+fn a_diff_has_contents_modes_and_owners_and_no_secrets() {
+    let pod = |mode, group| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, spec: {{securityContext: {{fsGroup: {group}}}, volumes: [
+                {{name: config, configMap: {{name: app}}}}, {{name: keys, secret: {{secretName: keys, defaultMode: {mode}}}}}]}}}}"
+        )
+    };
+    let fixture = Fixture::new(&pod("0400", "2000"));
+    let lines = |changed: &str| format!("1\n2\n3\n4\n5\n{changed}\n");
+    fixture.write("objects/app.yaml", &config_map("app", &[("conf", &lines("new")), ("added", "a"), ("same", "s")]));
+    fixture.write("objects/keys.yaml", &secret("keys", &[("k", "new-secret")]));
+    fs::create_dir(fixture.path("old")).expect("a directory");
+    fixture.write("old/app.yaml", &config_map("app", &[("conf", &lines("old")), ("removed", "r\n"), ("same", "s")]));
+    fixture.write("old/keys.yaml", &secret("keys", &[("k", "old-secret!")]));
+    let diff = |old: &str, arguments: &[&str]| {
+        fixture.render(&[&["--diff", &fixture.path(old).display().to_string()], arguments].concat())
+    };
+    let outcome = diff("old", &[]);
+    let expected = "\
+--- /dev/null
++++ config/added
++[-rw-r--r-- 0:2000]
+@@ -0,0 +1,1 @@
++a
+\\ No newline at end of file
+--- config/conf
++++ config/conf
+@@ -3,4 +3,4 @@
+ 3
+ 4
+ 5
+-old
++new
+--- config/removed
++++ /dev/null
+-[-rw-r--r-- 0:2000]
+@@ -1,1 +0,0 @@
+-r
+--- keys/k
++++ keys/k
+-<11 bytes>
++<10 bytes>
+";
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (Some(0), expected, ""));
+    let revealed = diff("old", &["--reveal"]).stdout;
+    assert!(revealed.contains("-old-secret!\n") && revealed.contains("+new-secret\n"), "{revealed}");
+    // Nothing differs from the objects themselves.
+    assert_eq!(diff("objects", &[]).stdout, "");
+    // A file with a pod in it is the old pod, too.
+    let objects =
+        ["app", "keys"].map(|name| fs::read_to_string(fixture.path(&format!("objects/{name}.yaml"))).expect("text"));
+    fixture.write("old-pod.yaml", &format!("{}\n---\n{}", pod("0444", "3000"), objects.join("\n---\n")));
+    let changed = diff("old-pod.yaml", &[]).stdout;
+    let expected = "--- keys/k\n+++ keys/k\n-[-r--r--r-- 0:3000]\n+[-r--r----- 0:2000]\n";
+    assert!(changed.ends_with(expected), "{changed}");
+    diff("none", &[]).says(2, &["/none: there is no such file or directory"]);
+    // An object that is gone.
+    fixture.remove("objects/app.yaml");
+    let outcome = diff("old", &[]);
+    outcome.says(1, &["configmap \"app\" not found"]);
+    assert!(outcome.stdout.contains("+[waits: configmap \"app\" not found]\n"), "{}", outcome.stdout);
+}
+
 #[test]
 fn bad_input_is_refused_in_one_sentence() {
     let fixture = Fixture::new(&config_pod());
@@ -500,6 +631,7 @@ fn bad_input_is_refused_in_one_sentence() {
         (&["--output", "xml"], "give tree, json, dir:DIR, tar or tar:FILE"),
         (&["--output", "tar:"], "give tree, json, dir:DIR, tar or tar:FILE"),
         (&["--pod-name", "default/web"], "cannot be used with"),
+        (&["--diff", "old", "--output", "json"], "cannot be used with"),
     ] {
         let outcome = fixture.render(arguments);
         assert_eq!(outcome.code, Some(2), "{arguments:?}");

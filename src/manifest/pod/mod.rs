@@ -4,6 +4,7 @@ mod facts;
 mod identity;
 mod mounts;
 mod resources;
+mod template;
 
 use std::path::Path;
 
@@ -14,6 +15,7 @@ pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{PodIdentity, PodUid};
 pub use mounts::{ContainerMounts, Mount, SubPath};
 pub use resources::PodResources;
+pub use template::{from_template, is_pod_or_template};
 
 use super::{Document, ManifestError, Origin};
 use crate::types::InvalidField;

@@ -13,10 +13,10 @@ use super::find::{Found, Role, Root, Target};
 use super::judge::{Judge, Verdict};
 use super::read::{Stamp, read};
 use super::watch::Watcher;
-use super::{PodInput, SourceError};
+use super::{Accepted, PodInput, SourceError};
 use crate::manifest::Tokens;
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
-use crate::manifest::pod::{Pod, only_pod};
+use crate::manifest::pod::{Pod, from_template, only_pod};
 use crate::manifest::{ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
@@ -25,6 +25,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The configured paths and what was read from them.
 pub(super) struct Ledger {
+    accepted: Accepted,
     roots: Vec<Root>,
     files: BTreeMap<PathBuf, Entry>,
     /// What came from standard input.
@@ -68,8 +69,9 @@ impl Ledger {
     /// # Errors
     ///
     /// A malformed manifest from standard input.
-    pub(super) fn new(pod: Option<PodInput>, objects: &[PathBuf]) -> Result<Self, ManifestError> {
+    pub(super) fn new(accepted: Accepted, pod: Option<PodInput>, objects: &[PathBuf]) -> Result<Self, ManifestError> {
         let mut ledger = Self {
+            accepted,
             roots: Vec::new(),
             files: BTreeMap::new(),
             fixed: None,
@@ -82,7 +84,7 @@ impl Ledger {
         match pod {
             Some(PodInput::Stdin(bytes)) => {
                 let fingerprint = ledger.fingerprint(true, &bytes);
-                ledger.fixed = Some(parse(fingerprint, Path::new("standard input"), &bytes)?);
+                ledger.fixed = Some(parse(accepted, fingerprint, Path::new("standard input"), &bytes)?);
             }
             Some(PodInput::File(path)) => ledger.roots.push(Root::pod(path)),
             None => {}
@@ -189,7 +191,7 @@ impl Ledger {
         let old = old.and_then(|entry| entry.contents);
         let (current, contents) = match old {
             Some(old) if old.fingerprint == fingerprint => (true, Some(old)),
-            old => match parse(fingerprint, &target.path, bytes) {
+            old => match parse(self.accepted, fingerprint, &target.path, bytes) {
                 Ok(contents) => (true, Some(contents)),
                 Err(problem) => {
                     problems.push(problem.into());
@@ -235,8 +237,11 @@ struct Scan {
     snapshot: Option<Snapshot>,
 }
 
-fn parse(fingerprint: Fingerprint, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
-    let documents = parse_documents(file, bytes)?;
+fn parse(accepted: Accepted, fingerprint: Fingerprint, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
+    let mut documents = parse_documents(file, bytes)?;
+    if fingerprint.pod && accepted == Accepted::Templates {
+        documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
+    }
     let (pod, others) = match fingerprint.pod {
         true => {
             let (pod, others) = only_pod(file, documents)?;

@@ -44,6 +44,15 @@ pub enum PodInput {
     File(PathBuf),
 }
 
+/// Which documents of the pod file count as its pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// Pods.
+    Pods,
+    /// Pods, and the pod templates of workloads such as Deployments.
+    Templates,
+}
+
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.
 pub struct FileSource {
     updates: Receiver<Snapshot>,
@@ -59,8 +68,21 @@ impl FileSource {
     /// A path that is missing or unreadable, a malformed manifest, an object described twice, not exactly one Pod in
     /// the pod file, a file that is written to all the time, and the kernel's limits on inotify.
     pub fn open(pod: Option<PodInput>, objects: &[PathBuf]) -> Result<(Self, Snapshot), SourceError> {
+        Self::open_accepting(Accepted::Pods, pod, objects)
+    }
+
+    /// As [`Self::open`]. `accepted` says what may be the pod of the pod file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    pub fn open_accepting(
+        accepted: Accepted,
+        pod: Option<PodInput>,
+        objects: &[PathBuf],
+    ) -> Result<(Self, Snapshot), SourceError> {
         let (mut watcher, stop) = Watcher::new()?;
-        let mut ledger = Ledger::new(pod, objects)?;
+        let mut ledger = Ledger::new(accepted, pod, objects)?;
         let snapshot = ledger.first_scan(&mut watcher)?;
         let (publish, updates) = channel(snapshot.clone());
         thread::Builder::new()

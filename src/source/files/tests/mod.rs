@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::ledger::Ledger;
 use super::watch::{Signal, Watcher};
-use super::{FileSource, PodInput, SourceError};
+use super::{Accepted, FileSource, PodInput, SourceError};
 use crate::source::Snapshot;
 
 /// A directory for one test.
@@ -80,7 +80,7 @@ impl Home {
     fn step_by_step(&self, objects: &[&str]) -> Steps {
         let objects: Vec<_> = objects.iter().map(|name| self.path(name)).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
-        let mut ledger = Ledger::new(None, &objects).expect("a ledger");
+        let mut ledger = Ledger::new(Accepted::Pods, None, &objects).expect("a ledger");
         ledger.first_scan(&mut watcher).expect("good manifests");
         Steps { watcher, ledger, signals }
     }
