@@ -20,7 +20,7 @@ use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -70,12 +70,16 @@ impl Listener {
         let count = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&count);
         let serve = async move {
-            let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
-            let plain = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
+            let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            // Held while the server does not listen: otherwise another socket of this program could get the port.
+            let reserved = bind(any);
+            let listener = listen(reserved.local_addr().expect("an address"));
+            let plain = listen(any);
             let [address, of_plain] = [&listener, &plain].map(|listener| listener.local_addr().expect("an address"));
             tell.send((address, of_plain)).expect("somebody waits");
             let server = Server { cluster, tls, address, connections: JoinSet::new(), count, frozen: Arc::default() };
             server.run(listener, plain, given).await;
+            drop(reserved);
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let thread = thread::spawn(move || runtime.block_on(serve));
@@ -106,8 +110,17 @@ impl Drop for Listener {
     }
 }
 
-async fn listen(address: SocketAddr) -> TcpListener {
-    TcpListener::bind(address).await.expect("the address is free")
+fn listen(address: SocketAddr) -> TcpListener {
+    bind(address).listen(1024).expect("it listens")
+}
+
+/// A socket at this address, which others that are made here may have, too.
+fn bind(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("set");
+    socket.set_reuseport(true).expect("set");
+    socket.bind(address).expect("the address is free");
+    socket
 }
 
 struct Server {
@@ -139,7 +152,7 @@ impl Server {
                         Order::Serve | Order::Hold => {
                             holds = order == Order::Hold;
                             if listener.is_none() {
-                                listener = Some(listen(self.address).await);
+                                listener = Some(listen(self.address));
                             }
                         }
                         Order::Refuse => {
