@@ -8,7 +8,7 @@
 //! | `awake` | whether that thread sleeps between two calls |
 //! | `volume` | the requests of one volume: read, answered, interrupted |
 //! | `filesystem` | requests in, calls to the server, answers out |
-//! | `known` | nodes, open files and calls under way, as a successor finds them |
+//! | `client_state` | nodes, open files and calls under way, as a successor finds them |
 //! | `callers` | who asks |
 //! | [`writeback`] | data that was accepted, until the server has it on disk |
 //!

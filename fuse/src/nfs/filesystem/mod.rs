@@ -8,7 +8,7 @@
 //! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: what root may do
 //!    there is the server's business. Reads and writes are made as whoever opened the file.
 //! 3. What makes or removes something takes effect once, also when the server or this process is killed in between
-//!    (`known::calls`); where nobody can know any more, the outcome tells (`judge`).
+//!    (`client_state::calls`); where nobody can know any more, the outcome tells (`judge`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
 //! 5. A handle that the server does not know any more is looked for under the name it was found by (`heal`).
 //!
