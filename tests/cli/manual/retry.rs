@@ -1,9 +1,12 @@
-//! `tests/retry`: a flaky test does not fail the run, a broken one does.
+//! The scripts that run tests. `tests/retry`: a flaky test does not fail the run, a broken one does. `tests/quick` leaves out tests
+//! that exist.
 
 use std::fs;
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
+
+use crate::common::packages::top;
 
 const RETRY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/retry");
 const QUICK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quick");
@@ -63,4 +66,20 @@ fn a_run_without_failures_names_its_slowest_programs() {
 fn the_script_is_clean() {
     let checked = Command::new("shellcheck").args([RETRY, QUICK]).output().expect("shellcheck");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+#[test]
+fn what_the_quick_script_leaves_out_exists() {
+    let script = fs::read_to_string(QUICK).expect("a script");
+    let list = script.split("need_root=(").nth(1).and_then(|rest| rest.split(')').next()).expect("a list");
+    let modules = list.split_whitespace().map(|tests| tests.split("tests::").next().unwrap_or_default());
+    let modules: Vec<_> = modules.map(|module| module.trim_end_matches("::").replace("::", "/")).collect();
+    assert!(modules.len() > 5, "{modules:?}");
+    for module in modules {
+        let is_there = |sources: &str| {
+            let place = top().join(sources).join(&module);
+            place.is_dir() || place.with_extension("rs").is_file()
+        };
+        assert!(is_there("src") || is_there("fuse/src"), "tests/quick names {module}, which does not exist");
+    }
 }
