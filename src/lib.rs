@@ -14,6 +14,7 @@
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
+//! | [`node`] | the volume manager of a node: its pods, and what has to be mounted for them |
 //! | [`admin`] | what a person does with the pods of a node: asking how they are, cleaning up |
 //! | [`metrics`] | what is told to a Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
@@ -27,6 +28,7 @@ pub mod host;
 mod kube;
 pub mod manifest;
 pub mod metrics;
+pub mod node;
 pub mod payload;
 pub mod render;
 pub mod source;

@@ -17,6 +17,7 @@ const PODFS: Layers = &[
     &["host", "render", "source"],
     &["supervisor"],
     &["admin"],
+    &["node"],
     &["cli"],
     &["bin", "lib", "main"],
 ];

@@ -1,0 +1,89 @@
+//! The way to the manager for everything that serves agents and people: it reads the published state and sends commands.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::state::NodeState;
+use crate::manifest::pod::PodUid;
+
+/// Reads the manager's state and sends it commands. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct NodeHandle {
+    state: watch::Receiver<Arc<NodeState>>,
+    commands: mpsc::Sender<Command>,
+}
+
+/// What an agent or a person asks the manager for.
+#[derive(Debug)]
+pub enum Command {
+    /// To look at the pod's volumes again, as the kubelet's `ReprocessPod`.
+    Reprocess(PodUid),
+    /// To refresh all volumes of the pod now (`MarkRemountRequired`).
+    RemountRequired(PodUid),
+    /// The pod's containers have stopped and do not start again: its volumes may be unmounted.
+    Release(PodUid, oneshot::Sender<Result<(), Refusal>>),
+}
+
+/// Why the manager did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The node has no such pod.
+    #[error("pod {0}: this node does not have it")]
+    Unknown(String),
+    /// The pod is to run.
+    #[error(
+        "pod {0} is to run on this node: delete it first, or wait until its phase is Succeeded or Failed; then release it"
+    )]
+    Wanted(String),
+    /// The daemon ends.
+    #[error("podfs node ends; ask again when it has started")]
+    Ending,
+}
+
+impl NodeHandle {
+    /// A handle of the manager that publishes its state and takes commands there.
+    pub fn new(state: watch::Receiver<Arc<NodeState>>, commands: mpsc::Sender<Command>) -> NodeHandle {
+        NodeHandle { state, commands }
+    }
+
+    /// The state at this moment.
+    pub fn state(&self) -> Arc<NodeState> {
+        Arc::clone(&self.state.borrow())
+    }
+
+    /// A receiver of all later states. A slow reader misses those in between.
+    pub fn follow(&self) -> watch::Receiver<Arc<NodeState>> {
+        self.state.clone()
+    }
+
+    /// Asks the manager to look at the pod's volumes again.
+    ///
+    /// # Errors
+    /// When the daemon ends.
+    pub async fn reprocess(&self, pod: PodUid) -> Result<(), Refusal> {
+        self.send(Command::Reprocess(pod)).await
+    }
+
+    /// Asks the manager to refresh all volumes of the pod now.
+    ///
+    /// # Errors
+    /// When the daemon ends.
+    pub async fn mark_remount_required(&self, pod: PodUid) -> Result<(), Refusal> {
+        self.send(Command::RemountRequired(pod)).await
+    }
+
+    /// Tells the manager that the pod's containers have stopped.
+    ///
+    /// # Errors
+    /// When the node does not have the pod, when the pod is to run, and when the daemon ends.
+    pub async fn release(&self, pod: PodUid) -> Result<(), Refusal> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Release(pod, answer)).await?;
+        answered.await.unwrap_or(Err(Refusal::Ending))
+    }
+
+    async fn send(&self, command: Command) -> Result<(), Refusal> {
+        self.commands.send(command).await.map_err(|_| Refusal::Ending)
+    }
+}

@@ -1,0 +1,122 @@
+//! The state of the node at one moment. The manager publishes it after each change; commands and agents read it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::pod::{PodOrigin, PodStage};
+use crate::manifest::pod::PodUid;
+
+/// What the manager knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// Whether every source has told all its pods once. Until then nothing is unmounted (VM-02).
+    pub sources_ready: bool,
+    /// Whether everything that an earlier daemon left was found and is known.
+    pub states_synced: bool,
+    /// What is wrong with the sources of pods, one sentence each.
+    pub trouble: Vec<String>,
+    /// The pods, wanted or still mounted.
+    pub pods: BTreeMap<PodUid, Arc<PodEntry>>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodEntry {
+    /// Its namespace; none of a pod that only its directories tell of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Its name, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its uid.
+    pub uid: String,
+    /// Which source describes it; none when no source does any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<PodOrigin>,
+    /// How far it is in its life; none when no source describes it any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<PodStage>,
+    /// Whether an agent has said that its containers have stopped.
+    pub released: bool,
+    /// Whether the populator has taken all its volumes into the desired state (5.5).
+    pub processed: bool,
+    /// Its volumes that a container uses, or that are mounted, in the manifest's order.
+    pub volumes: Vec<VolumeEntry>,
+    /// At most ten distinct errors, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<String>,
+    /// The process id of its supervisor, while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<u32>,
+}
+
+/// A volume of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeEntry {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its name on the node: `kubernetes.io/configmap/UID-NAME`.
+    pub unique_name: String,
+    /// The volume plugin that serves it: `kubernetes.io/configmap`.
+    pub plugin: String,
+    /// Its kind, as the manifest says it: `configMap`.
+    pub kind: String,
+    /// Whether a pod that is wanted asks for it.
+    pub desired: bool,
+    /// Whether it is mounted.
+    pub mount: VolumeMount,
+    /// Where it is mounted, or is going to be, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Whether it can be read only.
+    pub read_only: bool,
+    /// Its SELinux label, if the node uses SELinux and it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selinux: Option<String>,
+    /// A supplemental group that containers need to use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// Whether an agent has asked to refresh it, and the refresh has not ended.
+    pub remount_required: bool,
+    /// Why it is not mounted, or not current.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Whether a volume is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum VolumeMount {
+    /// It is not, and nothing of it has to be undone.
+    NotMounted,
+    /// A mount or an unmount did not end: something of it may be there, and has to be undone later (5.4).
+    Uncertain,
+    /// It is.
+    Mounted,
+}
+
+impl NodeState {
+    /// The pod with this uid, or with this `namespace/name`. Of several with one name, the one that a source describes.
+    pub fn find(&self, pod: &str) -> Option<(&PodUid, &Arc<PodEntry>)> {
+        let named = |entry: &PodEntry| matches!((&entry.namespace, &entry.name), (Some(namespace), Some(name)) if pod.split_once('/') == Some((namespace, name)));
+        let by_uid = PodUid::parse(pod).ok().and_then(|uid| self.pods.get_key_value(&uid));
+        let mut by_name: Vec<_> = self.pods.iter().filter(|(_, entry)| named(entry)).collect();
+        by_name.sort_by_key(|(_, entry)| entry.stage.is_none());
+        by_uid.or_else(|| by_name.first().copied())
+    }
+}
+
+impl PodEntry {
+    /// `default/web`, or the uid when its name is not known.
+    pub fn title(&self) -> String {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+            _ => self.uid.clone(),
+        }
+    }
+}
