@@ -19,12 +19,12 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
-use crate::supervisor::bounds::{Bounds, OUTSIDE, is_there};
-use crate::supervisor::cgroup;
-use crate::supervisor::claim::{CONTROL, COUNTS, Claim, ClaimError, LOCK, Record, SERVER};
 use crate::supervisor::control::{call, peer};
+use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
+use crate::supervisor::run_dir::cgroup;
+use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, LOCK, Record, SERVER};
+use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
-use crate::supervisor::trust;
 
 /// One thing that was done, or not.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::metrics::Reading;
-use crate::supervisor::claim::{self, Record, SERVER};
 use crate::supervisor::control::{self, Answer, AskError, Question};
+use crate::supervisor::run_dir::claim::{self, Record, SERVER};
+use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
-use crate::supervisor::trust;
 
 /// How long all of them together may take. Asking one takes two seconds at most.
 const TIMEOUT: Duration = Duration::from_millis(2500);

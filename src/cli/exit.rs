@@ -9,7 +9,7 @@ use podfs_fuse::printable::printable;
 use crate::manifest::ManifestError;
 use crate::source::{SourceError, StartError};
 use crate::supervisor::SupervisorError;
-use crate::supervisor::claim::ClaimError;
+use crate::supervisor::run_dir::claim::ClaimError;
 
 /// What went wrong. The codes are part of the node agent's contract.
 #[derive(Debug)]

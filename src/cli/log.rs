@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use podfs_fuse::log::may_be_coloured;
 use tracing_subscriber::EnvFilter;
 
-use crate::supervisor::progress::StandardError;
-use crate::supervisor::report::Audience;
+use crate::supervisor::status::progress::StandardError;
+use crate::supervisor::status::report::Audience;
 
 /// Where the server of a pod, and another podfs that this one becomes, find what is logged.
 const FILTER: &str = "RUST_LOG";

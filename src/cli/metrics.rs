@@ -15,8 +15,8 @@ use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods, print_for_programs};
 use crate::admin::survey;
 use crate::metrics::{Exposition, Format, exporter};
-use crate::supervisor::metrics::unspoken;
-use crate::supervisor::signals::StopSignals;
+use crate::supervisor::run::signals::StopSignals;
+use crate::supervisor::status::metrics::unspoken;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
 ///

@@ -16,9 +16,9 @@ use super::source::SourceOptions;
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::PodName;
-use crate::supervisor::claim::Inheritance;
-use crate::supervisor::report::{Audience, Report, Subject};
-use crate::supervisor::site::Site;
+use crate::supervisor::run_dir::claim::Inheritance;
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::status::report::{Audience, Report, Subject};
 use crate::supervisor::{self, Assignment};
 use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, Volume, VolumeSource};
 

@@ -26,7 +26,7 @@ use crate::render::directory::{self, DirectoryError};
 use crate::render::model::{Content, Rendering};
 use crate::render::{diff, json, tar, tree};
 use crate::source::{Accepted, FileSource, PodInput, PodName, Snapshot, Source};
-use crate::supervisor::machine;
+use crate::supervisor::run::machine;
 
 /// How long an API server may take to give what is asked for.
 const PATIENCE: Duration = Duration::from_secs(10);

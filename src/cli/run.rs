@@ -20,12 +20,13 @@ use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
-use crate::supervisor::claim::Claim;
-use crate::supervisor::report::{Report, Subject};
+use crate::supervisor::run::upgrade;
+use crate::supervisor::run_dir::claim::Claim;
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::program::ServerProgram;
-use crate::supervisor::site::Site;
-use crate::supervisor::trust;
-use crate::supervisor::{self, Assignment, upgrade};
+use crate::supervisor::status::report::{Report, Subject};
+use crate::supervisor::{self, Assignment};
 use crate::types::Quantity;
 
 /// Less is no limit, but a mistake: a server has to live long enough to serve something.

@@ -10,8 +10,8 @@ use clap::{Args, ValueHint};
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods};
-use crate::supervisor::claim::Record;
 use crate::supervisor::control::{self, AskError};
+use crate::supervisor::run_dir::claim::Record;
 
 /// How long the upgrade of a pod may take.
 const TIMEOUT: Duration = Duration::from_secs(60);

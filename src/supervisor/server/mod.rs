@@ -6,6 +6,7 @@
 
 mod call;
 mod keeper;
+pub(super) mod oom;
 mod process;
 pub(crate) mod program;
 mod spawn;
@@ -25,9 +26,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{error, info, warn};
 
-use super::cgroup::Cgroup;
-use super::oom;
-use super::report::Audience;
+use super::run_dir::cgroup::Cgroup;
+use super::status::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use keeper::{Change, Keeper};
 use process::Process;

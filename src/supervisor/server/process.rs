@@ -19,9 +19,9 @@ use super::program::{ServerProgram, this_podfs};
 use super::spawn::Start;
 use super::unkillable;
 use crate::manifest::pod::PodIdentity;
-use crate::supervisor::cgroup::Cgroup;
-use crate::supervisor::oom;
-use crate::supervisor::report::Audience;
+use crate::supervisor::run_dir::cgroup::Cgroup;
+use crate::supervisor::server::oom;
+use crate::supervisor::status::report::Audience;
 
 /// How often a process that was killed is looked at.
 const GLANCE: Duration = Duration::from_millis(50);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use podfs_fuse::program::{NAME, StartedBy, version};
 use rustix::fs::{Access, Mode, OFlags, access, open};
 
-use crate::supervisor::upgrade;
+use crate::supervisor::run::upgrade;
 
 /// Where a package has the program, beside the directory of podfs.
 const IN_PACKAGE: &str = "libexec/podfs";

@@ -27,9 +27,9 @@ use podfs_fuse::projection::old::OldUsage;
 use serde_json::Value;
 use tracing::{info, warn};
 
-use super::adoption::{About, Kept};
-use super::mount_points::MountPoints;
-use super::site::Site;
+use super::run::adoption::{About, Kept};
+use super::run_dir::mount_points::MountPoints;
+use super::run_dir::site::Site;
 use crate::manifest::Tokens;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};

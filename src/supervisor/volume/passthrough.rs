@@ -19,13 +19,13 @@ use podfs_fuse::passthrough::{DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 
-use super::super::adoption::About;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::{HostError, Source, fs_group, host_path, local, neighbours, serve};
-use crate::supervisor::site::Site;
+use crate::supervisor::run::adoption::About;
+use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
 

@@ -68,7 +68,7 @@ fn camel_case(name: &str) -> String {
 
 #[test]
 fn fields_of_a_status_are_those_of_the_source() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor/status.rs");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor/status/pod_status.rs");
     let source = fs::read_to_string(source).expect("the source");
     let fields = source.lines().filter_map(|line| line.strip_prefix("    pub ")?.split_once(": "));
     let fields = fields.filter(|(name, _)| !name.contains(' ')).map(|(name, _)| camel_case(name));

@@ -11,8 +11,8 @@ use podfs_fuse::region::Distribution;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use super::claim::COUNTS;
-use super::trust;
+use crate::supervisor::run_dir::claim::COUNTS;
+use crate::supervisor::run_dir::trust;
 
 /// The kubelet's groups for how long an operation took, in seconds.
 const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -20,12 +20,12 @@ const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0
 /// The counts of a pod, those of its supervisors before included.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Counters {
+pub(in crate::supervisor) struct Counters {
     /// Servers that took the place of one that ended.
-    pub(super) server_restarts: u64,
-    pub(super) operations: Vec<Operations>,
+    pub(in crate::supervisor) server_restarts: u64,
+    pub(in crate::supervisor) operations: Vec<Operations>,
     /// By the name of the volume.
-    pub(super) refresh_errors: BTreeMap<String, Errors>,
+    pub(in crate::supervisor) refresh_errors: BTreeMap<String, Errors>,
     /// Where it is kept, if it is.
     #[serde(skip)]
     file: Option<PathBuf>,
@@ -33,26 +33,26 @@ pub(super) struct Counters {
 
 /// Operations of one kind, by how long they took.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Operations {
+pub(in crate::supervisor) struct Operations {
     /// In the kubelet's words: `volume_mount`.
-    pub(super) name: String,
+    pub(in crate::supervisor) name: String,
     /// Likewise: `kubernetes.io/secret`.
-    pub(super) plugin: String,
-    pub(super) succeeded: bool,
-    pub(super) durations: Distribution,
+    pub(in crate::supervisor) plugin: String,
+    pub(in crate::supervisor) succeeded: bool,
+    pub(in crate::supervisor) durations: Distribution,
 }
 
 /// What went wrong with a volume.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Errors {
-    pub(super) count: u64,
+pub(in crate::supervisor) struct Errors {
+    pub(in crate::supervisor) count: u64,
     /// When that was last.
-    pub(super) last: SystemTime,
+    pub(in crate::supervisor) last: SystemTime,
 }
 
 impl Counters {
     /// Goes on from what is kept in this run directory. What cannot be read is counted anew.
-    pub(super) fn of(directory: &Path) -> Counters {
+    pub(in crate::supervisor) fn of(directory: &Path) -> Counters {
         let file = directory.join(COUNTS);
         let mut text = Vec::new();
         let read = trust::open(OpenOptions::new().read(true), &file).and_then(|mut kept| kept.read_to_end(&mut text));
@@ -61,13 +61,13 @@ impl Counters {
     }
 
     /// So many servers took the place of one that ended.
-    pub(super) fn restarted(&mut self, servers: u32) {
+    pub(in crate::supervisor) fn restarted(&mut self, servers: u32) {
         self.server_restarts += u64::from(servers);
         self.keep();
     }
 
     /// An operation on a volume came to its end.
-    pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+    pub(in crate::supervisor) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
         let is_it = |one: &&mut Operations| one.name == name && one.plugin == plugin && one.succeeded == succeeded;
         match self.operations.iter_mut().find(is_it) {
             Some(operations) => operations.durations.add(took),
@@ -82,7 +82,7 @@ impl Counters {
     }
 
     /// A volume could not be mounted or refreshed.
-    pub(super) fn failed(&mut self, volume: &str) {
+    pub(in crate::supervisor) fn failed(&mut self, volume: &str) {
         let now = SystemTime::now();
         let errors = self.refresh_errors.entry(volume.to_owned()).or_insert(Errors { count: 0, last: now });
         *errors = Errors { count: errors.count + 1, last: now };

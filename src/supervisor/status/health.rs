@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::server::Record;
-use super::status::{ProcessStatus, ServerStatus};
+use super::pod_status::{ProcessStatus, ServerStatus};
+use crate::supervisor::server::Record;
 
 /// For how long the death of a server is recent.
 const RECENT: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const MANY: usize = 3;
 
 /// The servers of a pod, as far as they are known.
 #[derive(Default)]
-pub(super) struct Health {
+pub(in crate::supervisor) struct Health {
     record: Record,
     version: Option<String>,
     /// When the last servers were followed by another, at most [`MANY`].
@@ -25,7 +25,7 @@ pub(super) struct Health {
 
 impl Health {
     /// Notes what has become of the servers by now. Gives how many were followed by another since the last time.
-    pub(super) fn note(&mut self, record: &Record, version: Option<String>, now: Instant) -> u32 {
+    pub(in crate::supervisor) fn note(&mut self, record: &Record, version: Option<String>, now: Instant) -> u32 {
         let restarts = record.restarts.saturating_sub(self.record.restarts);
         for _ in 0..restarts {
             self.restarted.push_back(now);
@@ -39,14 +39,14 @@ impl Health {
     }
 
     /// The process that serves, if one does.
-    pub(super) fn status(&self) -> Option<ServerStatus> {
+    pub(in crate::supervisor) fn status(&self) -> Option<ServerStatus> {
         let pid = self.record.pid.and_then(|pid| u32::try_from(pid).ok())?;
         let process = ProcessStatus { pid, version: self.version.clone() };
         Some(ServerStatus { process, restarts: self.record.restarts })
     }
 
     /// There is no server: how the last one ended, and how many have answered nothing.
-    pub(super) fn dead(&self) -> Option<String> {
+    pub(in crate::supervisor) fn dead(&self) -> Option<String> {
         let Record { pid: None, last_end: Some(how), in_vain, .. } = &self.record else { return None };
         Some(format!(
             "no server answers, podfs starts another one; the last one ended ({how}){}",
@@ -55,7 +55,7 @@ impl Health {
     }
 
     /// What is wrong with the servers, if anything is.
-    pub(super) fn trouble(&self, now: Instant) -> Option<String> {
+    pub(in crate::supervisor) fn trouble(&self, now: Instant) -> Option<String> {
         let is_recent = |at: &&Instant| now.duration_since(**at) < RECENT;
         let recent = self.restarted.iter().rev().take_while(is_recent).count();
         let Record { restarts, last_end, in_vain, .. } = &self.record;

@@ -25,18 +25,18 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use super::control::{Upgrade, Upgrading};
-use super::server::program::ServerProgram;
-use super::server::{Program, UpgradeError};
-use super::status_store::VERSION;
 use super::{Supervisor, TIMEOUT};
+use crate::supervisor::control::{Upgrade, Upgrading};
+use crate::supervisor::server::program::ServerProgram;
+use crate::supervisor::server::{Program, UpgradeError};
+use crate::supervisor::status::store::VERSION;
 
 /// What a program says to the one that it becomes.
-pub(super) const LEGACY: &str = "PODFS_UPGRADE";
+pub(in crate::supervisor) const LEGACY: &str = "PODFS_UPGRADE";
 
 impl Supervisor {
     /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
-    pub(super) async fn upgrade(&mut self, upgrading: Upgrading) {
+    pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Upgrading) {
         // Whoever goes on shows it anew.
         self.report.hide_progress();
         let path = match program_on_disk() {
@@ -64,7 +64,7 @@ impl Supervisor {
 }
 
 /// What the program before this one has left, if it has become this one.
-pub(super) struct Continuing {
+pub(in crate::supervisor) struct Continuing {
     upgrading: Upgrading,
     /// The program before, until it is not needed any more.
     before: Option<OwnedFd>,
@@ -97,7 +97,7 @@ pub fn is_under_way() -> bool {
 
 impl Continuing {
     /// Finds what the program before has left, when this process begins.
-    pub(super) fn find() -> Option<Continuing> {
+    pub(in crate::supervisor) fn find() -> Option<Continuing> {
         let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
         let Legacy { connection, before, before_server, rolled_back, .. } = legacy;
         // SAFETY: whoever started this process as it is now has left the descriptors for it, and this is called once.
@@ -113,7 +113,7 @@ impl Continuing {
 
     /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
     /// when that is not possible.
-    pub(super) fn give_back(&self, reason: &str) {
+    pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
         error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
         let path = PathBuf::from(format!("/proc/self/fd/{}", before.as_raw_fd()));
@@ -127,7 +127,7 @@ impl Continuing {
     }
 
     /// The volumes are served as before; whoever asked is told by which program.
-    pub(super) fn complete(self) {
+    pub(in crate::supervisor) fn complete(self) {
         match self.rolled_back {
             None => {
                 info!("podfs {VERSION} serves the pod now");
@@ -140,7 +140,7 @@ impl Continuing {
 
 /// The podfs-fuse that the program after this one has left, when this one goes on in its place. What is on disk is of another
 /// version.
-pub(super) fn server_program_left() -> Option<OwnedFd> {
+pub(in crate::supervisor) fn server_program_left() -> Option<OwnedFd> {
     let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
     // SAFETY: the program after this one has left the descriptor for it, and this is called once.
     unsafe { inherited(legacy.server?) }.ok()
@@ -153,7 +153,7 @@ pub(super) fn server_program_left() -> Option<OwnedFd> {
 ///
 /// # Safety
 /// The descriptor belongs to nobody else in this process.
-pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+pub(in crate::supervisor) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the flags of a number that is no descriptor cannot be set, and that harms nobody.
     let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
     nix::errno::Errno::result(set)?;
@@ -165,7 +165,7 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// When there is nothing that could be started.
-pub(super) fn program_on_disk() -> Result<PathBuf, String> {
+pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, String> {
     const DELETED: &[u8] = b" (deleted)";
     let path = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
     let bytes = path.as_os_str().as_bytes();
@@ -174,7 +174,11 @@ pub(super) fn program_on_disk() -> Result<PathBuf, String> {
 }
 
 /// Becomes the program at `path`. Returns only why that failed.
-pub(super) fn become_new(path: &Path, upgrading: &Upgrading, server_program: &ServerProgram) -> io::Error {
+pub(in crate::supervisor) fn become_new(
+    path: &Path,
+    upgrading: &Upgrading,
+    server_program: &ServerProgram,
+) -> io::Error {
     let before = match File::open("/proc/self/exe") {
         Ok(before) => before,
         Err(error) => return error,

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::Supervisor;
-use super::site::Site;
+use crate::supervisor::run_dir::site::Site;
 
 /// From a change of the table to the look at it.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The mount table.
-pub(super) struct UnmountWatch {
+pub(in crate::supervisor) struct UnmountWatch {
     table: AsyncFd<File>,
     look_at: Option<Instant>,
     last: Option<Instant>,
@@ -40,7 +40,7 @@ pub(super) struct UnmountWatch {
 
 impl UnmountWatch {
     /// Volumes are served without a watch if there can be none. What was unmounted before is found, too.
-    pub(super) fn of(site: &Site) -> Option<Self> {
+    pub(in crate::supervisor) fn of(site: &Site) -> Option<Self> {
         let open = || -> io::Result<AsyncFd<File>> {
             let table = File::open("/proc/self/mountinfo")?;
             // SAFETY: a file has the same descriptor for as long as it lives, and closes it only at its end.
@@ -77,7 +77,7 @@ impl UnmountWatch {
 }
 
 /// Waits until the mount table has changed and a look at it is due; for ever without a watch.
-pub(super) async fn look_is_due(watch: Option<&mut UnmountWatch>) {
+pub(in crate::supervisor) async fn look_is_due(watch: Option<&mut UnmountWatch>) {
     match watch {
         Some(watch) => watch.look_is_due().await,
         None => pending().await,
@@ -87,7 +87,7 @@ pub(super) async fn look_is_due(watch: Option<&mut UnmountWatch>) {
 impl Supervisor {
     /// Compares the volumes with the mount table. Those that another process has unmounted are mounted again, unless podfs is
     /// to end with its volume; then this is where it was mounted.
-    pub(super) fn look_at_mounts(&mut self) -> Option<PathBuf> {
+    pub(in crate::supervisor) fn look_at_mounts(&mut self) -> Option<PathBuf> {
         let table = mounts().inspect_err(|error| warn!("podfs cannot read the mount table: {error}")).ok()?;
         let is_end = self.unmount_watch.as_mut().is_some_and(|watch| {
             watch.missed = !self.working.is_empty();
@@ -111,7 +111,7 @@ impl Supervisor {
     }
 
     /// Looks again if the last look missed the volume that podfs worked on until now.
-    pub(super) fn look_again(&mut self) {
+    pub(in crate::supervisor) fn look_again(&mut self) {
         if let Some(watch) = self.unmount_watch.as_mut().filter(|watch| watch.missed) {
             watch.missed = false;
             watch.look_soon();

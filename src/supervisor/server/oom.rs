@@ -18,7 +18,7 @@ const SUPERVISOR: i32 = -999;
 const SERVER: i32 = -998;
 
 /// This process is a supervisor. A score that is lower already stays.
-pub(super) fn protect_supervisor() {
+pub(in crate::supervisor) fn protect_supervisor() {
     let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|score| score.trim().parse().ok());
     if own.is_none_or(|own: i32| own > SUPERVISOR) {
         set("self", SUPERVISOR);
@@ -26,12 +26,12 @@ pub(super) fn protect_supervisor() {
 }
 
 /// The process is a server. Where its memory is limited it has to be killable, whatever it got from its supervisor.
-pub(super) fn protect_server(pid: i32) {
+pub(in crate::supervisor) fn protect_server(pid: i32) {
     set(&pid.to_string(), SERVER);
 }
 
 /// The process is a keeper.
-pub(super) fn protect_keeper(pid: i32) {
+pub(in crate::supervisor) fn protect_keeper(pid: i32) {
     set(&pid.to_string(), KEEPER);
 }
 

@@ -5,14 +5,14 @@ use std::future::pending;
 use sd_notify::NotifyState;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::report::notify;
+use crate::supervisor::status::report::notify;
 
 /// Beats twice in the time after which systemd takes the process for dead.
-pub(super) struct Heartbeat(Option<Interval>);
+pub(in crate::supervisor) struct Heartbeat(Option<Interval>);
 
 impl Heartbeat {
     /// As the unit wants it; none without one.
-    pub(super) fn of_unit() -> Self {
+    pub(in crate::supervisor) fn of_unit() -> Self {
         let patience = sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero());
         Self(patience.map(|patience| {
             let mut beats = interval(patience / 2);
@@ -22,7 +22,7 @@ impl Heartbeat {
     }
 
     /// Waits until it is time, and tells.
-    pub(super) async fn beat(&mut self) {
+    pub(in crate::supervisor) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),
             None => pending().await,

@@ -35,14 +35,14 @@ const PROCESSES: &str = "cgroup.procs";
 
 /// The cgroup of a pod's server, removed when dropped, unless somebody is still in it.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub(in crate::supervisor) struct Cgroup {
     path: PathBuf,
     directory: File,
 }
 
 impl Cgroup {
     /// A cgroup for the pod's server, which may take so many bytes. `left` is that of an earlier podfs.
-    pub(super) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
+    pub(in crate::supervisor) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
         let made = match left.filter(|left| has_processes(left)) {
             Some(left) => Self::open(left),
             None => {
@@ -82,12 +82,12 @@ impl Cgroup {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::supervisor) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Its directory, for those who start processes in it.
-    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+    pub(in crate::supervisor) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
@@ -110,7 +110,7 @@ impl Drop for Cgroup {
 }
 
 /// Says what is wrong with where podfs runs, if it is in a cgroup that the kubelet kills.
-pub(super) fn warn_of_kubelet() {
+pub(in crate::supervisor) fn warn_of_kubelet() {
     let Ok(path) = own_path() else { return };
     if path.iter().filter_map(|part| part.to_str()).any(belongs_to_kubelet) {
         warn!(

@@ -10,17 +10,17 @@ use serde::Serialize;
 
 use super::capacity::{At, Look, look};
 use super::counters::{Counters, Errors};
-use super::status::{PodState, PodStatus, VolumeState};
-use super::status_store::{Known, StatusStore, VERSION, VolumeReport};
-use super::volume::State;
+use super::pod_status::{PodState, PodStatus, VolumeState};
+use super::store::{Known, StatusStore, VERSION, VolumeReport};
 use crate::metrics::families::*;
 use crate::metrics::{PodLabels, Reading};
+use crate::supervisor::volume::State;
 
 /// One reading at a time: a source that does not answer is waited for once.
 static READING: Mutex<()> = Mutex::new(());
 
 /// The numbers of a pod at this moment. Takes a second where a source does not answer.
-pub(super) fn read(store: &StatusStore) -> Reading {
+pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     let _turn = READING.lock().expect("nobody panics while a reading is taken");
     let status = store.status();
     let looks = looks(&store.known());

@@ -7,11 +7,11 @@ use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::volume::{Attempt, PodVolume, State};
 use super::{Supervisor, SupervisorError};
+use crate::supervisor::volume::{Attempt, PodVolume, State};
 
 /// Work that was done on a blocking thread.
-pub(super) struct Done {
+pub(in crate::supervisor) struct Done {
     place: usize,
     volume: PodVolume,
     outcome: Outcome,
@@ -30,7 +30,7 @@ enum Outcome {
 
 impl Supervisor {
     /// Sends every volume that is behind, or that is due for another try, to a blocking thread.
-    pub(super) fn start_work(&mut self) {
+    pub(in crate::supervisor) fn start_work(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self
             .idle
@@ -67,14 +67,14 @@ impl Supervisor {
     }
 
     /// When there is something to do again without any news.
-    pub(super) fn next_work(&self) -> Option<Instant> {
+    pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
         let retries = self.retry_at.iter().flatten().copied();
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
         retries.chain(removals).min()
     }
 
     /// Takes a volume back from its thread.
-    pub(super) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
+    pub(in crate::supervisor) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
         let done = done.expect("a blocking thread that panics ends the process");
         let Done { place, volume, outcome } = done;
         if let Outcome::Refreshed { attempt, mounting } = outcome
@@ -117,7 +117,7 @@ impl Supervisor {
     }
 
     /// Waits for all work, without doing what it asks for.
-    pub(super) async fn finish_all(&mut self) {
+    pub(in crate::supervisor) async fn finish_all(&mut self) {
         while let Some(done) = self.working.join_next().await {
             if let Ok(Done { place, volume, .. }) = done {
                 self.idle.insert(place, volume);

@@ -4,7 +4,7 @@ use crate::manifest::pod::PodIdentity;
 use crate::volume::{Claim, Volume, VolumeSource};
 
 /// Which volume is mounted in the place of which.
-pub(super) struct Sharing {
+pub(in crate::supervisor) struct Sharing {
     /// By place in the manifest: the place of the volume that is mounted.
     leaders: Vec<usize>,
 }
@@ -12,7 +12,7 @@ pub(super) struct Sharing {
 impl Sharing {
     /// Finds the volumes that share a claim; the first one leads. What any of them asks for is asked for all: the mount
     /// is read-only if one wants it so.
-    pub(super) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
+    pub(in crate::supervisor) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
         let mut leaders = Vec::new();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
         for (place, volume) in volumes.iter().enumerate() {
@@ -33,7 +33,7 @@ impl Sharing {
     }
 
     /// The places of all volumes that `leader` is mounted for.
-    pub(super) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
+    pub(in crate::supervisor) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
         self.leaders.iter().enumerate().filter(move |(_, other)| **other == leader).map(|(place, _)| place)
     }
 }

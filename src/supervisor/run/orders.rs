@@ -13,7 +13,7 @@ use super::signals::StopSignals;
 
 /// What a supervisor is told to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(in crate::supervisor) enum Order {
     /// Take the volumes down.
     Stop,
     /// Leave them as they are.
@@ -21,19 +21,19 @@ pub(super) enum Order {
 }
 
 /// The signals that are orders.
-pub(super) struct Orders {
+pub(in crate::supervisor) struct Orders {
     stop: StopSignals,
     leave: Signal,
 }
 
 impl Orders {
     /// From here on none of them ends the process by itself.
-    pub(super) fn listen() -> io::Result<Self> {
+    pub(in crate::supervisor) fn listen() -> io::Result<Self> {
         Ok(Self { stop: StopSignals::listen()?, leave: signal(SignalKind::user_defined1())? })
     }
 
     /// Waits for the next one, and gives the signal's name with it.
-    pub(super) async fn received(&mut self) -> (&'static str, Order) {
+    pub(in crate::supervisor) async fn received(&mut self) -> (&'static str, Order) {
         tokio::select! {
             signal = self.stop.received() => (signal, Order::Stop),
             _ = self.leave.recv() => ("SIGUSR1", Order::Leave),

@@ -14,70 +14,70 @@ use podfs_fuse::projection::old::OldUsage;
 use super::capacity::Hanging;
 use super::counters::Counters;
 use super::health::Health;
-use super::server::Record;
-use super::status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
-use super::volume::{PodVolume, Shown, State};
+use super::pod_status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
+use crate::supervisor::server::Record;
+use crate::supervisor::volume::{PodVolume, Shown, State};
 use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.
-pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(in crate::supervisor) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The shared knowledge. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct StatusStore {
+pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<Known>>,
     /// What is counted. Locked while it is written down, too.
     counters: Arc<Mutex<Counters>>,
 }
 
 /// What is known.
-pub(super) struct Known {
+pub(in crate::supervisor) struct Known {
     identity: PodIdentity,
     /// Since when the supervisor serves the pod.
-    pub(super) started: SystemTime,
+    pub(in crate::supervisor) started: SystemTime,
     health: Health,
     /// What else is wrong with all volumes at once.
     trouble: Option<String>,
     /// What is known of the talk with an API server.
-    pub(super) contacts: Contacts,
+    pub(in crate::supervisor) contacts: Contacts,
     /// The tokens that volumes show.
-    pub(super) tokens: Tokens,
+    pub(in crate::supervisor) tokens: Tokens,
     /// By place in the manifest.
-    pub(super) volumes: BTreeMap<usize, VolumeReport>,
+    pub(in crate::supervisor) volumes: BTreeMap<usize, VolumeReport>,
 }
 
 /// What is known of a volume.
-pub(super) struct VolumeReport {
-    pub(super) name: String,
-    pub(super) kind: String,
-    pub(super) path: Option<PathBuf>,
-    pub(super) group: Option<u32>,
-    pub(super) state: State,
+pub(in crate::supervisor) struct VolumeReport {
+    pub(in crate::supervisor) name: String,
+    pub(in crate::supervisor) kind: String,
+    pub(in crate::supervisor) path: Option<PathBuf>,
+    pub(in crate::supervisor) group: Option<u32>,
+    pub(in crate::supervisor) state: State,
     /// Whether a refresh of it has ended, or its source is being looked for.
-    pub(super) tried: bool,
+    pub(in crate::supervisor) tried: bool,
     /// Since when it shows its generation.
     since: Instant,
     /// What the generations before take that it still keeps.
-    pub(super) old: OldUsage,
+    pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
     restarts: u32,
     /// Its source does not answer.
-    pub(super) source_is_silent: bool,
-    pub(super) watch: Option<Watch>,
+    pub(in crate::supervisor) source_is_silent: bool,
+    pub(in crate::supervisor) watch: Option<Watch>,
     /// The claim that it shows.
-    pub(super) claim: Option<String>,
+    pub(in crate::supervisor) claim: Option<String>,
     /// Whether it is told how much room there is.
-    pub(super) has_room: bool,
+    pub(in crate::supervisor) has_room: bool,
     /// A look at its room that does not come back.
-    pub(super) hanging: Hanging,
+    pub(in crate::supervisor) hanging: Hanging,
 }
 
 impl StatusStore {
     /// All `volumes` wait.
-    pub(super) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
+    pub(in crate::supervisor) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
         let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
         let known = Known {
             identity,
@@ -91,16 +91,16 @@ impl StatusStore {
         Self { known: Arc::new(Mutex::new(known)), counters: Arc::default() }
     }
 
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("nobody panics while the store is locked")
     }
 
-    pub(super) fn counters(&self) -> MutexGuard<'_, Counters> {
+    pub(in crate::supervisor) fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().expect("nobody panics while something is counted")
     }
 
     /// How the pod is, in the words of `podfs status`.
-    pub(super) fn status(&self) -> PodStatus {
+    pub(in crate::supervisor) fn status(&self) -> PodStatus {
         let known = self.known();
         let volumes: Vec<_> = known.volumes.values().map(VolumeReport::status).collect();
         let trouble = known.trouble.clone().or_else(|| known.health.trouble(Instant::now()));
@@ -124,7 +124,7 @@ impl StatusStore {
     ///
     /// # Errors
     /// Why there is none.
-    pub(super) fn watch(&self, name: &str) -> Result<Watch, String> {
+    pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<Watch, String> {
         let known = self.known();
         let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
             let names: Vec<_> = known.volumes.values().map(|volume| volume.name.as_str()).collect();
@@ -141,7 +141,7 @@ impl StatusStore {
 
 impl Known {
     /// The volume at this place was refreshed, as a part of `mounted`.
-    pub(super) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+    pub(in crate::supervisor) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.found(place, volume, mounted);
         if let Some(report) = self.volumes.get_mut(&place) {
             report.tried = true;
@@ -149,7 +149,7 @@ impl Known {
     }
 
     /// The volume at this place is a part of `mounted`, as it is before its next refresh.
-    pub(super) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+    pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let before = self.volumes.remove(&place);
         let state = mounted.state().clone();
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
@@ -179,7 +179,7 @@ impl Known {
 
     /// What has become of the servers, and the version of the one that serves. Gives how many took the place of one that
     /// ended, since the last time.
-    pub(super) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
+    pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
         let restarts = self.health.note(record, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
             volume.restarts += restarts;
@@ -189,17 +189,17 @@ impl Known {
     }
 
     /// That there is no server at this moment.
-    pub(super) fn server_is_dead(&self) -> Option<String> {
+    pub(in crate::supervisor) fn server_is_dead(&self) -> Option<String> {
         self.health.dead()
     }
 
     /// Where to look for what is known of the talk with an API server.
-    pub(super) fn contacts(&mut self, contacts: Contacts) {
+    pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.contacts = contacts;
     }
 
     /// What is wrong with all volumes at once from now on.
-    pub(super) fn trouble(&mut self, trouble: &str) {
+    pub(in crate::supervisor) fn trouble(&mut self, trouble: &str) {
         self.trouble = Some(trouble.to_owned());
     }
 }
@@ -270,7 +270,7 @@ impl VolumeReport {
         self.state.generation()
     }
 
-    pub(super) fn status(&self) -> VolumeStatus {
+    pub(in crate::supervisor) fn status(&self) -> VolumeStatus {
         let (state, shown) = match &self.state {
             State::Waiting(_) => (VolumeState::Waiting, None),
             State::Live(shown) if self.source_is_silent => (VolumeState::Silent, Some(shown)),

@@ -21,36 +21,36 @@ const USUAL_SIZE: (usize, usize) = (80, 24);
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// How far the volumes have come.
-pub(super) struct Upcoming<'a> {
+pub(in crate::supervisor) struct Upcoming<'a> {
     /// Whose volumes they are, if they are a pod's.
-    pub(super) pod: Option<&'a PodIdentity>,
+    pub(in crate::supervisor) pod: Option<&'a PodIdentity>,
     /// How many there will be.
-    pub(super) expected: usize,
+    pub(in crate::supervisor) expected: usize,
     /// Those that are up.
-    pub(super) up: Vec<&'a str>,
+    pub(in crate::supervisor) up: Vec<&'a str>,
     /// Those that wait, with the reason.
-    pub(super) waiting: Vec<(&'a str, &'a str)>,
+    pub(in crate::supervisor) waiting: Vec<(&'a str, &'a str)>,
 }
 
 /// The lines of one pod. They are gone when it is dropped.
-pub(super) struct Progress {
+pub(in crate::supervisor) struct Progress {
     wanted: bool,
     lines: Vec<String>,
 }
 
 impl Progress {
     /// None are seen yet, and never if they are not `wanted`, or if there is no terminal that could show them.
-    pub(super) fn new(wanted: bool) -> Self {
+    pub(in crate::supervisor) fn new(wanted: bool) -> Self {
         Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
     }
 
     /// Whether anybody sees them.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(in crate::supervisor) fn is_wanted(&self) -> bool {
         self.wanted
     }
 
     /// Shows this in the place of what is shown.
-    pub(super) fn show(&mut self, upcoming: &Upcoming<'_>) {
+    pub(in crate::supervisor) fn show(&mut self, upcoming: &Upcoming<'_>) {
         let lines = upcoming.lines(size_of_terminal());
         if !self.wanted || lines == self.lines {
             return;
@@ -65,7 +65,7 @@ impl Progress {
     }
 
     /// Takes the lines away.
-    pub(super) fn clear(&mut self) {
+    pub(in crate::supervisor) fn clear(&mut self) {
         self.lines.clear();
         if self.wanted
             && let Some(bar) = shown().take()

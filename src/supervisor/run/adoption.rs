@@ -14,40 +14,40 @@ use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::claim::SERVER;
-use super::mount_points::MountPoints;
-use super::report::Audience;
-use super::server::program::ServerProgram;
-use super::server::{PodServer, kill_server};
-use super::site::Site;
-use super::socket;
 use crate::manifest::pod::PodIdentity;
+use crate::supervisor::run_dir::claim::SERVER;
+use crate::supervisor::run_dir::mount_points::MountPoints;
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::run_dir::socket;
+use crate::supervisor::server::program::ServerProgram;
+use crate::supervisor::server::{PodServer, kill_server};
+use crate::supervisor::status::report::Audience;
 use crate::volume::{Volume, VolumeSource};
 
 /// What a supervisor says of a volume to the one that adopts it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct About {
+pub(in crate::supervisor) struct About {
     /// Its name.
-    pub(super) volume: String,
+    pub(in crate::supervisor) volume: String,
     /// Where it is to be seen.
-    pub(super) path: PathBuf,
+    pub(in crate::supervisor) path: PathBuf,
     /// A group that containers need to use it.
     #[serde(default)]
-    pub(super) group: Option<u32>,
+    pub(in crate::supervisor) group: Option<u32>,
     /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
     #[serde(default)]
-    pub(super) read_only: Option<bool>,
+    pub(in crate::supervisor) read_only: Option<bool>,
 }
 
 /// Volumes that are served already, by their names.
-pub(super) struct Adoption(HashMap<String, (About, Adopted)>);
+pub(in crate::supervisor) struct Adoption(HashMap<String, (About, Adopted)>);
 
 /// A volume that is served and seen already.
-pub(super) struct Kept {
-    pub(super) about: About,
-    pub(super) served: Adopted,
-    pub(super) point: MountPoint,
-    pub(super) visible: VisibleMount,
+pub(in crate::supervisor) struct Kept {
+    pub(in crate::supervisor) about: About,
+    pub(in crate::supervisor) served: Adopted,
+    pub(in crate::supervisor) point: MountPoint,
+    pub(in crate::supervisor) visible: VisibleMount,
 }
 
 impl Adoption {
@@ -56,7 +56,7 @@ impl Adoption {
     ///
     /// # Errors
     /// When the mount table cannot be read.
-    pub(super) fn keep(
+    pub(in crate::supervisor) fn keep(
         self,
         volumes: &[(usize, Volume)],
         site: &Site,
@@ -104,7 +104,7 @@ fn discard(about: &About, served: Adopted, site: &MountPoint) {
 
 /// Looks for a server in the pod's run directory, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
 /// was told why: what it serves is mounted anew.
-pub(super) fn find(
+pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,
     pod: &PodIdentity,

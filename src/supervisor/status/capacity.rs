@@ -18,16 +18,16 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A volume to look at.
-pub(super) struct Look {
+pub(in crate::supervisor) struct Look {
     /// Its place in the manifest.
-    pub(super) place: usize,
+    pub(in crate::supervisor) place: usize,
     /// Where to look.
-    pub(super) at: At,
-    pub(super) hanging: Hanging,
+    pub(in crate::supervisor) at: At,
+    pub(in crate::supervisor) hanging: Hanging,
 }
 
 /// Where to look.
-pub(super) enum At {
+pub(in crate::supervisor) enum At {
     /// At its source.
     Source(Watch),
     /// At where it is mounted: it is a bind mount.
@@ -36,10 +36,10 @@ pub(super) enum At {
 
 /// Whether a look at a volume has not come back yet. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Hanging(Arc<AtomicBool>);
+pub(in crate::supervisor) struct Hanging(Arc<AtomicBool>);
 
 /// Looks at all of these. What does not answer in time is left out.
-pub(super) fn look(looks: Vec<Look>) -> HashMap<usize, Room> {
+pub(in crate::supervisor) fn look(looks: Vec<Look>) -> HashMap<usize, Room> {
     let (found, findings) = channel();
     for Look { place, at, hanging: Hanging(hanging) } in looks {
         if hanging.swap(true, Ordering::AcqRel) {

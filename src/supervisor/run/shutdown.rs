@@ -18,12 +18,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::volume::{End, PodVolume, State};
 use super::{Supervisor, TIMEOUT};
+use crate::supervisor::volume::{End, PodVolume, State};
 
 impl Supervisor {
     /// Ends this process, and nothing else: nothing is dropped.
-    pub(super) async fn leave(mut self) -> ! {
+    pub(in crate::supervisor) async fn leave(mut self) -> ! {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
         self.report.leaving();
@@ -31,7 +31,7 @@ impl Supervisor {
     }
 
     /// Takes everything down.
-    pub(super) async fn shut_down(mut self, end: End) {
+    pub(in crate::supervisor) async fn shut_down(mut self, end: End) {
         info!("unmounting");
         self.report.stopping();
         if timeout(TIMEOUT, self.finish_all()).await.is_err() {

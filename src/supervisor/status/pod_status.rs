@@ -142,7 +142,7 @@ pub struct AuditStatus {
 
 impl AuditStatus {
     /// Of a volume with so many.
-    pub(super) fn of(count: OpenCount) -> Self {
+    pub(in crate::supervisor) fn of(count: OpenCount) -> Self {
         Self { messages_per_open: 1, messages_per_close: 1, opens: count.opens, lost: count.lost }
     }
 }

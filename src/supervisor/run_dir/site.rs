@@ -20,7 +20,7 @@ impl Site {
     }
 
     /// The place of a volume, given the kubelet's directory for its kind.
-    pub(super) fn volume(&self, directory: &str, name: &str) -> PathBuf {
+    pub(in crate::supervisor) fn volume(&self, directory: &str, name: &str) -> PathBuf {
         match self {
             Site::Pod(pod) => pod.join("volumes").join(directory).join(name),
             Site::Exactly(path) => path.clone(),
@@ -28,7 +28,7 @@ impl Site {
     }
 
     /// Where the content of an emptyDir is kept; without a pod, nowhere in particular.
-    pub(super) fn home(&self, name: &str) -> Option<PathBuf> {
+    pub(in crate::supervisor) fn home(&self, name: &str) -> Option<PathBuf> {
         match self {
             Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir").join(name)),
             Site::Exactly(_) => None,
@@ -36,7 +36,7 @@ impl Site {
     }
 
     /// A path on the file system the volumes are on.
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::supervisor) fn path(&self) -> &Path {
         match self {
             Site::Pod(path) | Site::Exactly(path) => path,
         }

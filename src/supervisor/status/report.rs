@@ -6,7 +6,7 @@
 //! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
-//! | whoever asks on the control socket | at any time | the status store, see `status_store` |
+//! | whoever asks on the control socket | at any time | the status store, see `store` |
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,12 +22,12 @@ use tracing::{info, warn};
 
 use super::counters::Counters;
 use super::progress::{Progress, StandardError, Upcoming};
-use super::server::Record;
-use super::status_store::{Known, StatusStore, VolumeReport};
-use super::volume::{PodVolume, State};
+use super::store::{Known, StatusStore, VolumeReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
+use crate::supervisor::server::Record;
+use crate::supervisor::volume::{PodVolume, State};
 use crate::volume::Volume;
 
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
@@ -44,7 +44,7 @@ pub enum Audience {
 
 impl Audience {
     /// The value of `--log-format` for it.
-    pub(super) fn log_format(self) -> &'static str {
+    pub(in crate::supervisor) fn log_format(self) -> &'static str {
         match self {
             Audience::People => "text",
             Audience::Logs => "json",
@@ -119,29 +119,29 @@ impl Report {
     }
 
     /// The supervisor begins.
-    pub(super) fn started(&mut self) {
+    pub(in crate::supervisor) fn started(&mut self) {
         if self.subject == Subject::Pod {
             info!("serving {} volume(s) of pod {}", self.expected, self.identity);
         }
     }
 
     /// Who is told.
-    pub(super) fn audience(&self) -> Audience {
+    pub(in crate::supervisor) fn audience(&self) -> Audience {
         self.audience
     }
 
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
-    pub(super) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+    pub(in crate::supervisor) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().refreshed(place, volume, mounted);
     }
 
     /// The volume at this place is a part of `mounted`, as it is before its next refresh.
-    pub(super) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
+    pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().found(place, volume, mounted);
     }
 
     /// What has become of the servers, and the version of the one that serves.
-    pub(super) fn server(&mut self, record: &Record, version: Option<String>) {
+    pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) {
         let restarts = self.store.known().server(record, version);
         if restarts > 0 {
             self.store.counters().restarted(restarts);
@@ -149,37 +149,37 @@ impl Report {
     }
 
     /// Where to look for what is known of the talk with an API server.
-    pub(super) fn contacts(&mut self, contacts: Contacts) {
+    pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.store.known().contacts(contacts);
     }
 
     /// Goes on counting where the supervisor before stopped, in the pod's run directory.
-    pub(super) fn count_in(&mut self, directory: &Path) {
+    pub(in crate::supervisor) fn count_in(&mut self, directory: &Path) {
         *self.store.counters() = Counters::of(directory);
     }
 
     /// A volume could not be mounted or refreshed.
-    pub(super) fn failed(&mut self, volume: &Volume) {
+    pub(in crate::supervisor) fn failed(&mut self, volume: &Volume) {
         self.store.counters().failed(volume.name.as_str());
     }
 
     /// An operation on a volume came to its end.
-    pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+    pub(in crate::supervisor) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
         self.store.counters().operated(name, plugin, succeeded, took);
     }
 
     /// The tokens that volumes show from now on.
-    pub(super) fn tokens(&mut self, tokens: Tokens) {
+    pub(in crate::supervisor) fn tokens(&mut self, tokens: Tokens) {
         self.store.known().tokens = tokens;
     }
 
     /// What is known, for those who ask.
-    pub(super) fn store(&self) -> StatusStore {
+    pub(in crate::supervisor) fn store(&self) -> StatusStore {
         self.store.clone()
     }
 
     /// Tells what has changed since the last time.
-    pub(super) fn progress(&mut self) {
+    pub(in crate::supervisor) fn progress(&mut self) {
         let status = self.describe();
         if status != self.status {
             notify(&[NotifyState::Status(&status)]);
@@ -195,25 +195,25 @@ impl Report {
     }
 
     /// Takes away what a terminal shows of volumes that come up, until it changes.
-    pub(super) fn hide_progress(&mut self) {
+    pub(in crate::supervisor) fn hide_progress(&mut self) {
         self.progress.clear();
     }
 
     /// The supervisor ends.
-    pub(super) fn stopping(&mut self) {
+    pub(in crate::supervisor) fn stopping(&mut self) {
         self.hide_progress();
         self.store.known().trouble("podfs ends and unmounts the volumes");
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
     /// So many volumes are still to be unmounted.
-    pub(super) fn unmounting(&self, left: usize) {
+    pub(in crate::supervisor) fn unmounting(&self, left: usize) {
         let status = format!("unmounting; {left} volumes are left");
         notify(&[NotifyState::ExtendTimeoutUsec(FOR_ONE_VOLUME), NotifyState::Status(&status)]);
     }
 
     /// The supervisor ends, the server does not.
-    pub(super) fn leaving(&self) {
+    pub(in crate::supervisor) fn leaving(&self) {
         notify(&[NotifyState::Stopping, NotifyState::Status("the volumes are served on, and wait for the next podfs")]);
     }
 
@@ -344,7 +344,7 @@ impl VolumeReport {
 }
 
 /// Tells systemd, if it wants to hear of this process.
-pub(super) fn notify(state: &[NotifyState<'_>]) {
+pub(in crate::supervisor) fn notify(state: &[NotifyState<'_>]) {
     // Without systemd there is nobody to tell, and that is no error.
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify the service manager: {error}");

@@ -1,0 +1,170 @@
+//! Asking a supervisor on its control socket. A supervisor that does not answer costs its caller a few seconds.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout, SendTimeout};
+use nix::sys::socket::{getsockopt, setsockopt};
+use nix::sys::time::TimeVal;
+use podfs_fuse::protocol::receive_at_most;
+use serde_json::Value;
+
+use super::protocol::{Answer, Envelope, LONGEST_ANSWER, PROTOCOL, Question, TIMEOUT, Upgrade, put};
+use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::socket;
+
+/// Why a supervisor gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens.
+    #[error("no supervisor listens on {}", .0.display())]
+    NobodyListens(PathBuf),
+    /// Somebody listens, but does not answer in time, or closes the connection.
+    #[error("the supervisor (pid {pid}) does not answer: {reason}")]
+    Silent {
+        /// Who listens.
+        pid: u32,
+        /// What happened instead.
+        reason: String,
+    },
+    /// What listens is no supervisor, or one of another version.
+    #[error("what pid {pid} answers is not understood: {reason}")]
+    Nonsense {
+        /// Who listens.
+        pid: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A process that is not root's listens.
+    #[error(
+        "uid {uid} listens on {}, not podfs; nothing was sent to it; find out who has made the socket, and remove it",
+        .path.display()
+    )]
+    OtherUser {
+        /// The socket.
+        path: PathBuf,
+        /// Whose process it is.
+        uid: u32,
+    },
+    /// The socket cannot be used.
+    #[error("cannot ask on {}: {cause}", .path.display())]
+    Failed {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// Asks the supervisor of the pod with this run directory. `pipe` goes along with the question.
+///
+/// # Errors
+/// When there is no answer within a few seconds.
+pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Answer, AskError> {
+    Asked::ask(directory, question, pipe)?.answer(TIMEOUT)
+}
+
+/// Asks the supervisor of the pod with this run directory for an upgrade; `started` is called when it begins. Gives what it
+/// came to, which is never [`Upgrade::Started`].
+///
+/// # Errors
+/// When that is not known within `patience`.
+pub fn ask_for_upgrade(directory: &Path, patience: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
+    let until = Instant::now() + patience;
+    let asked = Asked::ask(directory, &Question::Upgrade, None)?;
+    loop {
+        match asked.answer(until.saturating_duration_since(Instant::now()))? {
+            Answer::Upgrade(Upgrade::Started) => started(),
+            Answer::Upgrade(outcome) => return Ok(outcome),
+            Answer::Refused(reason) | Answer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
+            other => return Err(asked.nonsense(format!("it is an answer to another question: {other:?}"))),
+        }
+    }
+}
+
+/// A question that was asked.
+struct Asked {
+    stream: UnixStream,
+    /// Who listens.
+    pid: u32,
+}
+
+impl Asked {
+    fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Asked, AskError> {
+        let path = directory.join(CONTROL);
+        let stream = match call(directory, CONTROL) {
+            Ok(stream) => stream,
+            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                return Err(AskError::NobodyListens(path));
+            }
+            Err(cause) => return Err(AskError::Failed { path, cause }),
+        };
+        // A question may hold Secrets.
+        if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
+            return Err(AskError::OtherUser { path, uid });
+        }
+        let asked = Asked { pid: peer(&stream).unwrap_or_default(), stream };
+        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
+        Ok(asked)
+    }
+
+    /// The next answer.
+    fn answer(&self, patience: Duration) -> Result<Answer, AskError> {
+        let silent = |cause| self.silent(&cause, patience);
+        // No time at all would mean that there is no limit.
+        self.stream.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).map_err(silent)?;
+        let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
+        let Some((Envelope { version, message }, _)) = answer else {
+            let reason = "it closed the connection; it may be busy, try again".to_owned();
+            return Err(AskError::Silent { pid: self.pid, reason });
+        };
+        if version != PROTOCOL {
+            return Err(self.nonsense(format!(
+                "it speaks version {version} of the control protocol, this podfs version {PROTOCOL}"
+            )));
+        }
+        serde_json::from_value(message).map_err(|error| self.nonsense(error.to_string()))
+    }
+
+    fn silent(&self, cause: &io::Error, patience: Duration) -> AskError {
+        let pid = self.pid;
+        match cause.kind() {
+            ErrorKind::InvalidData => self.nonsense(cause.to_string()),
+            ErrorKind::WouldBlock => {
+                AskError::Silent { pid, reason: format!("nothing came within {} s", patience.as_secs()) }
+            }
+            _ => AskError::Silent { pid, reason: cause.to_string() },
+        }
+    }
+
+    fn nonsense(&self, reason: String) -> AskError {
+        AskError::Nonsense { pid: self.pid, reason }
+    }
+}
+
+/// Connects to a socket in this directory; calls on it end after a few seconds.
+///
+/// # Errors
+/// When nobody listens, or the socket cannot be used.
+pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
+    let stream = socket::stream()?;
+    // Connecting waits for room in the queue of one that does not accept.
+    let patience = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
+    setsockopt(&stream, SendTimeout, &patience)?;
+    setsockopt(&stream, ReceiveTimeout, &patience)?;
+    socket::connect_to(&stream, directory, name)?;
+    Ok(UnixStream::from(stream))
+}
+
+/// The process that began to listen at the other end, whatever the file system says of it.
+pub fn peer(stream: &UnixStream) -> Option<u32> {
+    getsockopt(stream, PeerCredentials).ok().and_then(|peer| u32::try_from(peer.pid()).ok())
+}
+
+/// The user whose process began to listen at the other end.
+fn peer_user(stream: &UnixStream) -> Option<u32> {
+    getsockopt(stream, PeerCredentials).ok().map(|peer| peer.uid())
+}

@@ -1,0 +1,20 @@
+//! The control socket: `control.sock` in the pod's run directory, on which commands and agents ask the supervisor.
+//!
+//! A connection is one question and its answer, framed as the messages to the server are
+//! ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `protocol` | questions and answers, and their bytes |
+//! | `client` | asking a supervisor |
+//! | `server` | answering, without the supervisor's task |
+//! | `questions` | asking a server that may not answer |
+
+mod client;
+mod protocol;
+mod questions;
+mod server;
+
+pub use client::{AskError, ask, ask_for_upgrade, call, peer};
+pub use protocol::{Answer, LONGEST_PUSH, Question, Upgrade};
+pub(in crate::supervisor) use server::{Control, Upgrading};

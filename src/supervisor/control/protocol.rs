@@ -1,0 +1,98 @@
+//! Questions and answers of the control socket. Agents and other versions of podfs read these bytes: `podfs-agent(7)`.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use podfs_fuse::protocol::send;
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::Reading;
+use crate::source::{Push, Taken};
+use crate::supervisor::status::PodStatus;
+
+/// The version of this protocol. Another one is not understood, and says so.
+pub(super) const PROTOCOL: u32 = 1;
+/// How long a question may take to arrive, and how long an answer may take to be taken.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
+/// Most bytes of a question.
+pub(super) const LONGEST_QUESTION: usize = 16 << 10;
+/// Most bytes of a question with objects.
+pub const LONGEST_PUSH: usize = 16 << 20;
+/// Most bytes of an answer: a few hundred for each volume.
+pub(super) const LONGEST_ANSWER: usize = 16 << 20;
+
+/// What the supervisor is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Question {
+    /// How the pod is.
+    Status,
+    /// A line per FUSE request on the pipe that comes with this question, until nobody reads it.
+    Trace {
+        /// The volume's name.
+        volume: String,
+    },
+    /// To go on as the podfs that is on disk now.
+    Upgrade,
+    /// To take objects.
+    Push(Push),
+    /// Its metrics.
+    Metrics,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Answer {
+    /// How the pod is.
+    Status(Box<PodStatus>),
+    /// The lines are written from now on.
+    Tracing,
+    /// How far an upgrade is.
+    Upgrade(Upgrade),
+    /// The objects were taken, all of them; this is what is known now.
+    Pushed(Taken),
+    /// Its metrics at this moment.
+    Metrics(Box<Reading>),
+    /// It cannot be done, for this reason.
+    Refused(String),
+    /// It cannot be done at this moment, for this reason.
+    Busy(String),
+}
+
+/// How far an upgrade is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Upgrade {
+    /// The new processes are starting; another answer follows.
+    Started,
+    /// The pod is served by this version.
+    Done {
+        /// Its version.
+        version: String,
+    },
+    /// Nothing was tried.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// The new podfs did not come up; the one before goes on.
+    RolledBack {
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// A message with the version of the protocol.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Envelope<T> {
+    pub(super) version: u32,
+    pub(super) message: T,
+}
+
+/// Sends a question or an answer.
+pub(super) fn put(stream: &UnixStream, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    send(stream, &Envelope { version: PROTOCOL, message }, descriptor.as_slice())
+}

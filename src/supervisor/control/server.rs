@@ -1,0 +1,239 @@
+//! Answering on the control socket. Clients cannot disturb the supervisor:
+//!
+//! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
+//! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
+//! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
+//! 4. Only a wish for an upgrade is handed over to the supervisor's task, one at a time.
+//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
+//!    answer.
+
+use std::io::{self, ErrorKind};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{Backlog, getsockopt, listen, shutdown};
+use podfs_fuse::protocol::receive_at_most;
+use serde_json::Value;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::protocol::{Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Question, TIMEOUT, Upgrade, put};
+use super::questions::Questions;
+use crate::source::{Inbox, Push};
+use crate::supervisor::run::upgrade;
+use crate::supervisor::run_dir::claim::CONTROL;
+use crate::supervisor::run_dir::socket;
+use crate::supervisor::status::metrics;
+use crate::supervisor::status::store::{StatusStore, VERSION};
+
+/// How long the server may take to answer. A client that asks for a status waits two seconds.
+const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Most clients at once.
+const MAX_CLIENTS: usize = 8;
+
+/// Somebody who wishes for an upgrade, and waits to hear how it goes.
+#[derive(Debug)]
+pub struct Upgrading {
+    connection: UnixStream,
+}
+
+impl Upgrading {
+    /// The connection that the program before this one left open under this number, for this one to go on with.
+    ///
+    /// # Errors
+    /// When there is none.
+    ///
+    /// # Safety
+    /// Nothing else in this process may own the descriptor.
+    pub unsafe fn inherited(number: RawFd) -> io::Result<Upgrading> {
+        // SAFETY: it is nobody else's, says the caller.
+        let connection = UnixStream::from(unsafe { upgrade::inherited(number) }?);
+        getsockopt(&connection, PeerCredentials)?;
+        Ok(Upgrading { connection })
+    }
+
+    /// Tells how far the upgrade is. Whoever asked may have gone; that changes nothing.
+    pub fn answer(&self, upgrade: &Upgrade) {
+        let _ = put(&self.connection, &Answer::Upgrade(upgrade.clone()), None);
+    }
+}
+
+/// The way to leave it open for the next program.
+impl AsFd for Upgrading {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// The socket of a supervisor. Dropping it ends the answers; the file goes with the claim on the pod.
+pub struct Control {
+    listener: UnixListener,
+}
+
+impl Control {
+    /// Answers in this directory, which the caller has claimed, from `store`; those who wish for an upgrade
+    /// are handed over to `upgrades`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
+    /// has left in the place of the socket is replaced.
+    ///
+    /// # Errors
+    /// When the socket cannot be made, or no thread can be started.
+    pub(in crate::supervisor) fn open(
+        directory: &Path,
+        store: StatusStore,
+        inbox: Option<Inbox>,
+        upgrades: Sender<Upgrading>,
+    ) -> io::Result<Control> {
+        let listener = socket::make(directory, CONTROL)?;
+        listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
+        let listener = UnixListener::from(listener);
+        let accepting = listener.try_clone()?;
+        let reception = Reception {
+            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, upgrades }),
+            clients: Vec::new(),
+        };
+        thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
+        Ok(Control { listener })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // Whoever waits in accept(2) wakes and ends.
+        let _ = shutdown(self.listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+    }
+}
+
+/// Who accepts.
+struct Reception {
+    desk: Arc<Desk>,
+    clients: Vec<Client>,
+}
+
+/// What all clients are answered from.
+struct Desk {
+    store: StatusStore,
+    questions: Questions,
+    inbox: Option<Inbox>,
+    upgrades: Sender<Upgrading>,
+}
+
+/// Somebody who is being answered. Their thread holds the stream, too, until it is done.
+struct Client {
+    since: Instant,
+    stream: Arc<UnixStream>,
+}
+
+impl Reception {
+    fn serve(mut self, listener: &UnixListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => self.receive(stream),
+                // The listener was shut down.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => return,
+                // Too many open files, perhaps: the client waits in the queue.
+                Err(_) => thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    fn receive(&mut self, stream: UnixStream) {
+        self.clients.retain(|client| Arc::strong_count(&client.stream) > 1);
+        let (late, present): (Vec<_>, Vec<_>) =
+            self.clients.iter().partition(|client| client.since.elapsed() > TIMEOUT + SERVER_TIMEOUT);
+        late.iter().for_each(|client| drop(client.stream.shutdown(Shutdown::Both)));
+        if present.len() >= MAX_CLIENTS || !is_of_this_user(&stream) {
+            return;
+        }
+        let client = Client { since: Instant::now(), stream: Arc::new(stream) };
+        let (desk, stream) = (Arc::clone(&self.desk), Arc::clone(&client.stream));
+        let thread = thread::Builder::new().name("control-client".to_owned());
+        let started = thread.spawn(move || {
+            // A client who went away, or whose question is none, is not told.
+            if serve(&stream, &desk).unwrap_or(Attention::Over) == Attention::Over {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        });
+        if started.is_ok() {
+            self.clients.push(client);
+        }
+    }
+}
+
+fn is_of_this_user(stream: &UnixStream) -> bool {
+    getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// Whether a client has what it came for.
+#[derive(PartialEq, Eq)]
+enum Attention {
+    /// It has.
+    Over,
+    /// The supervisor's task answers it.
+    HandedOver,
+}
+
+fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
+    let Some((Envelope { version, message }, mut descriptors)) = asked else { return Ok(Attention::Over) };
+    let answer = match serde_json::from_value(message) {
+        Ok(question) if version == PROTOCOL => match question {
+            Question::Status => Answer::Status(Box::new(desk.store.status())),
+            Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
+            Question::Push(push) => desk.push(push),
+            Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
+            Question::Upgrade => match desk.hand_over(stream)? {
+                Ok(()) => return Ok(Attention::HandedOver),
+                Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
+            },
+        },
+        _ => Answer::Refused(format!(
+            "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
+        )),
+    };
+    put(stream, &answer, None)?;
+    Ok(Attention::Over)
+}
+
+impl Desk {
+    fn longest_question(&self) -> usize {
+        if self.inbox.is_some() { LONGEST_PUSH } else { LONGEST_QUESTION }
+    }
+
+    fn push(&self, push: Push) -> Answer {
+        let Some(inbox) = &self.inbox else {
+            return Answer::Refused("the pod takes no objects; start its podfs run with --push".to_owned());
+        };
+        inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed)
+    }
+
+    fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> Answer {
+        let Some(pipe) = pipe else { return Answer::Refused("the question came without a pipe".to_owned()) };
+        let watch = match self.store.watch(volume) {
+            Ok(watch) => watch,
+            Err(reason) => return Answer::Refused(reason),
+        };
+        let attach = move || watch.trace(pipe.as_fd()).map_err(|error| error.to_string());
+        match self.questions.ask(SERVER_TIMEOUT, attach) {
+            Some(Ok(())) => Answer::Tracing,
+            Some(Err(reason)) => Answer::Refused(reason),
+            None => Answer::Busy("the server does not answer".to_owned()),
+        }
+    }
+
+    /// Gives the client to the supervisor's task, or the reason why that does not take it.
+    fn hand_over(&self, stream: &UnixStream) -> io::Result<Result<(), String>> {
+        let upgrading = Upgrading { connection: stream.try_clone()? };
+        Ok(self.upgrades.try_send(upgrading).map_err(|error| match error {
+            TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
+            TrySendError::Closed(_) => "podfs ends and unmounts the volumes".to_owned(),
+        }))
+    }
+}

@@ -1,0 +1,202 @@
+//! The task that runs a pod: prepare, adopt or start, serve, end.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `assignment` | what a supervisor is started with |
+//! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
+//! | `adoption` | taking over from a supervisor that was killed |
+//! | `sharing` | volumes of one claim, which are one mount |
+//! | `work` | what is done on blocking threads |
+//! | `unmount_watch` | noticing that another process has unmounted a volume |
+//! | `upgrade` | going on as another version of podfs |
+//! | `orders`, `signals` | what signals tell the supervisor to do |
+//! | `heartbeat` | telling systemd that this process goes on |
+//! | `shutdown` | ending: unmount everything, or leave it for the next supervisor |
+//! | [`machine`] | what this machine offers to pods |
+
+pub(in crate::supervisor) mod adoption;
+mod assignment;
+mod heartbeat;
+pub mod machine;
+mod orders;
+mod sharing;
+mod shutdown;
+pub(crate) mod signals;
+mod start;
+mod unmount_watch;
+pub mod upgrade;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{self, Duration};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+use crate::manifest::pod::PodIdentity;
+use crate::source::{Snapshot, Source};
+use crate::supervisor::control::Upgrading;
+use crate::supervisor::server::PodServer;
+use crate::supervisor::status::report::Report;
+use crate::supervisor::volume::search::Searches;
+use crate::supervisor::volume::{End, PodVolume, Refresh};
+use crate::volume::{Volume, VolumeSource};
+pub use assignment::{Assignment, SupervisorError};
+use heartbeat::Heartbeat;
+use orders::{Order, Orders};
+use sharing::Sharing;
+use start::{Prepared, Started};
+use unmount_watch::UnmountWatch;
+use work::Done;
+
+/// How long work under way may take when podfs is told to stop, and a server to end.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Serves the volumes until the process is told to stop.
+///
+/// # Errors
+/// When the volumes cannot be served. A missing object is not an error: its volume waits.
+pub async fn run(
+    assignment: Assignment,
+    source: Source,
+    snapshot: Snapshot,
+    report: Report,
+) -> Result<(), SupervisorError> {
+    let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
+    let prepared = Prepared::of(assignment, source, snapshot, report);
+    let Started { mut supervisor, mount_points, control, is_claimed } = prepared.adopt_or_start()?;
+    let outcome = match supervisor.serve(&mut orders).await {
+        // Without a claim, no other podfs would find the volumes.
+        Ok(Order::Leave) if is_claimed => supervisor.leave().await,
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
+    supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
+    drop(control);
+    // The volumes are gone, and with them every other hold on it.
+    if let Some(mount_points) = Arc::into_inner(mount_points).and_then(|mount_points| mount_points.into_inner().ok()) {
+        mount_points.take_back();
+    }
+    outcome
+}
+
+struct Supervisor {
+    identity: PodIdentity,
+    source: Source,
+    report: Report,
+    server: PodServer,
+    /// Volumes with nothing to do, by their place in the manifest.
+    idle: HashMap<usize, PodVolume>,
+    working: JoinSet<Done>,
+    /// What each volume was last refreshed with; it is behind while this is not `version`.
+    refreshed: Vec<u64>,
+    /// When the oldest change was heard of that it was not refreshed with.
+    heard: Vec<Option<time::Instant>>,
+    retry_at: Vec<Option<Instant>>,
+    refresh: Arc<Refresh>,
+    version: u64,
+    sharing: Sharing,
+    volumes: Vec<Volume>,
+    /// Those who wish for an upgrade.
+    upgrades: mpsc::Receiver<Upgrading>,
+    /// NFS servers that are silent.
+    searches: Searches,
+    unmount_watch: Option<UnmountWatch>,
+}
+
+impl Supervisor {
+    async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
+        self.report.started();
+        let mut heartbeat = Heartbeat::of_unit();
+        loop {
+            self.start_work();
+            self.report.progress();
+            let next = self.next_work();
+            tokio::select! {
+                (signal, order) = orders.received() => {
+                    info!("{signal} received");
+                    return Ok(order);
+                }
+                () = self.server.guard() => {
+                    self.report_server();
+                    self.searches.start(&self.server.client());
+                    if self.server.gave_up() {
+                        self.version += 1;
+                    }
+                }
+                snapshot = self.source.changed() => self.take_snapshot(snapshot),
+                Some(done) = self.working.join_next() => self.finish_work(done)?,
+                Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
+                () = heartbeat.beat() => {}
+                () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
+                    if let Some(path) = self.look_at_mounts() {
+                        info!("another process unmounted {}; podfs ends", path.display());
+                        return Ok(Order::Stop);
+                    }
+                }
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+            }
+        }
+    }
+
+    fn report_server(&mut self) {
+        self.report.server(self.server.record(), self.server.version());
+    }
+
+    /// Tells of each volume before its first refresh: where it is, and, of one that shows something of the host, that it
+    /// waits for its source until that has answered.
+    fn report_volumes(&mut self) {
+        let idle = std::mem::take(&mut self.idle);
+        for (place, volume) in &idle {
+            match volume.spec().source {
+                VolumeSource::Projection(_) => self.report.found(*place, &self.volumes[*place], volume),
+                _ => self.report_volume(*place, volume),
+            }
+        }
+        self.idle = idle;
+    }
+
+    /// A volume may have several places in the manifest.
+    fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
+        for place in self.sharing.places(leader) {
+            self.report.volume(place, &self.volumes[place], volume);
+            if let Some(condition) = volume.condition() {
+                self.source.tell(self.volumes[place].name.as_str(), condition);
+            }
+        }
+    }
+
+    fn take_snapshot(&mut self, snapshot: Snapshot) {
+        let facts = match &snapshot.pod {
+            Some(pod) if pod.identity != self.identity => {
+                warn!("the pod manifest now describes {}; podfs goes on with {}", pod.identity, self.identity);
+                self.refresh.facts.clone()
+            }
+            Some(pod) => {
+                if pod.volumes != self.volumes {
+                    warn!(
+                        "the volumes of a pod cannot change while it runs; the new ones take effect when it is restarted"
+                    );
+                }
+                pod.facts.clone()
+            }
+            None => self.refresh.facts.clone(),
+        };
+        debug!("the pod or its objects changed");
+        self.heard.iter_mut().for_each(|heard| *heard = heard.or(snapshot.heard));
+        self.report.tokens(snapshot.tokens.clone());
+        let Refresh { identity, allocatable, .. } = &*self.refresh;
+        self.refresh = Arc::new(Refresh {
+            identity: identity.clone(),
+            allocatable: *allocatable,
+            facts,
+            objects: snapshot.objects,
+            tokens: snapshot.tokens,
+            is_settling: snapshot.is_settling,
+        });
+        self.version += 1;
+    }
+}

@@ -1,0 +1,236 @@
+//! From an assignment to volumes that are served.
+//!
+//! 1. Prepare: what does not touch a volume. The control socket answers from here on.
+//! 2. Adopt or start: the server of a podfs before, with the volumes that are still wanted, or a new one; the mount points of
+//!    projections. Volumes are mounted by the main loop.
+
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use podfs_fuse::confinement::Profile;
+use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::visible::MountPoint;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use super::adoption::{self, Kept};
+use super::sharing::Sharing;
+use super::unmount_watch::UnmountWatch;
+use super::upgrade::Continuing;
+use super::{Assignment, Supervisor, SupervisorError, machine};
+use crate::manifest::pod::PodIdentity;
+use crate::metrics::{Exposition, exporter};
+use crate::source::{Inbox, Snapshot, Source};
+use crate::supervisor::control::{Control, Upgrading};
+use crate::supervisor::run_dir::cgroup::{self, Cgroup};
+use crate::supervisor::run_dir::claim::{self, Claim, Inheritance};
+use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::run_dir::socket;
+use crate::supervisor::server::program::ServerProgram;
+use crate::supervisor::server::{PodServer, oom};
+use crate::supervisor::status::metrics;
+use crate::supervisor::status::report::Report;
+use crate::supervisor::volume::search::Searches;
+use crate::supervisor::volume::{PodVolume, Refresh, Setting};
+use crate::volume::{Volume, VolumeSource};
+
+/// A supervisor that has not touched a volume yet.
+pub(super) struct Prepared {
+    identity: PodIdentity,
+    volumes: Vec<Volume>,
+    site: Site,
+    claim: Option<Claim>,
+    inheritance: Inheritance,
+    server_program: Arc<ServerProgram>,
+    cgroup: Option<Cgroup>,
+    trace: bool,
+    keep_old_generations: Duration,
+    refresh: Refresh,
+    source: Source,
+    report: Report,
+    control: Option<Control>,
+    upgrades: mpsc::Receiver<Upgrading>,
+}
+
+/// A supervisor whose volumes are adopted or about to be mounted.
+pub(super) struct Started {
+    pub(super) supervisor: Supervisor,
+    /// What the supervisor's volumes stand on.
+    pub(super) mount_points: Arc<Mutex<MountPoints>>,
+    /// Answers until it is dropped.
+    pub(super) control: Option<Control>,
+    /// Whether the next podfs of the pod finds the volumes.
+    pub(super) is_claimed: bool,
+}
+
+impl Prepared {
+    /// Does what touches no volume.
+    pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
+        let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
+        let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
+        oom::protect_supervisor();
+        let cgroup = claim.as_mut().and_then(|claim| {
+            cgroup::warn_of_kubelet();
+            let cgroup = Cgroup::of_server(&identity.uid, server_memory, claim.cgroup());
+            claim.set_cgroup(cgroup.as_ref().map(Cgroup::path));
+            cgroup
+        });
+        let allocatable = machine::allocatable(site.path());
+        let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
+        let Snapshot { objects, tokens, is_settling, .. } = snapshot;
+        let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable, is_settling };
+        if let Some(claim) = &claim {
+            report.count_in(claim.directory());
+        }
+        if let Some(listener) = metrics {
+            serve_metrics(listener, &report);
+        }
+        report.contacts(source.contacts());
+        report.tokens(refresh.tokens.clone());
+        let (wishes, upgrades) = mpsc::channel(1);
+        let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
+        let server_program = Arc::new(server_program);
+        Prepared {
+            identity,
+            volumes,
+            site,
+            claim,
+            inheritance,
+            server_program,
+            cgroup,
+            trace,
+            keep_old_generations,
+            refresh,
+            source,
+            report,
+            control,
+            upgrades,
+        }
+    }
+
+    /// Adopts the server of a podfs before, or starts one.
+    ///
+    /// # Errors
+    /// When no server can be started, or mount points cannot be made.
+    pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
+        let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
+        let Prepared { trace, keep_old_generations, refresh, source, report, control, upgrades, .. } = self;
+        let (sharing, mounted) = Sharing::of(&volumes, &identity);
+        let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
+        let profile = profile(&volumes);
+        let continuing = Continuing::find();
+        let found = directory.as_deref().and_then(|directory| {
+            let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
+            adoption::find(directory, &server_program, &identity, profile, report.audience(), refused)
+        });
+        let (server, adoption) = found.unzip();
+        let mut mount_points = MountPoints::new(claim, inheritance);
+        let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
+        let mut kept = kept.map_err(MountPointsError::Mount)?;
+        let points = prepare_mount_points(&mounted, &kept, &site, &mut mount_points)?;
+        let server = match server {
+            Some(server) => server.with_cgroup(cgroup),
+            None => PodServer::start(&server_program, &identity, profile, report.audience(), cgroup)
+                .map_err(SupervisorError::Start)?,
+        };
+        if let Some(directory) = &directory {
+            let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
+            listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
+        }
+        let unmount_watch = UnmountWatch::of(&site);
+        let mount_points = Arc::new(Mutex::new(mount_points));
+        let setting = Setting {
+            server: server.client(),
+            site,
+            mount_points: Arc::clone(&mount_points),
+            trace,
+            keep_old_generations,
+        };
+        let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
+            let setting = setting.clone();
+            let volume = match (kept.remove(&place), point) {
+                (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
+                (None, Some(point)) => PodVolume::projected(spec, point, setting),
+                (None, None) => PodVolume::passthrough(spec, setting),
+            };
+            (place, volume)
+        });
+        let mut supervisor = Supervisor {
+            identity,
+            source,
+            report,
+            idle: idle.collect(),
+            server,
+            working: JoinSet::new(),
+            refreshed: vec![0; volumes.len()],
+            heard: vec![None; volumes.len()],
+            retry_at: vec![None; volumes.len()],
+            refresh: Arc::new(refresh),
+            version: 1,
+            sharing,
+            volumes,
+            upgrades,
+            searches: Searches::default(),
+            unmount_watch,
+        };
+        supervisor.report_server();
+        supervisor.report_volumes();
+        if let Some(continuing) = continuing {
+            continuing.complete();
+        }
+        Ok(Started { supervisor, mount_points, control, is_claimed: directory.is_some() })
+    }
+}
+
+/// What the server of these volumes is for.
+fn profile(volumes: &[Volume]) -> Profile {
+    let is_projected =
+        |volume: &Volume| matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
+    let projected = volumes.iter().all(is_projected);
+    match projected {
+        true if volumes.iter().any(|volume| volume.preferences.audit) => Profile::Audit,
+        true => Profile::Projection,
+        false => Profile::Passthrough,
+    }
+}
+
+/// The pod's volumes do not depend on whether anybody can ask for their state.
+fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.store(), inbox, upgrades);
+    control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
+}
+
+/// Nor on whether metrics can be served.
+fn serve_metrics(listener: TcpListener, report: &Report) {
+    let store = report.store();
+    let read = move || Exposition::of(vec![metrics::read(&store)]);
+    if let Err(error) = exporter::start(listener, read) {
+        warn!("metrics are not served: {error}");
+    }
+}
+
+/// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
+/// passthroughs are made when their sources are found.
+fn prepare_mount_points(
+    volumes: &[(usize, Volume)],
+    kept: &HashMap<usize, Kept>,
+    site: &Site,
+    mount_points: &mut MountPoints,
+) -> Result<Vec<Option<MountPoint>>, SupervisorError> {
+    let mut prepare = |(place, volume): &(usize, Volume)| {
+        let (VolumeSource::Projection(_), Some(directory), false) =
+            (&volume.source, volume.kind.directory, kept.contains_key(place))
+        else {
+            return Ok(None);
+        };
+        let point = mount_points.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
+        point.map(Some).map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
+    };
+    let points = volumes.iter().map(&mut prepare).collect::<Result<_, _>>()?;
+    mount_points.record()?;
+    Ok(points)
+}

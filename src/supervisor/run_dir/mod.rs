@@ -1,0 +1,19 @@
+//! What a pod has on the node: its run directory, and what stands around its volumes.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`claim`] | that one pod has one supervisor; what its supervisor has made, written down |
+//! | [`bounds`] | which paths that an earlier podfs recorded are believed |
+//! | [`trust`] | that no other user can change the run directory |
+//! | `socket` | sockets in the run directory, however long its path is |
+//! | [`site`] | where volumes appear |
+//! | [`mount_points`] | directories and mount points, made and taken back |
+//! | `cgroup` | where the server's memory is counted and limited |
+
+pub mod bounds;
+pub(crate) mod cgroup;
+pub mod claim;
+pub mod mount_points;
+pub mod site;
+pub(in crate::supervisor) mod socket;
+pub mod trust;

@@ -1,0 +1,25 @@
+//! What podfs tells of a pod and its volumes.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `pod_status` | the status as JSON: the types |
+//! | `store` | the state of the pod at this moment, for `podfs status` and metrics |
+//! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | `progress` | what a terminal shows while volumes come up, below the log |
+//! | `health` | whether what has become of the servers is trouble |
+//! | [`metrics`] | the status in numbers |
+//! | `counters` | what is counted, and kept for the next supervisor |
+//! | `capacity` | how much room there is in volumes whose sources may not answer |
+
+mod capacity;
+mod counters;
+mod health;
+pub mod metrics;
+mod pod_status;
+pub(crate) mod progress;
+pub mod report;
+pub(in crate::supervisor) mod store;
+
+pub use pod_status::{
+    AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, ServerStatus, VolumeState, VolumeStatus,
+};
