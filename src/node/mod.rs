@@ -4,14 +4,24 @@
 //! |---|---|
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
+//! | [`plugin`] | volume plugins: what the manager has to know of a kind of volume |
+//! | [`world`] | the desired and the actual state of the world |
+//! | [`reconciler`] | from the two worlds to operations; a pure function |
+//! | [`operation`] | that one operation runs for a volume at a time, and pauses after failures |
 //! | [`handle`] | asking the manager, and telling it what an agent wants |
 //!
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
 //! the daemon is killed.
 
 pub mod handle;
+pub mod operation;
+pub mod plugin;
 pub mod pod;
+pub mod reconciler;
+#[cfg(test)]
+mod sample;
 pub mod state;
+pub mod world;
 
 pub use handle::{Command, NodeHandle, Refusal};
 pub use pod::{NodePod, PodOrigin, PodStage};

@@ -1,0 +1,137 @@
+//! The operation executor: at most one operation for a volume at a time, and a pause after one that failed.
+//!
+//! Operations for different volumes run at the same time (VM-06). A failed one is refused until its pause is over; the pause
+//! doubles with each failure in a row, and starts anew when the next operation has another name (VM-05).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::world::VolumeId;
+
+/// The pause after the first failure.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(122);
+
+/// What is being done, and what failed last. Keys are independent, and written by the manager and by the tasks of operations.
+#[derive(Debug, Default)]
+pub struct Executor(DashMap<VolumeId, Known>);
+
+/// An operation that runs, or that failed.
+#[derive(Debug)]
+struct Known {
+    name: &'static str,
+    is_running: bool,
+    failure: Option<Failure>,
+}
+
+/// The last failure of an operation.
+#[derive(Clone, Debug)]
+struct Failure {
+    pause: Duration,
+    at: Instant,
+    /// The same moment for people.
+    time: SystemTime,
+    error: String,
+}
+
+/// Why an operation does not start. Texts are the kubelet's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// One for the volume runs already.
+    Running {
+        /// Its name.
+        name: &'static str,
+    },
+    /// The last one failed, and the pause after it is not over.
+    Pausing {
+        /// Until when.
+        until: SystemTime,
+        /// How long the pause is.
+        pause: Duration,
+        /// Why it failed.
+        error: String,
+    },
+}
+
+impl fmt::Display for NotNow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotNow::Running { name } => write!(
+                f,
+                "Failed to create operation with name {name:?}. An operation with that name is already executing."
+            ),
+            NotNow::Pausing { until, pause, error } => {
+                let until = Timestamp::try_from(*until).unwrap_or_default();
+                write!(f, "No retries permitted until {until} (durationBeforeRetry {pause:?}). Error: {error}")
+            }
+        }
+    }
+}
+
+impl Executor {
+    /// Begins an operation, which the caller ends with [`Executor::end`].
+    ///
+    /// # Errors
+    /// When one for the volume runs, or when the pause after one of the same name is not over.
+    pub fn begin(&self, id: &VolumeId, name: &'static str) -> Result<(), NotNow> {
+        match self.0.entry(id.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(Known { name, is_running: true, failure: None })),
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                if known.is_running {
+                    return Err(NotNow::Running { name: known.name });
+                }
+                if known.name != name {
+                    known.failure = None;
+                } else if let Some(Failure { pause, at, time, error }) = &known.failure
+                    && at.elapsed() < *pause
+                {
+                    return Err(NotNow::Pausing { until: *time + *pause, pause: *pause, error: error.clone() });
+                }
+                (known.name, known.is_running) = (name, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the operation of the volume, with its error if it failed.
+    pub fn end(&self, id: &VolumeId, error: Option<String>) {
+        match error {
+            None => drop(self.0.remove(id)),
+            Some(error) => {
+                if let Some(mut known) = self.0.get_mut(id) {
+                    let pause = known.failure.as_ref().map(|failure| (failure.pause * 2).min(LONGEST_PAUSE));
+                    let pause = pause.unwrap_or(FIRST_PAUSE);
+                    known.is_running = false;
+                    known.failure = Some(Failure { pause, at: Instant::now(), time: SystemTime::now(), error });
+                }
+            }
+        }
+    }
+
+    /// Forgets what failed for the volume: it is as it should be, or nobody wants it. What runs is not touched.
+    pub fn forget(&self, id: &VolumeId) {
+        self.0.remove_if(id, |_, known| !known.is_running);
+    }
+
+    /// The volumes for which an operation runs.
+    pub fn running(&self) -> BTreeSet<VolumeId> {
+        self.0.iter().filter(|entry| entry.is_running).map(|entry| entry.key().clone()).collect()
+    }
+
+    /// When the first pause is over, if there is one.
+    pub fn next_retry(&self) -> Option<Instant> {
+        let pauses = self.0.iter().filter(|entry| !entry.is_running);
+        pauses.filter_map(|entry| entry.failure.as_ref().map(|failure| failure.at + failure.pause)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

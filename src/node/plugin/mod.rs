@@ -1,0 +1,145 @@
+//! Volume plugins: what the manager has to know of a kind of volume, as the kubelet's `VolumePlugin` says it.
+//!
+//! A plugin names its volumes and says what they need. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
+//! are the [built-in plugins](built_in).
+
+mod built_in;
+
+use std::fmt;
+use std::path::Path;
+
+use crate::manifest::pod::PodUid;
+use crate::volume::Volume;
+
+/// A kind of volume.
+pub trait VolumePlugin: Send + Sync {
+    /// Its name: `kubernetes.io/configmap`.
+    fn name(&self) -> &'static str;
+
+    /// Whether it serves this volume of a pod.
+    fn can_support(&self, volume: &Volume) -> bool;
+
+    /// The name of the volume on the node. Volumes with one name are one volume: they share attachment and device.
+    fn unique_volume_name(&self, pod: &PodUid, volume: &str) -> String {
+        format!("{}/{pod}-{volume}", self.name())
+    }
+
+    /// Whether a mounted volume has to be set up again when its pod is processed again, because its content follows objects.
+    fn requires_remount(&self) -> bool {
+        false
+    }
+
+    /// Whether a PersistentVolume of the kind may have `mountOptions`.
+    fn supports_mount_options(&self) -> bool {
+        false
+    }
+
+    /// The volume that an earlier daemon left at `ROOT/pods/UID/volumes/PLUGIN~DIRECTORY/NAME`, from its name alone.
+    ///
+    /// # Errors
+    /// When the name is none of a volume.
+    fn construct_spec(&self, path: &Path) -> Result<ReconstructedSpec, PluginError> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        match name.filter(|name| crate::types::is_dns_label(name)) {
+            Some(name) => Ok(ReconstructedSpec { plugin: self.name(), volume: name.to_owned() }),
+            None => Err(PluginError::NoName(path.display().to_string())),
+        }
+    }
+
+    /// Whether its volumes have to be attached to the node.
+    fn is_attachable(&self) -> bool {
+        false
+    }
+
+    /// Whether its volumes have a mount of the node that the mounts of pods are taken from.
+    fn is_device_mountable(&self) -> bool {
+        false
+    }
+}
+
+/// What is known of a volume that was found by its directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReconstructedSpec {
+    /// The plugin that serves it.
+    pub plugin: &'static str,
+    /// Its name in the directory: that of the pod's volume, or of its PersistentVolume.
+    pub volume: String,
+}
+
+/// Why there is no plugin for a volume. Texts are the kubelet's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PluginError {
+    /// No plugin serves it.
+    #[error(
+        "no volume plugin matched: volume {volume:?} is of kind {kind}; remove it, or use a kind that podfs serves"
+    )]
+    NoneMatched {
+        /// The volume's name in the pod.
+        volume: String,
+        /// Its kind.
+        kind: String,
+    },
+    /// Two plugins or more claim to serve it.
+    #[error("multiple volume plugins matched: {}", .0.join(","))]
+    Several(Vec<&'static str>),
+    /// A directory without the name of a volume.
+    #[error("{0} is no directory of a volume")]
+    NoName(String),
+    /// Two plugins go by one name.
+    #[error("volume plugin {0:?} was registered more than once")]
+    Twice(&'static str),
+}
+
+/// The plugins of the node.
+pub struct Registry(Vec<Box<dyn VolumePlugin>>);
+
+impl Registry {
+    /// The kinds of volume that `podfs run` serves.
+    pub fn built_in() -> Registry {
+        Registry(built_in::plugins())
+    }
+
+    /// These plugins.
+    ///
+    /// # Errors
+    /// When two go by one name.
+    pub fn new(plugins: Vec<Box<dyn VolumePlugin>>) -> Result<Registry, PluginError> {
+        let names: Vec<_> = plugins.iter().map(|plugin| plugin.name()).collect();
+        match names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
+            Some((_, name)) => Err(PluginError::Twice(name)),
+            None => Ok(Registry(plugins)),
+        }
+    }
+
+    /// The plugin that serves a volume.
+    ///
+    /// # Errors
+    /// When there is none, or more than one.
+    pub fn find(&self, volume: &Volume) -> Result<&dyn VolumePlugin, PluginError> {
+        let mut matching = self.0.iter().filter(|plugin| plugin.can_support(volume));
+        match (matching.next(), matching.next()) {
+            (Some(plugin), None) => Ok(plugin.as_ref()),
+            (None, _) => {
+                Err(PluginError::NoneMatched { volume: volume.name.to_string(), kind: volume.word().to_owned() })
+            }
+            (Some(first), Some(second)) => {
+                let names = [first, second].into_iter().chain(matching).map(|plugin| plugin.name());
+                Err(PluginError::Several(names.collect()))
+            }
+        }
+    }
+
+    /// The plugin of this name.
+    pub fn named(&self, name: &str) -> Option<&dyn VolumePlugin> {
+        self.0.iter().find(|plugin| plugin.name() == name).map(AsRef::as_ref)
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|plugin| plugin.name())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! The reconciler: from what is wanted and what is there to the operations that make the one the other. A pure function.
+//!
+//! Order of a pass, as in the kubelet (5.3, VM-01): unmounts first, so that a volume can move from one pod to another; then
+//! mounts and remounts.
+
+use std::collections::BTreeSet;
+
+use super::state::VolumeMount;
+use super::world::VolumeId;
+use super::world::actual::ActualWorld;
+use super::world::desired::DesiredWorld;
+
+/// One thing to do for one volume of one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The volume.
+    pub id: VolumeId,
+    /// What.
+    pub action: Action,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Mount it. Something of it may be there already.
+    Mount,
+    /// Set it up again while it is mounted.
+    Remount,
+    /// Unmount it, and remove what was made for it.
+    Unmount,
+}
+
+impl Action {
+    /// The kubelet's name of the operation, in metrics and errors. Another name starts the back-off anew.
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Mount | Action::Remount => "volume_mount",
+            Action::Unmount => "volume_unmount",
+        }
+    }
+}
+
+/// What to do now. `pending` are the volumes for which something is being done. Nothing is unmounted before
+/// `ready_to_unmount`: every source has told its pods, and what an earlier daemon left is known (VM-02).
+pub fn reconcile(
+    desired: &DesiredWorld,
+    actual: &ActualWorld,
+    pending: &BTreeSet<VolumeId>,
+    ready_to_unmount: bool,
+) -> Vec<Operation> {
+    let is_idle = |id: &VolumeId| !pending.contains(id);
+    let unmounts = actual.volumes().filter(|(id, volume)| {
+        ready_to_unmount && volume.mount != VolumeMount::NotMounted && desired.volume(id).is_none() && is_idle(id)
+    });
+    let unmounts = unmounts.map(|(id, _)| Operation { id: id.clone(), action: Action::Unmount });
+    let mounts = desired.volumes().filter(|(id, _)| is_idle(id)).filter_map(|(id, _)| {
+        let action = match actual.volume(&id) {
+            Some(volume) if volume.mount == VolumeMount::Mounted => volume.remount_required.then_some(Action::Remount),
+            _ => Some(Action::Mount),
+        };
+        action.map(|action| Operation { id, action })
+    });
+    unmounts.chain(mounts).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! What the reconciler does, in single cases and against a model of a node.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::manifest::pod::PodUid;
+use crate::node::plugin::Registry;
+use crate::node::sample;
+use crate::node::world::actual::{Outcome, Seen};
+
+const VOLUMES: [&str; 2] = ["{name: a, configMap: {name: x}}", "{name: b, emptyDir: {}}"];
+
+fn id(pod: &str, volume: &str) -> VolumeId {
+    VolumeId { pod: sample::uid(pod), volume: volume.to_owned() }
+}
+
+fn desired(pods: &[(&str, &[&str])]) -> DesiredWorld {
+    let mut desired = DesiredWorld::default();
+    pods.iter().for_each(|(uid, used)| desired.put(sample::pod(uid, &VOLUMES, used), &Registry::built_in()));
+    desired
+}
+
+fn mounted(ids: &[VolumeId]) -> ActualWorld {
+    let mut actual = ActualWorld::default();
+    ids.iter().for_each(|id| actual.saw(id, true, Seen::default(), None));
+    actual
+}
+
+#[test]
+fn vm_01_unmounts_come_before_mounts() {
+    let operations = reconcile(&desired(&[("z", &["a"])]), &mounted(&[id("a", "b")]), &BTreeSet::new(), true);
+    let actions: Vec<_> = operations.iter().map(|operation| operation.action).collect();
+    assert_eq!(actions, [Action::Unmount, Action::Mount]);
+}
+
+#[test]
+fn vm_02_nothing_is_unmounted_before_every_source_is_ready() {
+    let (desired, actual) = (desired(&[("z", &["a"])]), mounted(&[id("a", "b")]));
+    let operations = reconcile(&desired, &actual, &BTreeSet::new(), false);
+    assert_eq!(operations, [Operation { id: id("z", "a"), action: Action::Mount }]);
+}
+
+#[test]
+fn vm_06_a_volume_with_a_running_operation_is_left_alone() {
+    let (desired, actual) = (desired(&[("z", &["a", "b"])]), mounted(&[id("y", "a")]));
+    let pending = BTreeSet::from([id("z", "a"), id("y", "a")]);
+    let operations = reconcile(&desired, &actual, &pending, true);
+    assert_eq!(operations, [Operation { id: id("z", "b"), action: Action::Mount }]);
+}
+
+#[test]
+fn a_mounted_volume_is_set_up_again_only_when_that_is_required() {
+    let desired = desired(&[("z", &["a"])]);
+    let mut actual = mounted(&[id("z", "a")]);
+    assert_eq!(reconcile(&desired, &actual, &BTreeSet::new(), true), []);
+    actual.require_remount(&sample::uid("z"));
+    let remount = Operation { id: id("z", "a"), action: Action::Remount };
+    assert_eq!(reconcile(&desired, &actual, &BTreeSet::new(), true), [remount]);
+}
+
+#[test]
+fn vm_13_a_volume_of_one_pod_is_unmounted_while_another_pod_uses_the_same_name() {
+    let operations =
+        reconcile(&desired(&[("y", &["a"])]), &mounted(&[id("y", "a"), id("z", "a")]), &BTreeSet::new(), true);
+    assert_eq!(operations, [Operation { id: id("z", "a"), action: Action::Unmount }]);
+}
+
+/// A step of the model.
+#[derive(Clone, Debug)]
+enum Step {
+    /// The pod wants these of its volumes, or none and is gone.
+    Want(usize, Vec<usize>),
+    /// The running operation of this number ends like this.
+    End(usize, Outcome),
+    /// An agent asks to set up the pod's volumes again.
+    Remount(usize),
+    /// The sources have told all their pods.
+    Ready,
+    /// The daemon is killed: what runs is forgotten, and what is there is reconstructed.
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let outcome =
+        prop_oneof![Just(Outcome::Done), Just(Outcome::Final), Just(Outcome::Uncertain), Just(Outcome::Transient),];
+    prop_oneof![
+        4 => (0..3usize, proptest::collection::vec(0..2usize, 0..=2)).prop_map(|(pod, used)| Step::Want(pod, used)),
+        8 => (0..6usize, outcome).prop_map(|(number, outcome)| Step::End(number, outcome)),
+        1 => (0..3usize).prop_map(Step::Remount),
+        2 => Just(Step::Ready),
+        1 => Just(Step::Restart),
+    ]
+}
+
+const PODS: [&str; 3] = ["x", "y", "z"];
+
+/// The node as it really is, beside what the manager knows.
+#[derive(Default)]
+struct Model {
+    desired: DesiredWorld,
+    actual: ActualWorld,
+    running: Vec<Operation>,
+    ready: bool,
+    /// What is really there, wholly or in part.
+    there: BTreeSet<VolumeId>,
+}
+
+impl Model {
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Want(pod, used) if used.is_empty() => self.desired.remove(&sample::uid(PODS[pod])),
+            Step::Want(pod, used) => {
+                let names: Vec<_> = used.iter().map(|volume| ["a", "b"][*volume]).collect();
+                self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &Registry::built_in());
+            }
+            Step::End(number, outcome) if number < self.running.len() => self.end(number, outcome),
+            Step::End(..) => {}
+            Step::Remount(pod) => self.actual.require_remount(&sample::uid(PODS[pod])),
+            Step::Ready => self.ready = true,
+            Step::Restart => {
+                self.running.clear();
+                self.ready = false;
+                self.actual = ActualWorld::default();
+                self.there.iter().for_each(|id| self.actual.reconstruct(id.clone()));
+            }
+        }
+        self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+    }
+
+    fn end(&mut self, number: usize, outcome: Outcome) {
+        let Operation { id, action } = self.running.remove(number);
+        let was_mounted = self.actual.volume(&id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
+        match (action, outcome) {
+            (Action::Unmount, Outcome::Done) => drop(self.there.remove(&id)),
+            (Action::Unmount, _) => {}
+            (_, Outcome::Done | Outcome::Uncertain) => drop(self.there.insert(id.clone())),
+            // A mount that failed for good has undone what it made, unless the volume was there before.
+            (_, Outcome::Final) if !was_mounted => {
+                let reconstructed = self.actual.volume(&id).is_some_and(|volume| volume.reconstructed);
+                if !reconstructed {
+                    self.there.remove(&id);
+                }
+            }
+            _ => {}
+        }
+        match action {
+            Action::Unmount => self.actual.unmounted(&id, outcome, None),
+            Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, None),
+        }
+    }
+
+    /// A pass of the reconciler, with what must hold of it.
+    fn reconcile(&mut self) {
+        let pending: BTreeSet<_> = self.running.iter().map(|operation| operation.id.clone()).collect();
+        let operations = reconcile(&self.desired, &self.actual, &pending, self.ready);
+        let mut seen = pending;
+        for operation in &operations {
+            let is_wanted = self.desired.volume(&operation.id).is_some();
+            match operation.action {
+                Action::Unmount => assert!(self.ready && !is_wanted, "{operation:?} of a volume that is wanted"),
+                Action::Mount | Action::Remount => assert!(is_wanted, "{operation:?} of a volume nobody wants"),
+            }
+            assert!(seen.insert(operation.id.clone()), "{operation:?} beside another operation of the volume");
+        }
+        self.running.extend(operations);
+    }
+
+    /// Nothing that is there is unknown: else nobody would unmount it.
+    fn check(&self) {
+        for id in &self.there {
+            let known = self.actual.volume(id).is_some_and(|volume| volume.mount != VolumeMount::NotMounted);
+            let running = self.running.iter().any(|operation| operation.id == *id);
+            assert!(known || running, "{id} is there and unknown");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// VM-01 to VM-06: it never unmounts a volume that is wanted, never mounts one that is not, never runs two operations
+    /// for one volume, and, once operations succeed, it comes to an end at which exactly the wanted volumes are mounted.
+    #[test]
+    fn the_reconciler_converges_and_never_does_what_it_must_not(steps in proptest::collection::vec(step(), 0..60)) {
+        let mut model = Model::default();
+        for step in steps {
+            model.take(step);
+            model.reconcile();
+            model.check();
+        }
+        model.take(Step::Ready);
+        for _ in 0..20 {
+            model.reconcile();
+            while !model.running.is_empty() {
+                model.end(0, Outcome::Done);
+            }
+        }
+        let wanted: BTreeSet<_> = model.desired.volumes().map(|(id, _)| id).collect();
+        prop_assert_eq!(&model.there, &wanted);
+        let mounted = model.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
+        prop_assert_eq!(mounted.map(|(id, _)| id.clone()).collect::<BTreeSet<_>>(), wanted);
+        let pods: Vec<PodUid> = model.desired.pods().map(|(uid, _)| uid.clone()).collect();
+        prop_assert!(pods.len() <= PODS.len());
+    }
+}

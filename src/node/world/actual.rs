@@ -1,0 +1,171 @@
+//! The actual state of the world: the volumes that are mounted, or may be.
+//!
+//! Invariants:
+//! 1. A volume of which anything may have to be undone is here, as mounted or uncertain, until an unmount has succeeded.
+//! 2. Only a mounted volume can have a remount required.
+//! 3. A volume that an earlier daemon left is uncertain until its supervisor has said how it is, or until it was mounted again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::VolumeId;
+use crate::manifest::pod::PodUid;
+use crate::node::state::VolumeMount;
+
+/// The volumes that are mounted, or may be.
+#[derive(Clone, Debug, Default)]
+pub struct ActualWorld {
+    volumes: BTreeMap<VolumeId, ActualVolume>,
+}
+
+/// A volume that is mounted, or may be, or was tried to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActualVolume {
+    /// Whether it is.
+    pub mount: VolumeMount,
+    /// Whether it has to be set up again.
+    pub remount_required: bool,
+    /// Whether an earlier daemon left it, and nothing has succeeded for it since.
+    pub reconstructed: bool,
+    /// What its supervisor said of it last.
+    pub seen: Seen,
+    /// Why it is not mounted, or not current.
+    pub reason: Option<String>,
+}
+
+/// What a supervisor says of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Where it is mounted, or is going to be.
+    pub path: Option<PathBuf>,
+    /// The plugin that serves it, where the PersistentVolume decides.
+    pub plugin: Option<String>,
+    /// A supplemental group that containers need.
+    pub group: Option<u32>,
+    /// Whether it can be read only.
+    pub read_only: bool,
+}
+
+/// What becomes of an operation. The kubelet's classes of errors (5.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done.
+    Done,
+    /// It was not, and nothing of it is there.
+    Final,
+    /// It was not, and something of it may be there.
+    Uncertain,
+    /// It was not tried, or not to its end; everything is as it was before.
+    Transient,
+}
+
+impl Default for ActualVolume {
+    fn default() -> Self {
+        ActualVolume {
+            mount: VolumeMount::NotMounted,
+            remount_required: false,
+            reconstructed: false,
+            seen: Seen::default(),
+            reason: None,
+        }
+    }
+}
+
+impl ActualWorld {
+    /// The volume, if anything is known of it.
+    pub fn volume(&self, id: &VolumeId) -> Option<&ActualVolume> {
+        self.volumes.get(id)
+    }
+
+    /// All volumes of which anything is known.
+    pub fn volumes(&self) -> impl Iterator<Item = (&VolumeId, &ActualVolume)> {
+        self.volumes.iter()
+    }
+
+    /// The volumes of a pod.
+    pub fn of_pod(&self, pod: &PodUid) -> impl Iterator<Item = (&VolumeId, &ActualVolume)> {
+        let first = VolumeId { pod: pod.clone(), volume: String::new() };
+        self.volumes.range(first..).take_while(move |(id, _)| id.pod == *pod)
+    }
+
+    /// Whether anything of the pod's volumes may be there.
+    pub fn has_mounts(&self, pod: &PodUid) -> bool {
+        self.of_pod(pod).any(|(_, volume)| volume.mount != VolumeMount::NotMounted)
+    }
+
+    /// Adds a volume that an earlier daemon left. Nothing else may be known of it.
+    pub fn reconstruct(&mut self, id: VolumeId) {
+        let found = ActualVolume { mount: VolumeMount::Uncertain, reconstructed: true, ..ActualVolume::default() };
+        self.volumes.entry(id).or_insert(found);
+    }
+
+    /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04).
+    pub fn mounted(&mut self, id: &VolumeId, outcome: Outcome, reason: Option<String>) {
+        let volume = self.volumes.entry(id.clone()).or_default();
+        volume.reason = reason;
+        match (outcome, volume.mount) {
+            (Outcome::Done, _) => {
+                volume.mount = VolumeMount::Mounted;
+                volume.remount_required = false;
+                volume.reconstructed = false;
+                volume.reason = None;
+            }
+            // A refresh that fails leaves the volume as it is, and is tried again (VM-08).
+            (_, VolumeMount::Mounted) | (Outcome::Transient, _) => {}
+            (Outcome::Uncertain, _) => volume.mount = VolumeMount::Uncertain,
+            // What an earlier daemon left has to be undone still (RC-04).
+            (Outcome::Final, _) if volume.reconstructed => volume.mount = VolumeMount::Uncertain,
+            (Outcome::Final, _) => volume.mount = VolumeMount::NotMounted,
+        }
+    }
+
+    /// Takes the end of an unmount.
+    pub fn unmounted(&mut self, id: &VolumeId, outcome: Outcome, reason: Option<String>) {
+        match (outcome, self.volumes.get_mut(id)) {
+            (Outcome::Done, _) => drop(self.volumes.remove(id)),
+            (Outcome::Transient, Some(volume)) => volume.reason = reason,
+            (_, Some(volume)) => {
+                volume.mount = VolumeMount::Uncertain;
+                volume.remount_required = false;
+                volume.reason = reason;
+            }
+            (_, None) => {}
+        }
+    }
+
+    /// Takes what a supervisor says of a volume that it serves.
+    pub fn saw(&mut self, id: &VolumeId, is_mounted: bool, seen: Seen, reason: Option<String>) {
+        let volume = self.volumes.entry(id.clone()).or_default();
+        volume.seen = seen;
+        volume.reason = reason;
+        match (is_mounted, volume.mount) {
+            (true, _) => {
+                volume.mount = VolumeMount::Mounted;
+                volume.reconstructed = false;
+            }
+            // Its supervisor knows that it is not there.
+            (false, VolumeMount::Mounted) => {
+                volume.mount = VolumeMount::NotMounted;
+                volume.remount_required = false;
+            }
+            (false, _) => {}
+        }
+    }
+
+    /// The mounted volumes of the pod have to be set up again.
+    pub fn require_remount(&mut self, pod: &PodUid) {
+        for (id, volume) in &mut self.volumes {
+            if id.pod == *pod && volume.mount == VolumeMount::Mounted {
+                volume.remount_required = true;
+            }
+        }
+    }
+
+    /// Forgets volumes that are not mounted and that `is_wanted` does not name.
+    pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) {
+        self.volumes.retain(|id, volume| volume.mount != VolumeMount::NotMounted || is_wanted(id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+use super::*;
+use crate::node::sample::uid;
+
+fn id() -> VolumeId {
+    VolumeId { pod: uid("u"), volume: "v".to_owned() }
+}
+
+fn mount_of(world: &ActualWorld) -> VolumeMount {
+    world.volume(&id()).map_or(VolumeMount::NotMounted, |volume| volume.mount)
+}
+
+#[test]
+fn vm_04_states_after_errors_are_those_of_the_kubelets_table() {
+    use Outcome::{Done, Final, Transient, Uncertain};
+    // History of mounts; state afterwards.
+    let rows: &[(&[Outcome], VolumeMount)] = &[
+        (&[Uncertain], VolumeMount::Uncertain),
+        (&[Final], VolumeMount::NotMounted),
+        (&[Uncertain, Final], VolumeMount::NotMounted),
+        (&[Done, Uncertain], VolumeMount::Mounted),
+        (&[Done, Final], VolumeMount::Mounted),
+        (&[Uncertain, Transient], VolumeMount::Uncertain),
+        (&[Transient], VolumeMount::NotMounted),
+        (&[Done, Transient], VolumeMount::Mounted),
+        (&[Final, Done], VolumeMount::Mounted),
+    ];
+    for (history, state) in rows {
+        let mut world = ActualWorld::default();
+        history.iter().for_each(|outcome| world.mounted(&id(), *outcome, Some("no".to_owned())));
+        assert_eq!(mount_of(&world), *state, "{history:?}");
+    }
+}
+
+#[test]
+fn vm_08_a_failed_remount_leaves_the_volume_mounted_and_the_remount_required() {
+    let mut world = ActualWorld::default();
+    world.mounted(&id(), Outcome::Done, None);
+    world.require_remount(&uid("u"));
+    world.mounted(&id(), Outcome::Final, Some("configmap \"x\" not found".to_owned()));
+    let volume = world.volume(&id()).expect("it is known");
+    assert!(volume.mount == VolumeMount::Mounted && volume.remount_required);
+    assert_eq!(volume.reason.as_deref(), Some("configmap \"x\" not found"));
+    world.mounted(&id(), Outcome::Done, None);
+    let volume = world.volume(&id()).expect("it is known");
+    assert!(!volume.remount_required && volume.reason.is_none());
+}
+
+#[test]
+fn rc_04_a_reconstructed_volume_whose_mount_fails_can_still_be_unmounted() {
+    let mut world = ActualWorld::default();
+    world.reconstruct(id());
+    world.mounted(&id(), Outcome::Final, Some("no".to_owned()));
+    assert_eq!(mount_of(&world), VolumeMount::Uncertain);
+    world.unmounted(&id(), Outcome::Final, Some("busy".to_owned()));
+    assert_eq!(mount_of(&world), VolumeMount::Uncertain, "a failed unmount is tried again");
+    world.unmounted(&id(), Outcome::Done, None);
+    assert!(world.volume(&id()).is_none());
+}
+
+#[test]
+fn a_supervisor_that_does_not_have_the_volume_any_more_says_that_it_is_not_mounted() {
+    let mut world = ActualWorld::default();
+    world.saw(&id(), true, Seen::default(), None);
+    assert_eq!(mount_of(&world), VolumeMount::Mounted);
+    world.saw(&id(), false, Seen::default(), Some("its source".to_owned()));
+    assert_eq!(mount_of(&world), VolumeMount::NotMounted);
+    world.forget_unmounted(|_| false);
+    assert_eq!(world.volumes().count(), 0);
+}

@@ -1,0 +1,119 @@
+//! The desired state of the world: the pods of the node and the volumes that their containers use.
+//!
+//! Invariants:
+//! 1. A pod is here while its containers run or may run: from the moment its source describes it until it is released.
+//! 2. A volume is here only if a container of its pod uses it (VM-03) and a plugin serves it.
+//! 3. A pod is processed when all its volumes are here or are used by no container; otherwise its errors say why not.
+
+use std::collections::BTreeMap;
+
+use super::VolumeId;
+use super::errors::Errors;
+use crate::manifest::pod::{Pod, PodUid};
+use crate::node::plugin::Registry;
+use crate::node::pod::NodePod;
+use crate::volume::{Usage, Volume, VolumeSource};
+
+/// The pods that want volumes.
+#[derive(Debug, Default)]
+pub struct DesiredWorld {
+    pods: BTreeMap<PodUid, DesiredPod>,
+}
+
+/// A pod that wants volumes.
+#[derive(Clone, Debug)]
+pub struct DesiredPod {
+    /// The pod, as its source described it last.
+    pub pod: NodePod,
+    /// The volumes that its containers use, by their names.
+    pub volumes: BTreeMap<String, DesiredVolume>,
+    /// Why volumes of it are not among them, though containers use them.
+    pub errors: Errors,
+}
+
+/// A volume that a pod wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredVolume {
+    /// Its name on the node.
+    pub unique_name: String,
+    /// The plugin that serves it.
+    pub plugin: &'static str,
+    /// Whether its content follows objects.
+    pub requires_remount: bool,
+    /// What is to be seen in it.
+    pub volume: Volume,
+}
+
+impl DesiredPod {
+    /// The volumes that this pod wants. One volume that cannot be served keeps no other one back (VM-10).
+    fn of(pod: NodePod, plugins: &Registry) -> DesiredPod {
+        let (mut volumes, mut errors) = (BTreeMap::new(), Errors::default());
+        let uid = &pod.pod.identity.uid;
+        for volume in pod.pod.volumes.iter().filter(|volume| is_used(&pod.pod, volume)) {
+            match plugins.find(volume) {
+                Ok(plugin) => {
+                    let wanted = DesiredVolume {
+                        unique_name: plugin.unique_volume_name(uid, volume.name.as_str()),
+                        plugin: plugin.name(),
+                        requires_remount: plugin.requires_remount(),
+                        volume: volume.clone(),
+                    };
+                    volumes.insert(volume.name.to_string(), wanted);
+                }
+                Err(error) => errors.add(error.to_string()),
+            }
+        }
+        DesiredPod { pod, volumes, errors }
+    }
+
+    /// Whether every volume that a container uses is wanted.
+    pub fn is_processed(&self) -> bool {
+        self.errors.is_empty()
+    }
+}
+
+/// Whether a container uses the volume, as a directory or as a device.
+pub fn is_used(pod: &Pod, volume: &Volume) -> bool {
+    let name = volume.name.as_str();
+    let is_mounted = pod.mounts.iter().any(|container| container.mounts.iter().any(|mount| mount.volume == name));
+    let is_device = matches!(&volume.source, VolumeSource::Claim(claim) if claim.usage != Usage::default());
+    is_mounted || is_device
+}
+
+impl DesiredWorld {
+    /// Adds the pod, or describes it anew. Volumes that no container uses any more go; new ones come.
+    pub fn put(&mut self, pod: NodePod, plugins: &Registry) {
+        self.pods.insert(pod.pod.identity.uid.clone(), DesiredPod::of(pod, plugins));
+    }
+
+    /// Takes the pod out: its containers have stopped.
+    pub fn remove(&mut self, pod: &PodUid) {
+        self.pods.remove(pod);
+    }
+
+    /// The pod, if it is wanted.
+    pub fn pod(&self, pod: &PodUid) -> Option<&DesiredPod> {
+        self.pods.get(pod)
+    }
+
+    /// All pods.
+    pub fn pods(&self) -> impl Iterator<Item = (&PodUid, &DesiredPod)> {
+        self.pods.iter()
+    }
+
+    /// The volume, if its pod wants it.
+    pub fn volume(&self, id: &VolumeId) -> Option<&DesiredVolume> {
+        self.pods.get(&id.pod)?.volumes.get(&id.volume)
+    }
+
+    /// All volumes that pods want.
+    pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &DesiredVolume)> {
+        self.pods.iter().flat_map(|(uid, pod)| {
+            let id = |name: &String| VolumeId { pod: uid.clone(), volume: name.clone() };
+            pod.volumes.iter().map(move |(name, volume)| (id(name), volume))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

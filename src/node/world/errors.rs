@@ -1,0 +1,52 @@
+//! The errors of a pod: at most ten distinct ones (5.1), so that a pod which fails in many ways stays readable.
+
+use std::collections::VecDeque;
+
+/// Most errors that are kept.
+const MOST: usize = 10;
+
+/// Distinct errors, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Errors(VecDeque<String>);
+
+impl Errors {
+    /// Adds an error. The eleventh distinct one takes the place of the oldest.
+    pub fn add(&mut self, error: impl Into<String>) {
+        let error = error.into();
+        if !self.0.contains(&error) {
+            if self.0.len() == MOST {
+                self.0.pop_front();
+            }
+            self.0.push_back(error);
+        }
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The errors, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_keeps_its_last_ten_distinct_errors() {
+        let mut errors = Errors::default();
+        (0..12).for_each(|number| errors.add(format!("error {number}")));
+        errors.add("error 11");
+        let kept: Vec<_> = errors.iter().collect();
+        assert_eq!((kept.len(), kept[0], kept[9]), (10, "error 2", "error 11"));
+    }
+}
