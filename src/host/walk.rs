@@ -120,7 +120,10 @@ const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 /// Opens a directory for walking, without following a link.
-pub(super) fn enter(parent: impl AsFd, name: &CStr, crossing: Crossing) -> Result<OwnedFd, Errno> {
+///
+/// # Errors
+/// Those of `openat2(2)`: `EXDEV` for a mount that is not to be entered.
+pub fn enter(parent: impl AsFd, name: &CStr, crossing: Crossing) -> Result<OwnedFd, Errno> {
     let resolve = match crossing {
         Crossing::Enter => ResolveFlags::NO_SYMLINKS,
         Crossing::Stop => ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV,

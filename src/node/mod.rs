@@ -9,18 +9,24 @@
 //! | [`reconciler`] | from the two worlds to operations; a pure function |
 //! | [`operation`] | that one operation runs for a volume at a time, and pauses after failures |
 //! | [`handle`] | asking the manager, and telling it what an agent wants |
+//! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
+//! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
+//! | [`orphans`] | directories of pods that the node does not have any more |
 //!
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
 //! the daemon is killed.
 
 pub mod handle;
 pub mod operation;
+pub mod orphans;
 pub mod plugin;
 pub mod pod;
 pub mod reconciler;
+pub mod reconstruct;
 #[cfg(test)]
 mod sample;
 pub mod state;
+pub mod supervisors;
 pub mod world;
 
 pub use handle::{Command, NodeHandle, Refusal};

@@ -1,0 +1,271 @@
+//! Directories of pods that the node does not have any more: removed while they are empty, kept and reported otherwise.
+//!
+//! A pass looks at each directory in `ROOT/pods` whose pod the manager does not know and that no process serves (OR-01):
+//!
+//! 1. One with a mount on it or in it stays: the mount table says so, and nothing of the mount is touched.
+//! 2. In the others, empty directories are removed by rmdir, the innermost first, and so are empty files below
+//!    `volume-subpaths`, which are mount points of containers. Nothing else is ever removed, so no file of a volume is (OR-02).
+//! 3. The way down is by descriptors, without links, and stops in front of a mount: the kernel refuses (`RESOLVE_NO_XDEV`), so
+//!    a mount that comes meanwhile is not entered either.
+//! 4. What stays is reported when that changes, all of it in one report (OR-03), and is looked at again every 30 seconds, or
+//!    when something has come or gone in the pod's directory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString, OsStr};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use podfs_fuse::mount::table::mounts;
+use rustix::fs::{AtFlags, FileType, statat, unlinkat};
+use rustix::io::Errno;
+
+use crate::host::walk::{Crossing, Found, Place, Visitor, enter, walk};
+use crate::manifest::pod::PodUid;
+use crate::supervisor::run_dir::claim::{LOCK, SERVER};
+
+/// How long a directory that stays is left alone, unless it changes.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// In a pod's directory, the volumes' directories.
+const VOLUMES: &str = "volumes";
+/// Likewise, where containers' subPaths are mounted.
+const SUB_PATHS: &str = "volume-subpaths";
+/// So many directories that stay are named in a report.
+const NAMED: usize = 5;
+
+/// Looks for orphaned directories, pass after pass.
+#[derive(Debug)]
+pub struct Orphans {
+    pods: PathBuf,
+    run: PathBuf,
+    kept: BTreeMap<PodUid, Kept>,
+}
+
+/// A directory that stays.
+#[derive(Debug)]
+struct Kept {
+    reason: String,
+    /// When its content last changed.
+    changed: Option<Changed>,
+    looked: Instant,
+}
+
+/// `st_mtime`.
+type Changed = (i64, u64);
+
+/// What a pass came to.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// The pods whose directories were removed.
+    pub removed: Vec<PodUid>,
+    /// What stays, if that is not what the pass before said.
+    pub report: Option<OrphanReport>,
+}
+
+/// The directories that stay, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrphanReport(Vec<(PodUid, String)>);
+
+impl Orphans {
+    /// Of the pods below the root directory that have their locks in the run directory.
+    pub fn new(run_directory: &Path, root_directory: &Path) -> Orphans {
+        Orphans { pods: root_directory.join("pods"), run: run_directory.to_owned(), kept: BTreeMap::new() }
+    }
+
+    /// How many directories stay.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Looks at the directories of all pods but those that `is_known`.
+    ///
+    /// # Errors
+    /// When the directory of all pods or the mount table cannot be read. Before the first pod of a node, there is no directory.
+    pub fn pass(&mut self, is_known: impl Fn(&PodUid) -> bool) -> io::Result<Pass> {
+        let entries = match std::fs::read_dir(&self.pods) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Pass::default()),
+            entries => entries?,
+        };
+        let uids = entries.filter_map(|entry| PodUid::parse(entry.ok()?.file_name().to_str()?).ok());
+        let orphans: BTreeSet<PodUid> = uids.filter(|uid| !is_known(uid) && !self.is_served(uid)).collect();
+        let before = self.kept.len();
+        self.kept.retain(|uid, _| orphans.contains(uid));
+        let mut pass = Pass::default();
+        let mut has_changed = self.kept.len() != before;
+        let due: Vec<_> = orphans.into_iter().filter(|uid| self.is_due(uid)).collect();
+        if !due.is_empty() {
+            let pods = self.pods.canonicalize()?;
+            let mounted: Vec<PathBuf> =
+                mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(&pods)).collect();
+            let directory = File::open(&pods)?;
+            for uid in due {
+                match remove(&pods, directory.as_fd(), &uid, &mounted)? {
+                    None => {
+                        has_changed |= self.kept.remove(&uid).is_some();
+                        pass.removed.push(uid);
+                    }
+                    Some(reason) => {
+                        let kept = Kept { changed: changed(&pods.join(uid.as_str())), looked: Instant::now(), reason };
+                        let reason = kept.reason.clone();
+                        let earlier = self.kept.insert(uid, kept);
+                        has_changed |= earlier.is_none_or(|earlier| earlier.reason != reason);
+                    }
+                }
+            }
+        }
+        if has_changed && !self.kept.is_empty() {
+            let kept = self.kept.iter().map(|(uid, kept)| (uid.clone(), kept.reason.clone()));
+            pass.report = Some(OrphanReport(kept.collect()));
+        }
+        Ok(pass)
+    }
+
+    /// Whether a process serves the pod, or has left something that is to be retired first.
+    fn is_served(&self, uid: &PodUid) -> bool {
+        let run = self.run.join(uid.as_str());
+        [LOCK, SERVER].iter().any(|name| run.join(name).symlink_metadata().is_ok())
+    }
+
+    fn is_due(&self, uid: &PodUid) -> bool {
+        self.kept.get(uid).is_none_or(|kept| {
+            kept.looked.elapsed() >= LOOK_AGAIN || kept.changed != changed(&self.pods.join(uid.as_str()))
+        })
+    }
+}
+
+/// Removes the directory of a pod, as far as it is empty. Gives why something of it stays, if it does.
+fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathBuf]) -> io::Result<Option<String>> {
+    let path = pods.join(uid.as_str());
+    if let Some(at) = mounted.iter().find(|at| at.starts_with(&path)) {
+        return Ok(Some(format!("{} is a mount point", at.display())));
+    }
+    let name = CString::new(uid.as_str())?;
+    let pod = match enter(directory, &name, Crossing::Stop) {
+        Ok(pod) => pod,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::XDEV) => return Ok(Some(format!("{} is a mount point", path.display()))),
+        Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Some(format!("{} is not a directory", path.display()))),
+        Err(errno) => return Ok(Some(format!("cannot open {}: {}", path.display(), io::Error::from(errno)))),
+    };
+    let mut removal = Removal { pod: &path, stays: Vec::new(), count: 0 };
+    walk(pod, Crossing::Stop, &mut removal)?;
+    if removal.count > 0 {
+        return Ok(Some(removal.sentence()));
+    }
+    match unlinkat(directory, &name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Ok(Some(format!("failed to rmdir() {}: {}", path.display(), io::Error::from(errno)))),
+    }
+}
+
+/// The removal of what is in a pod's directory.
+struct Removal<'a> {
+    pod: &'a Path,
+    /// The first entries that stay, each with the reason.
+    stays: Vec<String>,
+    count: usize,
+}
+
+impl Removal<'_> {
+    fn stays(&mut self, place: &Path, cause: Errno) {
+        let path = self.pod.join(place);
+        self.count += 1;
+        if !self.stays.is_empty() {
+            return;
+        }
+        let cause = match cause {
+            Errno::XDEV | Errno::BUSY => {
+                return self.stays.push(format!("cannot delete directory {}: it is a mount point", path.display()));
+            }
+            Errno::NOTDIR => "it is a file".to_owned(),
+            cause => io::Error::from(cause).to_string(),
+        };
+        // What is in a volume keeps the volume: that is what the kubelet names.
+        let mut parts = place.iter();
+        let at = |depth: usize| self.pod.join(place.iter().take(depth).collect::<PathBuf>());
+        self.stays.push(match parts.next().and_then(OsStr::to_str) {
+            Some(VOLUMES) if place.iter().count() > 3 => {
+                format!("failed to rmdir() volume at path {}: directory not empty", at(3).display())
+            }
+            Some(SUB_PATHS) if place.iter().count() > 4 => {
+                format!("failed to remove subpath at path {}: directory not empty", at(4).display())
+            }
+            Some(VOLUMES) => format!("failed to rmdir() volume at path {}: {cause}", path.display()),
+            Some(SUB_PATHS) => format!("failed to remove subpath at path {}: {cause}", path.display()),
+            _ => format!("failed to rmdir() {}: {cause}", path.display()),
+        });
+    }
+
+    fn sentence(self) -> String {
+        match (self.stays.into_iter().next(), self.count) {
+            (Some(first), 1) => first,
+            (Some(first), count) => format!("{first} ({count} entries stay)"),
+            (None, _) => String::new(),
+        }
+    }
+}
+
+impl Visitor for Removal<'_> {
+    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+        let path = place.path();
+        let removed = match found.is_directory {
+            true => unlinkat(found.parent, found.name, AtFlags::REMOVEDIR),
+            false if is_sub_path(&path) && is_empty_file(found.parent, found.name) => {
+                unlinkat(found.parent, found.name, AtFlags::empty())
+            }
+            false => Err(Errno::NOTDIR),
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => {}
+            // What is in it was counted already.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if self.count > 0 => {}
+            Err(errno) => self.stays(&path, errno),
+        }
+        Ok(())
+    }
+
+    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+        self.stays(&place.path(), cause);
+        Ok(())
+    }
+}
+
+/// `volume-subpaths/VOLUME/CONTAINER/NUMBER`.
+fn is_sub_path(path: &Path) -> bool {
+    path.starts_with(SUB_PATHS) && path.iter().count() == 4
+}
+
+fn is_empty_file(parent: BorrowedFd<'_>, name: &CStr) -> bool {
+    statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0)
+}
+
+/// When the content of a directory last changed. A file system that is mounted on it is not asked.
+fn changed(path: &Path) -> Option<Changed> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let found = rustix::fs::statx(rustix::fs::CWD, path, flags, rustix::fs::StatxFlags::MTIME).ok()?;
+    Some((found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into()))
+}
+
+/// Reads `2 orphaned pod directories stay: orphaned pod "a" found, but …; orphaned pod "b" found, but …`.
+impl fmt::Display for OrphanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let directories = if self.0.len() == 1 { "directory stays" } else { "directories stay" };
+        write!(f, "{} orphaned pod {directories}: ", self.0.len())?;
+        let named = self
+            .0
+            .iter()
+            .take(NAMED)
+            .map(|(uid, reason)| format!("orphaned pod {:?} found, but {reason}", uid.as_str()));
+        f.write_str(&named.collect::<Vec<_>>().join("; "))?;
+        if self.0.len() > NAMED { write!(f, "; and {} more", self.0.len() - NAMED) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

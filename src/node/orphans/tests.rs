@@ -1,0 +1,167 @@
+//! The rows of the kubelet's `TestCleanupOrphanedPodDirs`, and mounts.
+
+use std::fs;
+
+use podfs_fuse::mount::visible::detach;
+
+use super::*;
+use crate::host::memory::mount_tmpfs;
+
+/// Root and run directory of a node.
+struct Node {
+    base: tempfile::TempDir,
+    orphans: Orphans,
+}
+
+impl Node {
+    fn new() -> Node {
+        let base = tempfile::tempdir().expect("a directory");
+        let orphans = Orphans::new(&base.path().join("run"), &base.path().join("root"));
+        Node { base, orphans }
+    }
+
+    /// A node with these below `root/pods`. What ends with a slash is a directory.
+    fn with(entries: &[&str]) -> Node {
+        let node = Node::new();
+        for entry in entries {
+            let path = node.path(entry);
+            match entry.strip_suffix('/') {
+                Some(_) => fs::create_dir_all(path).expect("directories"),
+                None => {
+                    fs::create_dir_all(path.parent().expect("a directory")).expect("directories");
+                    fs::write(path, "").expect("written");
+                }
+            }
+        }
+        node
+    }
+
+    fn path(&self, below_pods: &str) -> PathBuf {
+        self.base.path().join("root/pods").join(below_pods)
+    }
+
+    /// A pass on a node that knows one pod.
+    fn pass(&mut self) -> Pass {
+        self.orphans.pass(|uid| uid.as_str() == "known").expect("the directories can be read")
+    }
+}
+
+#[test]
+fn or_01_empty_directories_of_unknown_pods_are_removed() {
+    let rows: &[(&str, &[&str])] = &[
+        ("a pod without volumes", &["a/"]),
+        ("an empty volume", &["a/volumes/plugin/name/"]),
+        ("an empty directory in a volume", &["a/volumes/plugin/name/inside/"]),
+        ("a subPath", &["a/volume-subpaths/volume/container/0/"]),
+        ("a subPath of a file", &["a/volume-subpaths/volume/container/0"]),
+        ("the directory of all subPaths", &["a/volume-subpaths/"]),
+        ("all of it", &["a/volumes/p/v/", "a/volume-subpaths/v/c/0", "a/plugins/kubernetes.io~empty-dir/"]),
+    ];
+    for (row, entries) in rows {
+        let mut node = Node::with(entries);
+        let pass = node.pass();
+        assert!(!node.path("a").exists(), "{row}");
+        assert_eq!((pass.removed, pass.report), (vec![PodUid::parse("a").expect("a uid")], None), "{row}");
+    }
+}
+
+#[test]
+fn or_01_nothing_is_done_where_there_is_nothing_to_do() {
+    let mut none = Node::new();
+    assert!(none.pass().removed.is_empty(), "no pod has been here");
+    let mut node = Node::with(&["known/volumes/plugin/name/", "a.file"]);
+    let pass = node.pass();
+    assert!(pass.removed.is_empty() && pass.report.is_none());
+    assert!(node.path("known/volumes/plugin/name").is_dir() && node.path("a.file").exists());
+    // Its supervisor has gone, and what it wrote down leads to what it has left.
+    let mut served = Node::with(&["a/volumes/plugin/name/"]);
+    fs::create_dir_all(served.base.path().join("run/a")).expect("directories");
+    fs::write(served.base.path().join("run/a").join(LOCK), "").expect("written");
+    assert!(served.pass().removed.is_empty());
+    assert!(served.path("a/volumes/plugin/name").is_dir());
+}
+
+#[test]
+fn or_01_or_02_directories_with_files_stay_for_ever() {
+    let rows = [
+        (
+            "a/volumes/plugin/name/file",
+            "failed to rmdir() volume at path PODS/a/volumes/plugin/name: directory not empty",
+        ),
+        (
+            "a/volumes/plugin/name/deep/file",
+            "failed to rmdir() volume at path PODS/a/volumes/plugin/name: directory not empty",
+        ),
+        ("a/volumes/plugin/name", "failed to rmdir() volume at path PODS/a/volumes/plugin/name: it is a file"),
+        (
+            "a/volume-subpaths/volume/container/0/file",
+            "failed to remove subpath at path PODS/a/volume-subpaths/volume/container/0: directory not empty",
+        ),
+        ("a/etc-hosts", "failed to rmdir() PODS/a/etc-hosts: it is a file"),
+    ];
+    for (file, reason) in rows {
+        let mut node = Node::with(&[file, "a/volumes/plugin/empty/"]);
+        let report = node.pass().report.expect("it stays").to_string();
+        let pods = node.path("").canonicalize().expect("it is there");
+        let expected = format!("1 orphaned pod directory stays: orphaned pod \"a\" found, but {reason}");
+        assert_eq!(report, expected.replace("PODS", &pods.display().to_string()), "{file}");
+        assert!(node.path(file).is_file() && !node.path("a/volumes/plugin/empty").exists(), "{file}");
+    }
+    let mut populated = Node::with(&["a/volume-subpaths/v/c/"]);
+    fs::write(populated.path("a/volume-subpaths/v/c/0"), "x").expect("written");
+    assert!(populated.pass().report.is_some() && populated.path("a/volume-subpaths/v/c/0").is_file());
+}
+
+#[test]
+fn or_02_a_mount_is_not_crossed() {
+    for at in ["a", "a/volumes/plugin/name", "a/volume-subpaths/v/c/0", "a/other"] {
+        let mut node = Node::with(&[&format!("{at}/"), "b/"]);
+        let point = node.path(at);
+        mount_tmpfs(&point, 1 << 20).expect("mounted");
+        fs::create_dir(point.join("inside")).expect("a directory");
+        let pass = node.pass();
+        let is_untouched = point.join("inside").is_dir();
+        detach(&point).expect("unmounted");
+        let report = pass.report.expect("it stays").to_string();
+        assert!(is_untouched && report.ends_with(" is a mount point"), "{at}: {report}");
+        assert!(!node.path("b").exists(), "no other pod waits for it");
+        // The same without the mount table: the kernel stops the walk.
+        mount_tmpfs(&point, 1 << 20).expect("mounted");
+        fs::create_dir(point.join("inside")).expect("a directory");
+        let pods = File::open(node.path("")).expect("a directory");
+        let uid = PodUid::parse("a").expect("a uid");
+        let stays = remove(&node.path(""), pods.as_fd(), &uid, &[]).expect("walked");
+        let is_untouched = point.join("inside").is_dir();
+        detach(&point).expect("unmounted");
+        assert!(is_untouched && stays.is_some_and(|reason| reason.ends_with("is a mount point")), "{at}");
+    }
+}
+
+#[test]
+fn or_02_links_are_not_followed() {
+    let mut node = Node::with(&["a/volumes/plugin/"]);
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    fs::create_dir(elsewhere.path().join("inside")).expect("a directory");
+    std::os::unix::fs::symlink(elsewhere.path(), node.path("a/volumes/plugin/name")).expect("a link");
+    std::os::unix::fs::symlink(elsewhere.path(), node.path("b")).expect("a link");
+    let report = node.pass().report.expect("both stay").to_string();
+    assert!(report.starts_with("2 orphaned pod directories stay: "), "{report}");
+    assert!(elsewhere.path().join("inside").is_dir());
+}
+
+#[test]
+fn or_03_what_stays_is_reported_once_until_it_changes() {
+    let mut node = Node::with(&["a/volumes/p/v/file", "b/volumes/p/v/file", "b/volumes/p/v/more"]);
+    let report = node.pass().report.expect("both stay").to_string();
+    assert!(report.starts_with("2 orphaned pod directories stay: ") && report.contains("(2 entries stay)"), "{report}");
+    assert_eq!((node.pass().report, node.orphans.kept()), (None, 2));
+    fs::create_dir_all(node.path("c/volumes/p/v/deep")).expect("directories");
+    fs::write(node.path("c/file"), "").expect("written");
+    assert!(node.pass().report.expect("there is another").to_string().starts_with("3 orphaned"));
+    fs::remove_dir_all(node.path("a")).expect("somebody removes it");
+    assert!(node.pass().report.expect("there is one less").to_string().starts_with("2 orphaned"));
+    fs::remove_file(node.path("c/file")).expect("removed");
+    let pass = node.pass();
+    assert!(pass.removed.len() == 1 && pass.report.is_some_and(|report| report.to_string().starts_with("1 orphaned")));
+    assert_eq!(node.pass().report, None);
+}

@@ -1,0 +1,215 @@
+//! What earlier daemons and their supervisors have left on the node: found by names, locks and sockets alone.
+//!
+//! Nothing of a mount is touched, so none can block the search (RC-03): directories are listed from the root directory down to
+//! the names of volumes, and none is entered, looked up or asked for its type that the mount table says is a mount point.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::table::mounts;
+
+use super::supervisors::checkpoint::{Checkpoint, Checkpoints};
+use crate::manifest::pod::PodUid;
+use crate::supervisor::run_dir::claim::{self, Record};
+use crate::supervisor::run_dir::trust;
+
+/// A pod of which something was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconstructed {
+    /// The pod.
+    pub uid: PodUid,
+    /// What an earlier daemon wrote down of it.
+    pub checkpoint: Option<Checkpoint>,
+    /// Why its checkpoint cannot be read, if it has one.
+    pub trouble: Option<String>,
+    /// Whether it has a supervisor.
+    pub supervisor: FoundSupervisor,
+    /// The directories of its volumes: mounted, or left.
+    pub volumes: Vec<VolumeDirectory>,
+}
+
+/// Whether a pod has a supervisor, by the lock in its run directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundSupervisor {
+    /// The process with this id holds the lock.
+    Alive(u32),
+    /// No process does. Its server may go on.
+    Dead,
+}
+
+/// A directory in a pod's `volumes`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VolumeDirectory {
+    /// The directory of its plugin: `kubernetes.io~configmap`.
+    pub plugin: String,
+    /// The volume's name; that of its PersistentVolume, if it shows one.
+    pub name: String,
+}
+
+/// Finds the pods of which there is a volume, a lock or a checkpoint, in the order of their uids.
+///
+/// # Errors
+/// When the run directory, the root directory or the mount table cannot be read, or others than root can change them.
+pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Vec<Reconstructed>> {
+    trust::check(run_directory)?;
+    trust::check(root_directory)?;
+    let checkpoints = Checkpoints::of(run_directory);
+    let listing = Listing::new(root_directory)?;
+    let mut volumes: BTreeMap<PodUid, Vec<VolumeDirectory>> = BTreeMap::new();
+    for uid in listing.pods()? {
+        let found = listing.volumes(&uid);
+        if !found.is_empty() {
+            volumes.insert(uid, found);
+        }
+    }
+    let mut pods: BTreeSet<PodUid> = volumes.keys().cloned().collect();
+    pods.extend(checkpoints.pods()?);
+    pods.extend(
+        uids(run_directory)?.into_iter().filter(|uid| run_directory.join(uid.as_str()).join(claim::LOCK).exists()),
+    );
+    let reconstructed = pods.into_iter().map(|uid| {
+        let (checkpoint, trouble) = match checkpoints.read(&uid) {
+            Ok(checkpoint) => (checkpoint, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let supervisor = supervisor(&run_directory.join(uid.as_str()));
+        let volumes = volumes.remove(&uid).unwrap_or_default();
+        Reconstructed { uid, checkpoint, trouble, supervisor, volumes }
+    });
+    Ok(reconstructed.collect())
+}
+
+/// The supervisor of the pod with this run directory.
+pub(super) fn supervisor(directory: &Path) -> FoundSupervisor {
+    match claim::is_held(directory) {
+        // One that has just taken the lock has not yet written who it is.
+        true => FoundSupervisor::Alive(Record::read(directory).unwrap_or_default().pid),
+        false => FoundSupervisor::Dead,
+    }
+}
+
+/// The directories below the root directory, without those that are mount points.
+struct Listing {
+    pods: PathBuf,
+    mounted: BTreeSet<PathBuf>,
+}
+
+impl Listing {
+    fn new(root_directory: &Path) -> io::Result<Listing> {
+        let root = match fs::canonicalize(root_directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => root_directory.to_owned(),
+            root => root?,
+        };
+        let mounted = mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(&root) && *at != root);
+        Ok(Listing { pods: root.join("pods"), mounted: mounted.collect() })
+    }
+
+    fn pods(&self) -> io::Result<Vec<PodUid>> {
+        uids(&self.pods)
+    }
+
+    fn volumes(&self, uid: &PodUid) -> Vec<VolumeDirectory> {
+        let mut found = Vec::new();
+        let pod = self.pods.join(uid.as_str());
+        let volumes = pod.join("volumes");
+        if self.mounted.contains(&pod) {
+            return found;
+        }
+        for plugin in self.names(&volumes) {
+            let names = self.names(&volumes.join(&plugin));
+            found.extend(names.into_iter().map(|name| VolumeDirectory { plugin: plugin.clone(), name }));
+        }
+        found.sort();
+        found
+    }
+
+    /// What is in a directory that is no mount point. A file has nothing in it.
+    fn names(&self, directory: &Path) -> Vec<String> {
+        if self.mounted.contains(directory) {
+            return Vec::new();
+        }
+        names(directory).unwrap_or_default()
+    }
+}
+
+/// The entries of a directory that can be pods. There are none where there is no directory.
+fn uids(directory: &Path) -> io::Result<Vec<PodUid>> {
+    match names(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        names => Ok(names?.iter().filter_map(|name| PodUid::parse(name).ok()).collect()),
+    }
+}
+
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(directory)?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use podfs_fuse::mount::visible::detach;
+
+    use super::*;
+    use crate::host::memory::mount_tmpfs;
+    use crate::manifest::pod::PodIdentity;
+    use crate::node::pod::PodOrigin;
+    use crate::supervisor::run_dir::claim::Claim;
+
+    fn directory(plugin: &str, name: &str) -> VolumeDirectory {
+        VolumeDirectory { plugin: plugin.to_owned(), name: name.to_owned() }
+    }
+
+    #[test]
+    fn rc_03_pods_are_found_by_names_locks_and_checkpoints() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        assert_eq!(reconstruct(run.path(), root.path()).expect("nothing"), []);
+        let pods = root.path().join("pods");
+        for path in [
+            "a/volumes/p~one/v",
+            "a/volumes/p~one/w",
+            "a/volumes/p~two/v",
+            "empty/volumes/p~one",
+            "_no uid/volumes/p/v",
+        ] {
+            fs::create_dir_all(pods.join(path)).expect("directories");
+        }
+        fs::write(pods.join("a/volumes/file"), "").expect("written");
+        let uid = |uid: &str| PodUid::parse(uid).expect("a uid");
+        let checkpoint = Checkpoint::new(PodOrigin::Api, Arc::new(serde_json::json!({})), BTreeSet::new(), true);
+        Checkpoints::of(run.path()).write(&uid("b"), &checkpoint).expect("written");
+        let pod = PodIdentity { uid: uid("c"), ..PodIdentity::stand_in() };
+        let (claim, _) = Claim::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let nothing = |uid| Reconstructed {
+            uid,
+            checkpoint: None,
+            trouble: None,
+            supervisor: FoundSupervisor::Dead,
+            volumes: Vec::new(),
+        };
+        let volumes = vec![directory("p~one", "v"), directory("p~one", "w"), directory("p~two", "v")];
+        let expected = [
+            Reconstructed { volumes, ..nothing(uid("a")) },
+            Reconstructed { checkpoint: Some(checkpoint), ..nothing(uid("b")) },
+            Reconstructed { supervisor: FoundSupervisor::Alive(std::process::id()), ..nothing(uid("c")) },
+        ];
+        assert_eq!(reconstruct(run.path(), root.path()).expect("found"), expected);
+        claim.leave_record();
+        assert_eq!(reconstruct(run.path(), root.path()).expect("found")[2], nothing(uid("c")));
+    }
+
+    #[test]
+    fn rc_03_a_directory_that_is_mounted_on_is_not_listed() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let plugin = root.path().join("pods/a/volumes/p~one");
+        fs::create_dir_all(&plugin).expect("directories");
+        mount_tmpfs(&plugin, 1 << 20).expect("mounted");
+        fs::create_dir(plugin.join("inside")).expect("a directory");
+        let found = reconstruct(run.path(), root.path());
+        detach(&plugin).expect("unmounted");
+        assert_eq!(found.expect("found"), []);
+    }
+}

@@ -1,0 +1,242 @@
+//! What the daemon writes down of a pod that has a supervisor, so that the next daemon knows it without its source.
+//!
+//! Each pod has a directory, `RUN/node/pods/UID`, with two files:
+//!
+//! | file | read by |
+//! |---|---|
+//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with the volumes that are wanted of it |
+//! | `checkpoint.json` | the next daemon: [`Checkpoint`] |
+//!
+//! 1. A file is written beside its place and renamed, so a reader sees the one before or all of this one.
+//! 2. `pod.json` is written first. A daemon that is killed between the two leaves a supervisor that may serve more than the
+//!    checkpoint says; its status tells the next daemon what it serves.
+//! 3. Only root can read them: a pod's environment may hold what others must not know.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::manifest::pod::PodUid;
+use crate::node::pod::PodOrigin;
+use crate::supervisor::run_dir::trust;
+
+/// Where pods are written down, in the run directory.
+const PODS: &str = "node/pods";
+/// The file for the supervisor.
+const MANIFEST: &str = "pod.json";
+/// The file for the next daemon.
+const CHECKPOINT: &str = "checkpoint.json";
+/// The version of the format. A daemon does not take up a checkpoint of another one.
+const VERSION: u32 = 1;
+
+/// What is known of a pod without its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Checkpoint {
+    version: u32,
+    /// Which source described the pod.
+    pub origin: PodOrigin,
+    /// Whether an agent has said that its containers have stopped.
+    pub released: bool,
+    /// The volumes that its supervisor is to serve.
+    pub volumes: BTreeSet<String>,
+    /// The pod, as it was written.
+    #[serde(with = "shared")]
+    pub manifest: Arc<Value>,
+}
+
+impl Checkpoint {
+    /// Of a pod whose supervisor is to serve these volumes.
+    pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
+        Checkpoint { version: VERSION, origin, released, volumes, manifest }
+    }
+
+    /// The manifest for the supervisor: with the volumes that it is to serve and no others.
+    pub fn served_manifest(&self) -> Value {
+        let mut manifest = Value::clone(&self.manifest);
+        if let Some(volumes) = manifest.pointer_mut("/spec/volumes").and_then(Value::as_array_mut) {
+            volumes.retain(|volume| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name)));
+        }
+        manifest
+    }
+}
+
+/// A shared value is written as the value is.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::Value;
+
+    pub(super) fn serialize<S: Serializer>(value: &Arc<Value>, serializer: S) -> Result<S::Ok, S::Error> {
+        Value::serialize(value, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Value>, D::Error> {
+        Value::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+/// The checkpoints of a node.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    directory: PathBuf,
+}
+
+impl Checkpoints {
+    /// Those in this run directory. Makes nothing.
+    pub fn of(run_directory: &Path) -> Checkpoints {
+        Checkpoints { directory: run_directory.join(PODS) }
+    }
+
+    /// The manifest that the pod's supervisor is started with.
+    pub fn manifest_path(&self, uid: &PodUid) -> PathBuf {
+        self.pod(uid).join(MANIFEST)
+    }
+
+    /// Writes down a pod.
+    ///
+    /// # Errors
+    /// When the files cannot be written, or others than root can change the directory.
+    pub fn write(&self, uid: &PodUid, checkpoint: &Checkpoint) -> io::Result<()> {
+        let directory = self.pod(uid);
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        trust::check(&directory)?;
+        replace(&directory, MANIFEST, &serde_json::to_vec(&checkpoint.served_manifest())?)?;
+        replace(&directory, CHECKPOINT, &serde_json::to_vec(checkpoint)?)
+    }
+
+    /// What is written down of a pod, if anything is.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is not a checkpoint of this version.
+    pub fn read(&self, uid: &PodUid) -> io::Result<Option<Checkpoint>> {
+        let path = self.pod(uid).join(CHECKPOINT);
+        let failed = |cause: String| io::Error::other(format!("{}: {cause}", path.display()));
+        let mut bytes = Vec::new();
+        match trust::open(OpenOptions::new().read(true), &path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => {
+                opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| failed(error.to_string()))?
+            }
+        };
+        let read: Checkpoint = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+        match read.version {
+            VERSION => Ok(Some(read)),
+            other => Err(failed(format!("it has version {other}, and this podfs reads version {VERSION}"))),
+        }
+    }
+
+    /// Removes what is written down of a pod.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, uid: &PodUid) -> io::Result<()> {
+        match fs::remove_dir_all(self.pod(uid)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The pods of which something is written down.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or others than root can change it.
+    pub fn pods(&self) -> io::Result<Vec<PodUid>> {
+        trust::check(&self.directory)?;
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        Ok(entries.filter_map(|entry| PodUid::parse(entry.ok()?.file_name().to_str()?).ok()).collect())
+    }
+
+    fn pod(&self, uid: &PodUid) -> PathBuf {
+        self.directory.join(uid.as_str())
+    }
+}
+
+/// Writes a file of a pod. Nothing else writes there, so the name beside it is free, or left by a daemon that was killed.
+fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let new = directory.join(format!(".{name}"));
+    let written = options().open(&new).and_then(|mut file: File| file.write_all(content));
+    written.and_then(|()| fs::rename(&new, directory.join(name))).inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn uid() -> PodUid {
+        PodUid::parse("u1").expect("a uid")
+    }
+
+    fn checkpoint(volumes: &[&str]) -> Checkpoint {
+        let manifest = serde_json::json!({
+            "metadata": {"name": "web"},
+            "spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]},
+        });
+        Checkpoint::new(
+            PodOrigin::Api,
+            Arc::new(manifest),
+            volumes.iter().map(|&name| name.to_owned()).collect(),
+            false,
+        )
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_only_root_can() {
+        let run = tempfile::tempdir().expect("a directory");
+        let checkpoints = Checkpoints::of(run.path());
+        assert_eq!((checkpoints.pods().expect("none"), checkpoints.read(&uid()).expect("none")), (Vec::new(), None));
+        for volumes in [&["a"][..], &["a", "b"]] {
+            checkpoints.write(&uid(), &checkpoint(volumes)).expect("written");
+            assert_eq!(checkpoints.read(&uid()).expect("read"), Some(checkpoint(volumes)));
+            let served: Value =
+                serde_json::from_slice(&fs::read(checkpoints.manifest_path(&uid())).expect("a file")).expect("JSON");
+            assert_eq!(served["spec"]["volumes"].as_array().expect("volumes").len(), volumes.len());
+        }
+        assert_eq!(checkpoints.pods().expect("read"), [uid()]);
+        let directory = run.path().join(PODS).join("u1");
+        for entry in fs::read_dir(&directory).expect("a listing") {
+            assert_eq!(entry.expect("an entry").metadata().expect("its mode").mode() & 0o777, 0o600);
+        }
+        assert_eq!(fs::metadata(&directory).expect("its mode").mode() & 0o777, 0o700);
+        checkpoints.remove(&uid()).expect("removed");
+        checkpoints.remove(&uid()).expect("it is gone");
+        assert!(checkpoints.pods().expect("none").is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_no_checkpoint_is_named() {
+        let run = tempfile::tempdir().expect("a directory");
+        let checkpoints = Checkpoints::of(run.path());
+        checkpoints.write(&uid(), &checkpoint(&["a"])).expect("written");
+        let path = run.path().join(PODS).join("u1").join(CHECKPOINT);
+        for (content, reason) in [
+            ("{", "EOF"),
+            (
+                r#"{"version": 9, "origin": "api", "released": false, "volumes": [], "manifest": {}}"#,
+                "it has version 9",
+            ),
+        ] {
+            fs::write(&path, content).expect("written");
+            let error = checkpoints.read(&uid()).expect_err("it is none").to_string();
+            assert!(error.starts_with(&path.display().to_string()) && error.contains(reason), "{error}");
+        }
+    }
+}
