@@ -10,6 +10,7 @@
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
 //! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
+//! | [`mounts`] | what a container runtime mounts for a container |
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
@@ -19,7 +20,7 @@
 //! | [`metrics`] | what is told to a Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
-//! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload` and `binding` do no I/O.
+//! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload`, `mounts` and `binding` do no I/O.
 
 pub mod admin;
 pub mod binding;
@@ -28,6 +29,7 @@ pub mod host;
 mod kube;
 pub mod manifest;
 pub mod metrics;
+pub mod mounts;
 pub mod node;
 pub mod payload;
 pub mod render;

@@ -153,6 +153,7 @@ impl<'a> Rendering<'a> {
             let content = match (rendering.content(inputs, volume), &mount.sub_path) {
                 (content @ Content::Waiting(_), _) | (content, SubPath::Whole) => content,
                 (Content::OfNode(line), SubPath::At(sub)) => Content::OfNode(format!("{line}, subPath {sub}")),
+                (_, SubPath::Both) => Content::Waiting("subPath and subPathExpr are mutually exclusive".to_owned()),
                 (_, SubPath::Expression(text)) => {
                     Content::OfNode(format!("subPathExpr {text}, which depends on the container's environment"))
                 }

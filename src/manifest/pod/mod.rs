@@ -3,9 +3,11 @@
 mod facts;
 mod identity;
 mod mounts;
+mod network;
 mod resources;
 mod template;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1 as core;
@@ -13,7 +15,8 @@ use serde_json::{Map, Value};
 
 pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{PodIdentity, PodUid};
-pub use mounts::{ContainerMounts, Mount, SubPath};
+pub use mounts::{ContainerMounts, Device, Mount, SubPath};
+pub use network::{HostAlias, PodNetwork};
 pub use resources::PodResources;
 pub use template::{from_template, is_pod_or_template};
 
@@ -32,6 +35,10 @@ pub struct Pod {
     pub volumes: Vec<Volume>,
     /// Where its containers mount them.
     pub mounts: Vec<ContainerMounts>,
+    /// Its volumes of kind `image`, which container runtimes mount without podfs: the image of each.
+    pub images: BTreeMap<String, String>,
+    /// What its `/etc/hosts` depends on.
+    pub network: PodNetwork,
 }
 
 impl Pod {
@@ -86,8 +93,14 @@ fn parse(pod: core::Pod, fields: &[Fields]) -> Result<Pod, InvalidField> {
     let mut volumes = volumes(&spec, fields).map_err(|error| error.under("spec"))?;
     Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
     let mounts = mounts::of_containers(&spec);
+    let (images, network) = (images(&spec), PodNetwork::of(&spec));
     let facts = PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?;
-    Ok(Pod { identity, volumes, mounts, facts })
+    Ok(Pod { identity, volumes, mounts, images, network, facts })
+}
+
+fn images(spec: &core::PodSpec) -> BTreeMap<String, String> {
+    let image = |volume: &core::Volume| Some((volume.name.clone(), volume.image.as_ref()?.reference.clone()?));
+    spec.volumes.iter().flatten().filter_map(image).collect()
 }
 
 fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, InvalidField> {

@@ -1,6 +1,9 @@
 //! Where containers mount the volumes of their pod.
 
-use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
+use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, VolumeDevice, VolumeMount};
+
+/// Where a container's termination message is read from: the API server's default.
+const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// A container of any of the three kinds, and its `volumeMounts`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,9 +12,16 @@ pub struct ContainerMounts {
     pub container: String,
     /// In the manifest's order.
     pub mounts: Vec<Mount>,
+    /// Its `volumeDevices`, likewise.
+    pub devices: Vec<Device>,
+    /// It may do on the node whatever root may.
+    pub privileged: bool,
+    /// Where it finds the file of its termination message.
+    pub termination_log: String,
 }
 
-/// One `volumeMount`.
+/// One `volumeMount`. Words that the API would refuse are kept: they concern this container alone, and its mounts are
+/// refused for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The volume's name.
@@ -20,6 +30,12 @@ pub struct Mount {
     pub path: String,
     /// Which part of the volume is mounted.
     pub sub_path: SubPath,
+    /// The container cannot change it.
+    pub read_only: bool,
+    /// Nor what is mounted below it: `Disabled`, `IfPossible` or `Enabled`.
+    pub recursive_read_only: Option<String>,
+    /// `None`, `HostToContainer` or `Bidirectional`.
+    pub propagation: Option<String>,
 }
 
 /// The part of a volume that a container mounts.
@@ -31,27 +47,62 @@ pub enum SubPath {
     At(String),
     /// A path that depends on the container's environment (`subPathExpr`).
     Expression(String),
+    /// The manifest has both, which exclude each other.
+    Both,
+}
+
+/// One `volumeDevice`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The volume's name.
+    pub volume: String,
+    /// The path in the container, as the manifest has it.
+    pub path: String,
 }
 
 /// The mounts of all containers.
 pub(super) fn of_containers(spec: &PodSpec) -> Vec<ContainerMounts> {
-    let init = spec.init_containers.iter().flatten().map(|one| (&one.name, &one.volume_mounts));
-    let regular = spec.containers.iter().map(|one| (&one.name, &one.volume_mounts));
-    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (&one.name, &one.volume_mounts));
-    let all = init.chain(regular).chain(ephemeral);
-    all.map(|(name, mounts)| ContainerMounts {
-        container: name.clone(),
-        mounts: mounts.iter().flatten().map(mount).collect(),
-    })
-    .collect()
+    macro_rules! containers {
+        ($list:expr) => {
+            $list.map(|one| ContainerMounts {
+                container: one.name.clone(),
+                mounts: one.volume_mounts.iter().flatten().map(mount).collect(),
+                devices: one.volume_devices.iter().flatten().map(device).collect(),
+                privileged: is_privileged(one.security_context.as_ref()),
+                termination_log: given(&one.termination_message_path).unwrap_or_else(|| TERMINATION_LOG.to_owned()),
+            })
+        };
+    }
+    let init = containers!(spec.init_containers.iter().flatten());
+    let ephemeral = containers!(spec.ephemeral_containers.iter().flatten());
+    init.chain(containers!(spec.containers.iter())).chain(ephemeral).collect()
 }
 
 fn mount(mount: &VolumeMount) -> Mount {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let sub_path = match (given(&mount.sub_path), given(&mount.sub_path_expr)) {
-        (Some(path), _) => SubPath::At(path),
+        (Some(path), None) => SubPath::At(path),
         (None, Some(expression)) => SubPath::Expression(expression),
         (None, None) => SubPath::Whole,
+        (Some(_), Some(_)) => SubPath::Both,
     };
-    Mount { volume: mount.name.clone(), path: mount.mount_path.clone(), sub_path }
+    Mount {
+        volume: mount.name.clone(),
+        path: mount.mount_path.clone(),
+        sub_path,
+        read_only: mount.read_only.unwrap_or_default(),
+        recursive_read_only: given(&mount.recursive_read_only),
+        propagation: given(&mount.mount_propagation),
+    }
+}
+
+fn device(device: &VolumeDevice) -> Device {
+    Device { volume: device.name.clone(), path: device.device_path.clone() }
+}
+
+fn is_privileged(context: Option<&SecurityContext>) -> bool {
+    context.and_then(|context| context.privileged).unwrap_or_default()
+}
+
+fn given(text: &Option<String>) -> Option<String> {
+    text.clone().filter(|text| !text.is_empty())
 }

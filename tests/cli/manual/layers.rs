@@ -13,7 +13,7 @@ const PODFS: Layers = &[
     &["types"],
     &["volume"],
     &["manifest"],
-    &["binding", "kube", "metrics", "payload"],
+    &["binding", "kube", "metrics", "mounts", "payload"],
     &["host", "render", "source"],
     &["supervisor"],
     &["admin"],

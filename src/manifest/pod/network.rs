@@ -1,0 +1,39 @@
+//! What a pod's `/etc/hosts` depends on.
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+/// A pod's place in the network, as far as its manifest says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodNetwork {
+    /// It shares the node's network.
+    pub host_network: bool,
+    /// The name it gives itself, if it is not the pod's name.
+    pub hostname: Option<String>,
+    /// Names of other hosts.
+    pub aliases: Vec<HostAlias>,
+}
+
+/// An address and its names (`hostAliases`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAlias {
+    /// As the manifest has it.
+    pub address: String,
+    /// Likewise.
+    pub names: Vec<String>,
+}
+
+impl PodNetwork {
+    /// Reads a pod's spec.
+    pub(super) fn of(spec: &PodSpec) -> PodNetwork {
+        let aliases = spec
+            .host_aliases
+            .iter()
+            .flatten()
+            .map(|alias| HostAlias { address: alias.ip.clone(), names: alias.hostnames.clone().unwrap_or_default() });
+        PodNetwork {
+            host_network: spec.host_network.unwrap_or_default(),
+            hostname: spec.hostname.clone().filter(|name| !name.is_empty()),
+            aliases: aliases.collect(),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Container mounts: what a container runtime has to mount for one container of the pod, by the rules of the kubelet's
+//! `makeMounts`. Nothing is read or written here.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`plan`] | from the pod's manifest and its mounted volumes to the mounts of a container |
+//! | `expansion` | `$(VAR)` in a `subPathExpr` |
+//! | `modes` | mount propagation and recursive read-only mounts |
+//! | [`hosts`] | the text of the pod's `/etc/hosts` |
+//! | [`output`] | the mounts in the words of runtimes: OCI, CRI, Docker, podman |
+//!
+//! [`plan()`] says which sources there have to be. The pod's supervisor makes them, and so turns each [`PlannedMount`]
+//! into a [`ContainerMount`].
+
+mod expansion;
+pub mod hosts;
+mod modes;
+pub mod output;
+pub mod plan;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use plan::{Environment, Features, Inputs, MountedVolume, MountsError, PlannedMount, PlannedSource, plan};
+
+/// The name of the mount of the pod's `/etc/hosts`.
+pub const HOSTS_NAME: &str = "k8s-managed-etc-hosts";
+/// The name of the mount of a container's termination log.
+pub const TERMINATION_LOG_NAME: &str = "termination-log";
+
+/// A mount that a container runtime can make: its source is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerMount {
+    /// The volume's name in the pod, [`HOSTS_NAME`] or [`TERMINATION_LOG_NAME`].
+    pub name: String,
+    /// Where it is in the container; absolute.
+    pub container_path: String,
+    /// What is mounted.
+    pub source: MountSource,
+    /// The container cannot change it.
+    pub read_only: bool,
+    /// Nor what is mounted below it.
+    pub recursive_read_only: bool,
+    /// Which later mounts the container and the host see of each other.
+    pub propagation: Propagation,
+    /// The runtime has to give its files the container's SELinux label. Never true of a FUSE volume, whose label is fixed
+    /// when it is mounted.
+    pub selinux_relabel: bool,
+    /// The pod has a user namespace, and the mount has to map its ids.
+    pub id_mapped: bool,
+    /// The source is mounted `nosuid`. A runtime that does not repeat it may lift it.
+    pub nosuid: bool,
+    /// Likewise `nodev`.
+    pub nodev: bool,
+    /// Likewise `noexec`.
+    pub noexec: bool,
+}
+
+/// What is mounted into a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum MountSource {
+    /// A directory or file of the host.
+    HostPath(PathBuf),
+    /// An image, which the runtime mounts without podfs.
+    Image {
+        /// The image.
+        reference: String,
+        /// Which part of it; empty for all.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        sub_path: String,
+    },
+}
+
+/// Which later mounts the container and the host see of each other (`mountPropagation`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    /// None (`rprivate`).
+    #[default]
+    Private,
+    /// The container sees those of the host (`rslave`).
+    HostToContainer,
+    /// Each sees those of the other (`rshared`).
+    Bidirectional,
+}
+
+impl Propagation {
+    /// The mount option of `mount(8)`.
+    pub fn option(self) -> &'static str {
+        match self {
+            Propagation::Private => "rprivate",
+            Propagation::HostToContainer => "rslave",
+            Propagation::Bidirectional => "rshared",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

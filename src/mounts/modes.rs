@@ -1,0 +1,60 @@
+//! How a mount behaves in the container: propagation, and read-only with everything below it.
+
+use super::Propagation;
+use super::plan::MountsError;
+use crate::manifest::pod::Mount;
+
+/// The propagation that a volumeMount asks for (MT-04).
+///
+/// # Errors
+/// A word that is none, and `Bidirectional` without the privilege.
+pub(super) fn propagation(mount: &Mount, privileged: bool) -> Result<Propagation, MountsError> {
+    match mount.propagation.as_deref() {
+        None | Some("None") => Ok(Propagation::Private),
+        Some("HostToContainer") => Ok(Propagation::HostToContainer),
+        Some("Bidirectional") if privileged => Ok(Propagation::Bidirectional),
+        Some("Bidirectional") => Err(MountsError::BidirectionalWithoutPrivilege(mount.volume.clone())),
+        Some(other) => Err(MountsError::UnknownPropagation(other.to_owned())),
+    }
+}
+
+/// Whether the mounts below it are read-only, too (MT-05).
+///
+/// # Errors
+/// When a volumeMount asks for it and it cannot be done.
+pub(super) fn recursive_read_only(mount: &Mount, is_supported: bool) -> Result<bool, RecursiveReadOnlyError> {
+    let volume = || mount.volume.clone();
+    let mode = match mount.recursive_read_only.as_deref() {
+        None | Some("Disabled") => return Ok(false),
+        Some(mode) => mode,
+    };
+    if !mount.read_only {
+        return Err(RecursiveReadOnlyError::Writable(volume()));
+    }
+    if let Some(propagation) = mount.propagation.as_deref().filter(|propagation| *propagation != "None") {
+        return Err(RecursiveReadOnlyError::Propagated(volume(), propagation.to_owned()));
+    }
+    match mode {
+        "IfPossible" => Ok(is_supported),
+        "Enabled" if is_supported => Ok(true),
+        "Enabled" => Err(RecursiveReadOnlyError::Unsupported(volume())),
+        other => Err(RecursiveReadOnlyError::Unknown(other.to_owned())),
+    }
+}
+
+/// Why the mounts below a mount cannot be made read-only, in the kubelet's words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecursiveReadOnlyError {
+    /// The mount itself is not.
+    #[error("volume {0:?} requested recursive read-only mode, but it is not read-only")]
+    Writable(String),
+    /// Mounts of the host would appear in it.
+    #[error("volume {0:?} requested recursive read-only mode, but it is not compatible with propagation {1:?}")]
+    Propagated(String, String),
+    /// The runtime cannot do it.
+    #[error("volume {0:?} requested recursive read-only mode, but it is not supported by the runtime")]
+    Unsupported(String),
+    /// The word is none of the API's.
+    #[error("unknown recursive read-only mode {0:?}")]
+    Unknown(String),
+}

@@ -1,0 +1,40 @@
+//! `Mount` messages of `runtime.v1`, as JSON that both protobuf's JSON readers and `crictl` understand: names with `_`, and
+//! numbers for enumerations. Fields with their default value are left out.
+
+use serde_json::{Map, Value, json};
+
+use super::{FormatError, text};
+use crate::mounts::{ContainerMount, MountSource, Propagation};
+
+pub(super) fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
+    mounts.iter().map(message).collect()
+}
+
+fn message(mount: &ContainerMount) -> Result<Value, FormatError> {
+    let mut message = Map::new();
+    message.insert("container_path".to_owned(), json!(mount.container_path));
+    match &mount.source {
+        MountSource::HostPath(path) => drop(message.insert("host_path".to_owned(), json!(text(mount, path)?))),
+        MountSource::Image { reference, sub_path } => {
+            message.insert("image".to_owned(), json!({"image": reference}));
+            if !sub_path.is_empty() {
+                message.insert("image_sub_path".to_owned(), json!(sub_path));
+            }
+        }
+    }
+    let propagation = match mount.propagation {
+        Propagation::Private => 0,
+        Propagation::HostToContainer => 1,
+        Propagation::Bidirectional => 2,
+    };
+    if propagation != 0 {
+        message.insert("propagation".to_owned(), json!(propagation));
+    }
+    let flags = [
+        ("readonly", mount.read_only),
+        ("recursive_read_only", mount.recursive_read_only),
+        ("selinux_relabel", mount.selinux_relabel),
+    ];
+    message.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (name.to_owned(), json!(true))));
+    Ok(Value::Object(message))
+}

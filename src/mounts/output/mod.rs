@@ -1,0 +1,97 @@
+//! The mounts of a container in the words of container runtimes.
+
+mod cri;
+mod docker;
+mod oci;
+mod podman;
+
+use serde_json::Value;
+
+use super::ContainerMount;
+
+/// What a program that starts containers reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Entries for `mounts` of an OCI runtime's `config.json`.
+    Oci,
+    /// `Mount` messages of the CRI (`runtime.v1`).
+    Cri,
+    /// Arguments of `docker run`.
+    Docker,
+    /// Arguments of `podman run`.
+    Podman,
+    /// Everything that podfs knows.
+    Json,
+}
+
+/// Why mounts cannot be said in a format.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// `:` separates the parts of a binding.
+    #[error(
+        "volumeMount {name:?}: {path:?} has a ':', which a binding of Docker cannot have; use --output podman or oci"
+    )]
+    Colon {
+        /// The mount.
+        name: String,
+        /// The path.
+        path: String,
+    },
+    /// A path that is no text.
+    #[error("volumeMount {name:?}: the path {path:?} is not UTF-8; choose a root directory whose path is")]
+    NotText {
+        /// The mount.
+        name: String,
+        /// The path, as far as it is text.
+        path: String,
+    },
+    /// The runtime of this format mounts no images, or no parts of them.
+    #[error("volumeMount {name:?}: {format} cannot mount {what}; use --output cri")]
+    Image {
+        /// The mount.
+        name: String,
+        /// The format.
+        format: &'static str,
+        /// What it cannot mount.
+        what: &'static str,
+    },
+}
+
+impl Format {
+    /// Whether runtimes that read it can make the mounts below a mount read-only.
+    pub fn has_recursive_read_only(self) -> bool {
+        matches!(self, Format::Oci | Format::Cri | Format::Json)
+    }
+
+    /// The mounts as text, with a newline at the end of each line: one JSON document, or one argument a line.
+    ///
+    /// # Errors
+    /// The first mount that this format cannot say.
+    pub fn print(self, mounts: &[ContainerMount]) -> Result<String, FormatError> {
+        match self {
+            Format::Oci => Ok(document(&Value::from(oci::mounts(mounts)?))),
+            Format::Cri => Ok(document(&Value::from(cri::mounts(mounts)?))),
+            Format::Json => Ok(document(&mounts)),
+            Format::Docker => Ok(lines(docker::arguments(mounts)?)),
+            Format::Podman => Ok(lines(podman::arguments(mounts)?)),
+        }
+    }
+}
+
+fn document(value: &impl serde::Serialize) -> String {
+    // Text keys and plain values always become JSON; a path that is no text was refused by its supervisor's answer.
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+}
+
+fn lines(arguments: Vec<String>) -> String {
+    arguments.into_iter().map(|argument| argument + "\n").collect()
+}
+
+/// The path of a host directory as text.
+fn text<'a>(mount: &ContainerMount, path: &'a std::path::Path) -> Result<&'a str, FormatError> {
+    let not_text = || FormatError::NotText { name: mount.name.clone(), path: path.display().to_string() };
+    path.to_str().ok_or_else(not_text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,39 @@
+//! Entries for `mounts` of a `config.json`, as runc and crun accept them.
+
+use serde_json::{Value, json};
+
+use super::{FormatError, text};
+use crate::mounts::{ContainerMount, MountSource};
+
+/// An outer mount comes before those inside it; otherwise the order stays. Runtimes mount one after another.
+pub(super) fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
+    let mut sorted: Vec<_> = mounts.iter().collect();
+    sorted.sort_by_key(|mount| mount.container_path.split('/').filter(|name| !name.is_empty()).count());
+    sorted.into_iter().map(entry).collect()
+}
+
+fn entry(mount: &ContainerMount) -> Result<Value, FormatError> {
+    let MountSource::HostPath(source) = &mount.source else {
+        return Err(FormatError::Image { name: mount.name.clone(), format: "an OCI runtime", what: "an image" });
+    };
+    Ok(json!({
+        "destination": mount.container_path,
+        "type": "bind",
+        "source": text(mount, source)?,
+        "options": options(mount),
+    }))
+}
+
+fn options(mount: &ContainerMount) -> Vec<&'static str> {
+    let mut options = vec!["rbind", mount.propagation.option(), if mount.read_only { "ro" } else { "rw" }];
+    let others = [
+        (mount.recursive_read_only, "rro"),
+        // runc mounts without what is not named.
+        (mount.nosuid, "nosuid"),
+        (mount.nodev, "nodev"),
+        (mount.noexec, "noexec"),
+        (mount.id_mapped, "idmap"),
+    ];
+    options.extend(others.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option));
+    options
+}

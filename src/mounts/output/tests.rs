@@ -1,0 +1,129 @@
+use std::os::unix::ffi::OsStrExt;
+
+use serde_json::json;
+
+use super::*;
+use crate::mounts::{MountSource, Propagation};
+
+fn mount(name: &str, target: &str) -> ContainerMount {
+    ContainerMount {
+        name: name.to_owned(),
+        container_path: target.to_owned(),
+        source: MountSource::HostPath(format!("/pods/{name}").into()),
+        read_only: false,
+        recursive_read_only: false,
+        propagation: Propagation::Private,
+        selinux_relabel: false,
+        id_mapped: false,
+        nosuid: false,
+        nodev: false,
+        noexec: false,
+    }
+}
+
+/// A mount with everything.
+fn full() -> ContainerMount {
+    ContainerMount {
+        read_only: true,
+        recursive_read_only: true,
+        propagation: Propagation::HostToContainer,
+        selinux_relabel: true,
+        id_mapped: true,
+        nosuid: true,
+        nodev: true,
+        noexec: true,
+        ..mount("full", "/a/b")
+    }
+}
+
+fn image(sub_path: &str) -> ContainerMount {
+    let source = MountSource::Image { reference: "registry/app:1".to_owned(), sub_path: sub_path.to_owned() };
+    ContainerMount { source, read_only: true, ..mount("image", "/image") }
+}
+
+fn printed(format: Format, mounts: &[ContainerMount]) -> Value {
+    serde_json::from_str(&format.print(mounts).expect("a format")).expect("JSON")
+}
+
+#[test]
+fn runc_and_crun_get_outer_mounts_first() {
+    let mounts = [full(), mount("outer", "/a/"), mount("root", "/")];
+    let expected = json!([
+        {"destination": "/", "type": "bind", "source": "/pods/root", "options": ["rbind", "rprivate", "rw"]},
+        {"destination": "/a/", "type": "bind", "source": "/pods/outer", "options": ["rbind", "rprivate", "rw"]},
+        {
+            "destination": "/a/b",
+            "type": "bind",
+            "source": "/pods/full",
+            "options": ["rbind", "rslave", "ro", "rro", "nosuid", "nodev", "noexec", "idmap"],
+        },
+    ]);
+    assert_eq!(printed(Format::Oci, &mounts), expected);
+}
+
+#[test]
+fn a_cri_gets_its_own_messages() {
+    let both = ContainerMount { propagation: Propagation::Bidirectional, ..mount("both", "/c") };
+    let expected = json!([
+        {
+            "container_path": "/a/b",
+            "host_path": "/pods/full",
+            "propagation": 1,
+            "readonly": true,
+            "recursive_read_only": true,
+            "selinux_relabel": true,
+        },
+        {"container_path": "/b", "host_path": "/pods/plain"},
+        {"container_path": "/c", "host_path": "/pods/both", "propagation": 2},
+        {"container_path": "/image", "image": {"image": "registry/app:1"}, "readonly": true},
+        {"container_path": "/image", "image": {"image": "registry/app:1"}, "image_sub_path": "bin", "readonly": true},
+    ]);
+    let mounts = [full(), mount("plain", "/b"), both, image(""), image("bin")];
+    assert_eq!(printed(Format::Cri, &mounts), expected);
+}
+
+#[test]
+fn docker_gets_bindings_and_no_colon() {
+    let text = Format::Docker.print(&[full(), mount("plain", "/b")]).expect("arguments");
+    assert_eq!(text, "--volume=/pods/full:/a/b:ro,Z,rslave\n--volume=/pods/plain:/b:rw\n");
+    let refused = Format::Docker.print(&[mount("data", "/a:b")]).expect_err("a colon").to_string();
+    assert_eq!(
+        refused,
+        "volumeMount \"data\": \"/a:b\" has a ':', which a binding of Docker cannot have; use --output podman or oci"
+    );
+}
+
+#[test]
+fn podman_gets_mounts_with_any_path() {
+    let odd = mount("odd", "/a,\"b\":c");
+    let text = Format::Podman.print(&[full(), odd, image("")]).expect("arguments");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "--mount=type=bind,source=/pods/full,target=/a/b,ro=true,bind-propagation=rslave,relabel=private,idmap",
+            "--mount=type=bind,source=/pods/odd,\"target=/a,\"\"b\"\":c\",ro=false,bind-propagation=rprivate",
+            "--mount=type=image,source=registry/app:1,target=/image",
+        ]
+    );
+}
+
+#[test]
+fn what_a_format_cannot_say_is_refused_by_name() {
+    for (format, mount) in [(Format::Oci, image("")), (Format::Docker, image("")), (Format::Podman, image("bin"))] {
+        let refused = format.print(&[mount]).expect_err("an image").to_string();
+        assert!(refused.starts_with("volumeMount \"image\": ") && refused.ends_with("; use --output cri"), "{refused}");
+    }
+    let path = std::ffi::OsStr::from_bytes(b"/pods/\xff").into();
+    let odd = ContainerMount { source: MountSource::HostPath(path), ..mount("odd", "/a") };
+    for format in [Format::Oci, Format::Cri, Format::Docker, Format::Podman] {
+        assert!(matches!(format.print(std::slice::from_ref(&odd)), Err(FormatError::NotText { .. })), "{format:?}");
+    }
+}
+
+#[test]
+fn json_says_everything_and_can_be_read_back() {
+    let mounts = [full(), image("bin")];
+    let text = Format::Json.print(&mounts).expect("JSON");
+    assert_eq!(serde_json::from_str::<Vec<ContainerMount>>(&text).expect("the same"), mounts);
+}

@@ -1,0 +1,335 @@
+//! From the pod's manifest and its mounted volumes to the mounts of a container: the kubelet's `makeMounts`, with its
+//! texts (MT-01 to MT-09).
+//!
+//! Rules that the API server checks for the kubelet are checked here first, because a manifest file need not have passed
+//! through one.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::expansion::{MissingValues, expand};
+use super::modes::{self, RecursiveReadOnlyError};
+use super::{ContainerMount, HOSTS_NAME, MountSource, Propagation, TERMINATION_LOG_NAME};
+use crate::manifest::pod::{ContainerMounts, Mount, Pod, SubPath};
+
+/// The path at which containers look up names of hosts.
+const HOSTS_PATH: &str = "/etc/hosts";
+
+/// What the mounts of a container follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// The container's name.
+    pub container: &'a str,
+    /// The pod's volumes by name: where each is mounted, or why it is not.
+    pub volumes: &'a BTreeMap<String, Result<MountedVolume, String>>,
+    /// What the agent knows of the container.
+    pub environment: &'a Environment,
+    /// What the runtime and the node can do.
+    pub features: Features,
+}
+
+/// A volume of the pod that is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountedVolume {
+    /// Where.
+    pub path: PathBuf,
+    /// Nothing in it can be changed, by its kind or by its manifest.
+    pub read_only: bool,
+    /// Its files need the label of each container that mounts it. FUSE volumes have theirs from when they are mounted.
+    pub selinux_relabel: bool,
+}
+
+/// What only the agent that starts the container knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Environment {
+    /// The container's environment variables, as it will see them.
+    pub variables: BTreeMap<String, String>,
+    /// The pod's addresses.
+    pub pod_ips: Vec<IpAddr>,
+    /// The pod's name in its network, with its domain if it has one: `web-0.web.default.svc.cluster.local`.
+    pub hostname: Option<String>,
+    /// The pod shares the node's network, whatever its manifest says.
+    pub host_network: bool,
+}
+
+/// What the runtime and the node can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// The runtime can make a mount read-only with everything below it.
+    pub recursive_read_only: bool,
+    /// The node uses SELinux.
+    pub selinux: bool,
+}
+
+/// A mount of the container whose source may have to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedMount {
+    /// Its place among the container's `volumeMounts`; those that podfs adds follow.
+    pub index: usize,
+    /// The volume's name, or what stands in its place.
+    pub name: String,
+    /// Where it is in the container; absolute.
+    pub container_path: String,
+    /// What is mounted.
+    pub source: PlannedSource,
+    /// See [`ContainerMount`], also for the rest.
+    pub read_only: bool,
+    /// Nor what is mounted below it.
+    pub recursive_read_only: bool,
+    /// Which later mounts are seen.
+    pub propagation: Propagation,
+    /// The runtime gives its files the container's label.
+    pub selinux_relabel: bool,
+    /// The mount maps the ids of the pod's user namespace.
+    pub id_mapped: bool,
+}
+
+/// What is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlannedSource {
+    /// All of a volume, which is mounted here.
+    Volume(PathBuf),
+    /// The part of the volume at this path: relative, not empty, and without `..`.
+    SubPath(String),
+    /// An image, which the runtime mounts.
+    Image {
+        /// The image.
+        reference: String,
+        /// Which part of it; empty for all.
+        sub_path: String,
+    },
+    /// The pod's `/etc/hosts`.
+    Hosts,
+    /// A new file for the container's termination message.
+    TerminationLog,
+}
+
+/// Why a container cannot have its mounts.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MountsError {
+    /// The pod has no such container.
+    #[error("pod {pod} has no container {container:?}; its containers are {}", .known.join(", "))]
+    NoContainer {
+        /// The pod.
+        pod: String,
+        /// The container that was asked for.
+        container: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// Two volumeMounts of the container have one path.
+    #[error("container {container:?}: mountPath {path:?} must be unique; give each volumeMount a path of its own")]
+    SamePath {
+        /// The container.
+        container: String,
+        /// The path.
+        path: String,
+    },
+    /// A volumeMount has both.
+    #[error("container {container:?}, volumeMount {volume:?}: subPath and subPathExpr are mutually exclusive")]
+    TwoSubPaths {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+    },
+    /// The pod has no such volume, or it is not mounted for this reason.
+    #[error("cannot find volume {volume:?} to mount into container {container:?}{}", because(.reason))]
+    NoVolume {
+        /// The volume.
+        volume: String,
+        /// The container.
+        container: String,
+        /// Why it is not mounted, if the pod has it.
+        reason: Option<String>,
+    },
+    /// The container wants a block device, and there is no such volume.
+    #[error("cannot find volume {volume:?} to pass into container {container:?}; podfs has no block volumes")]
+    NoDevice {
+        /// The volume.
+        volume: String,
+        /// The container.
+        container: String,
+    },
+    /// The path of a block device in the container.
+    #[error("error DevicePath `{0}` must be an absolute path")]
+    RelativeDevicePath(String),
+    /// Variables of a subPathExpr are unset or empty.
+    #[error(transparent)]
+    MissingValues(#[from] MissingValues),
+    /// A subPath that begins at the root.
+    #[error("error SubPath `{0}` must not be an absolute path")]
+    AbsoluteSubPath(String),
+    /// A subPath that may lead out of the volume.
+    #[error("unable to provision SubPath `{0}`: must not contain '..'")]
+    Backsteps(String),
+    /// A word that is no mount propagation.
+    #[error("invalid MountPropagation mode: {0:?}")]
+    UnknownPropagation(String),
+    /// Mounts of the container would reach the host.
+    #[error("volumeMount {0:?}: Bidirectional mount propagation is available only to privileged containers")]
+    BidirectionalWithoutPrivilege(String),
+    /// The mounts below a mount cannot be read-only.
+    #[error("failed to resolve recursive read-only mode: {0}")]
+    RecursiveReadOnly(#[from] RecursiveReadOnlyError),
+}
+
+fn because(reason: &Option<String>) -> String {
+    reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
+}
+
+/// The mounts of a container, in the order of its `volumeMounts`; then `/etc/hosts`, then the termination log.
+///
+/// # Errors
+/// The first thing that the kubelet, or the API server before it, would refuse.
+pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
+    let Inputs { pod, container, environment, .. } = inputs;
+    let spec = pod.mounts.iter().find(|one| one.container == container).ok_or_else(|| MountsError::NoContainer {
+        pod: pod.identity.to_string(),
+        container: container.to_owned(),
+        known: pod.mounts.iter().map(|one| one.container.clone()).collect(),
+    })?;
+    check(spec)?;
+    let mounts = spec.mounts.iter().enumerate();
+    let mut planned: Vec<_> =
+        mounts.map(|(index, mount)| of_volume(inputs, spec, index, mount)).collect::<Result<_, _>>()?;
+    let has_network = environment.host_network || pod.network.host_network || !environment.pod_ips.is_empty();
+    if has_network && !spec.mounts.iter().any(|mount| mount.path == HOSTS_PATH) {
+        planned.push(file(planned.len(), HOSTS_NAME, HOSTS_PATH, PlannedSource::Hosts, inputs));
+    }
+    let log = file(planned.len(), TERMINATION_LOG_NAME, &spec.termination_log, PlannedSource::TerminationLog, inputs);
+    planned.push(log);
+    Ok(planned)
+}
+
+/// What the API server would refuse.
+fn check(container: &ContainerMounts) -> Result<(), MountsError> {
+    let name = || container.container.clone();
+    for (index, mount) in container.mounts.iter().enumerate() {
+        if container.mounts[..index].iter().any(|other| other.path == mount.path) {
+            return Err(MountsError::SamePath { container: name(), path: mount.path.clone() });
+        }
+        if mount.sub_path == SubPath::Both {
+            return Err(MountsError::TwoSubPaths { container: name(), volume: mount.volume.clone() });
+        }
+    }
+    match container.devices.first() {
+        Some(device) if !device.path.starts_with('/') => Err(MountsError::RelativeDevicePath(device.path.clone())),
+        Some(device) => Err(MountsError::NoDevice { volume: device.volume.clone(), container: name() }),
+        None => Ok(()),
+    }
+}
+
+fn of_volume(
+    inputs: Inputs<'_>,
+    container: &ContainerMounts,
+    index: usize,
+    mount: &Mount,
+) -> Result<PlannedMount, MountsError> {
+    let Inputs { pod, environment, features, .. } = inputs;
+    let image = pod.images.get(&mount.volume);
+    let volume = match (image, inputs.volumes.get(&mount.volume)) {
+        (Some(_), _) => None,
+        (None, Some(Ok(volume))) => Some(volume),
+        (None, missing) => {
+            return Err(MountsError::NoVolume {
+                volume: mount.volume.clone(),
+                container: container.container.clone(),
+                reason: missing.and_then(|reason| reason.as_ref().err()).cloned(),
+            });
+        }
+    };
+    let sub_path = match &mount.sub_path {
+        SubPath::Whole | SubPath::Both => None,
+        SubPath::At(path) => Some(path.clone()),
+        SubPath::Expression(text) => Some(expand(text, &environment.variables)?).filter(|path| !path.is_empty()),
+    };
+    let sub_path = sub_path.map(check_sub_path).transpose()?;
+    let propagation = modes::propagation(mount, container.privileged)?;
+    let recursive_read_only = modes::recursive_read_only(mount, features.recursive_read_only)?;
+    let source = match (image, volume, sub_path) {
+        (Some(reference), _, sub_path) => {
+            PlannedSource::Image { reference: reference.clone(), sub_path: sub_path.unwrap_or_default() }
+        }
+        (None, Some(volume), None) => PlannedSource::Volume(volume.path.clone()),
+        (None, _, sub_path) => PlannedSource::SubPath(sub_path.unwrap_or_default()),
+    };
+    Ok(PlannedMount {
+        index,
+        name: mount.volume.clone(),
+        container_path: absolute(&mount.path),
+        source,
+        read_only: mount.read_only || volume.is_none_or(|volume| volume.read_only),
+        recursive_read_only,
+        propagation,
+        selinux_relabel: features.selinux && volume.is_some_and(|volume| volume.selinux_relabel),
+        id_mapped: pod.facts.user_namespace && image.is_none(),
+    })
+}
+
+/// A path of the volume.
+fn check_sub_path(path: String) -> Result<String, MountsError> {
+    if path.starts_with('/') {
+        return Err(MountsError::AbsoluteSubPath(path));
+    }
+    if path.split('/').any(|name| name == "..") {
+        return Err(MountsError::Backsteps(path));
+    }
+    Ok(path)
+}
+
+/// A file that podfs adds: the container may change it.
+fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inputs<'_>) -> PlannedMount {
+    PlannedMount {
+        index,
+        name: name.to_owned(),
+        container_path: absolute(path),
+        source,
+        read_only: false,
+        recursive_read_only: false,
+        propagation: Propagation::Private,
+        selinux_relabel: inputs.features.selinux,
+        id_mapped: inputs.pod.facts.user_namespace,
+    }
+}
+
+/// A relative path begins at the container's root.
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+impl PlannedMount {
+    /// The mount whose source is there now.
+    pub fn with_source(self, source: MountSource) -> ContainerMount {
+        ContainerMount {
+            name: self.name,
+            container_path: self.container_path,
+            source,
+            read_only: self.read_only,
+            recursive_read_only: self.recursive_read_only,
+            propagation: self.propagation,
+            selinux_relabel: self.selinux_relabel,
+            id_mapped: self.id_mapped,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
+        }
+    }
+}
+
+impl Environment {
+    /// The pod's name in its network, and its domain.
+    pub fn host_and_domain<'a>(&'a self, pod: &'a Pod) -> (&'a str, Option<&'a str>) {
+        match (&self.hostname, &pod.network.hostname) {
+            (Some(name), _) => name.split_once('.').map_or((name, None), |(host, domain)| (host, Some(domain))),
+            (None, Some(name)) => (name, None),
+            (None, None) => (&pod.identity.name, None),
+        }
+    }
+}
