@@ -12,6 +12,7 @@
 //! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
 //! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
 //! | [`orphans`] | directories of pods that the node does not have any more |
+//! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
 //! the daemon is killed.
@@ -25,6 +26,7 @@ pub mod reconciler;
 pub mod reconstruct;
 #[cfg(test)]
 mod sample;
+pub mod service;
 pub mod state;
 pub mod supervisors;
 pub mod world;

@@ -165,6 +165,6 @@ pub fn peer(stream: &UnixStream) -> Option<u32> {
 }
 
 /// The user whose process began to listen at the other end.
-fn peer_user(stream: &UnixStream) -> Option<u32> {
+pub(crate) fn peer_user(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().map(|peer| peer.uid())
 }

@@ -15,6 +15,7 @@ mod protocol;
 mod questions;
 mod server;
 
+pub(crate) use client::peer_user;
 pub use client::{AskError, ask, ask_for_upgrade, call, peer};
 pub use protocol::{Answer, LONGEST_PUSH, Question, Upgrade};
 pub(in crate::supervisor) use server::{Control, Upgrading};

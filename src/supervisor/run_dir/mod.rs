@@ -15,5 +15,5 @@ pub(crate) mod cgroup;
 pub mod claim;
 pub mod mount_points;
 pub mod site;
-pub(in crate::supervisor) mod socket;
+pub(crate) mod socket;
 pub mod trust;

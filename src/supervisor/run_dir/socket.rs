@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connec
 ///
 /// # Errors
 /// When it cannot be made.
-pub(in crate::supervisor) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
+pub(crate) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
     match fs::remove_file(directory.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -30,7 +30,7 @@ pub(in crate::supervisor) fn make(directory: &Path, name: &str) -> io::Result<Ow
 ///
 /// # Errors
 /// When nobody does.
-pub(in crate::supervisor) fn connect_to(socket: &OwnedFd, directory: &Path, name: &str) -> io::Result<()> {
+pub(crate) fn connect_to(socket: &OwnedFd, directory: &Path, name: &str) -> io::Result<()> {
     let opened = File::open(directory)?;
     Ok(connect(socket.as_raw_fd(), &address(&opened, name)?)?)
 }
@@ -39,7 +39,7 @@ pub(in crate::supervisor) fn connect_to(socket: &OwnedFd, directory: &Path, name
 ///
 /// # Errors
 /// When there are no descriptors left.
-pub(in crate::supervisor) fn stream() -> io::Result<OwnedFd> {
+pub(crate) fn stream() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
 }
 

@@ -1,0 +1,180 @@
+//! The commands' way to the daemon of a run directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status, Streaming};
+use tower::service_fn;
+
+use super::convert;
+use super::proto::volume_manager_client::VolumeManagerClient;
+use super::proto::*;
+use super::socket::{SOCKET, is_absent};
+use crate::node::NodeState;
+use crate::supervisor::control::{call, peer_user};
+
+/// More than the state of any node takes.
+const LONGEST_ANSWER: usize = 256 << 20;
+/// How long a daemon may take beyond what it was given.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// No daemon listens.
+    #[error("podfs node does not run here: {} does not answer; start it, for instance by: systemctl start podfs-node", .0.display())]
+    Absent(PathBuf),
+    /// Only root is answered.
+    #[error("podfs node answers only root; run this as root")]
+    NotRoot,
+    /// The socket belongs to another user's process.
+    #[error("{} is served by a process of uid {uid}, not by root's podfs node; remove it", .path.display())]
+    OtherUser {
+        /// The socket.
+        path: PathBuf,
+        /// The user.
+        uid: u32,
+    },
+    /// The daemon cannot be asked.
+    #[error("cannot ask podfs node at {}: {reason}", .path.display())]
+    Failed {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The daemon has another answer than the one that was asked for.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A connection to the daemon of a run directory.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    service: VolumeManagerClient<Channel>,
+}
+
+impl Client {
+    /// Connects to the daemon of this run directory.
+    ///
+    /// # Errors
+    /// When there is none, and when this user may not ask it.
+    pub async fn connect(run_directory: &Path) -> Result<Client, AskError> {
+        let path = run_directory.join(SOCKET);
+        if !rustix::process::geteuid().is_root() {
+            return Err(AskError::NotRoot);
+        }
+        let stream = match call(run_directory, SOCKET) {
+            Err(error) if is_absent(&error) => return Err(AskError::Absent(path)),
+            Err(error) => return Err(AskError::Failed { path, reason: error.to_string() }),
+            Ok(stream) => stream,
+        };
+        if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
+            return Err(AskError::OtherUser { path, uid });
+        }
+        let failed = |reason: String| AskError::Failed { path: path.clone(), reason };
+        let adopted = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
+        let mut stream = Some(adopted.map_err(|error| failed(error.to_string()))?);
+        // A connection that ends is not made again: the client asks once.
+        let connector = service_fn(move |_: Uri| {
+            let stream = stream.take().map(TokioIo::new);
+            async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+        });
+        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(PATIENCE);
+        let connected = endpoint.connect_with_connector(connector).await;
+        let channel = connected.map_err(|error| failed(sentence(&error)))?;
+        let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
+        Ok(Client { path, service })
+    }
+
+    /// Waits until the pod's volumes are mounted.
+    ///
+    /// # Errors
+    /// When they are not in time.
+    pub async fn wait_for_volumes(&mut self, pod: String, timeout: Option<u32>) -> Result<(), AskError> {
+        let answer = self.service.wait_for_volumes(WaitForVolumesRequest { pod, timeout_seconds: timeout }).await;
+        self.taken(answer).map(drop)
+    }
+
+    /// Waits until none of the pod's volumes is mounted.
+    ///
+    /// # Errors
+    /// When one is after that time.
+    pub async fn wait_for_unmount(&mut self, pod: String, timeout: Option<u32>) -> Result<(), AskError> {
+        let answer = self.service.wait_for_unmount(WaitForUnmountRequest { pod, timeout_seconds: timeout }).await;
+        self.taken(answer).map(drop)
+    }
+
+    /// The pod's volumes that are mounted.
+    ///
+    /// # Errors
+    /// When the node does not have the pod.
+    pub async fn mounted_volumes(&mut self, pod: String) -> Result<Vec<MountedVolume>, AskError> {
+        let answer = self.service.get_mounted_volumes(GetMountedVolumesRequest { pod }).await;
+        Ok(self.taken(answer)?.volumes)
+    }
+
+    /// Asks for a refresh of the pod's volumes.
+    ///
+    /// # Errors
+    /// When the node does not have the pod.
+    pub async fn mark_remount_required(&mut self, pod: String) -> Result<(), AskError> {
+        let answer = self.service.mark_remount_required(MarkRemountRequiredRequest { pod }).await;
+        self.taken(answer).map(drop)
+    }
+
+    /// Releases the pod's volumes.
+    ///
+    /// # Errors
+    /// When the pod is to run, or the node does not have it.
+    pub async fn release(&mut self, pod: String) -> Result<(), AskError> {
+        let answer = self.service.release(ReleaseRequest { pod }).await;
+        self.taken(answer).map(drop)
+    }
+
+    /// All that the daemon knows.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn state(&mut self) -> Result<NodeState, AskError> {
+        let answer = self.service.get_state(GetStateRequest {}).await;
+        Ok(convert::state(self.taken(answer)?))
+    }
+
+    /// What changes from now on.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub async fn watch(&mut self, pod: String) -> Result<Streaming<WatchResponse>, AskError> {
+        let answer = self.service.watch(WatchRequest { pod }).await;
+        self.taken(answer)
+    }
+
+    fn taken<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AskError> {
+        let failed = |reason: String| AskError::Failed { path: self.path.clone(), reason };
+        answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
+            Code::InvalidArgument | Code::NotFound | Code::DeadlineExceeded | Code::FailedPrecondition => {
+                AskError::Refused(status.message().to_owned())
+            }
+            Code::Unimplemented => failed("it is of another version and does not know the question".to_owned()),
+            Code::Unavailable if std::error::Error::source(&status).is_none() => {
+                AskError::Refused(status.message().to_owned())
+            }
+            _ => failed(sentence(&status)),
+        })
+    }
+}
+
+/// The innermost cause says most.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
+}

@@ -1,0 +1,148 @@
+//! The state of the node as messages, and messages as the state.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::proto;
+use crate::manifest::pod::PodUid;
+use crate::node::{NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+
+/// All that the daemon knows, as a message.
+pub(super) fn state_message(state: &NodeState) -> proto::GetStateResponse {
+    proto::GetStateResponse {
+        sources_ready: state.sources_ready,
+        states_synced: state.states_synced,
+        trouble: state.trouble.clone(),
+        pods: state.pods.values().map(|pod| pod_message(pod)).collect(),
+    }
+}
+
+/// A pod as a message.
+pub(super) fn pod_message(pod: &PodEntry) -> proto::Pod {
+    let (origin, file) = match &pod.origin {
+        None => (proto::Origin::Unspecified, String::new()),
+        Some(PodOrigin::File(path)) => (proto::Origin::File, path.display().to_string()),
+        Some(PodOrigin::Api) => (proto::Origin::Api, String::new()),
+    };
+    let stage = match pod.stage {
+        None => proto::Stage::Unspecified,
+        Some(PodStage::Desired) => proto::Stage::Desired,
+        Some(PodStage::Terminating) => proto::Stage::Terminating,
+        Some(PodStage::Terminal) => proto::Stage::Terminal,
+    };
+    proto::Pod {
+        uid: pod.uid.clone(),
+        namespace: pod.namespace.clone().unwrap_or_default(),
+        name: pod.name.clone().unwrap_or_default(),
+        origin: origin.into(),
+        file,
+        stage: stage.into(),
+        released: pod.released,
+        processed: pod.processed,
+        volumes: pod.volumes.iter().map(volume_message).collect(),
+        errors: pod.errors.clone(),
+        supervisor: pod.supervisor,
+    }
+}
+
+fn volume_message(volume: &VolumeEntry) -> proto::Volume {
+    let mount = match volume.mount {
+        VolumeMount::NotMounted => proto::Mount::None,
+        VolumeMount::Uncertain => proto::Mount::Uncertain,
+        VolumeMount::Mounted => proto::Mount::Mounted,
+    };
+    proto::Volume {
+        name: volume.name.clone(),
+        unique_name: volume.unique_name.clone(),
+        plugin: volume.plugin.clone(),
+        kind: volume.kind.clone(),
+        desired: volume.desired,
+        mount: mount.into(),
+        path: volume.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        read_only: volume.read_only,
+        selinux_label: volume.selinux.clone(),
+        supplemental_group: volume.group,
+        remount_required: volume.remount_required,
+        reason: volume.reason.clone().unwrap_or_default(),
+    }
+}
+
+/// What a container can use of the pod at this moment, as messages.
+pub(super) fn mounted_messages(pod: &PodEntry) -> Vec<proto::MountedVolume> {
+    let mounted = pod.volumes.iter().filter(|volume| volume.mount == VolumeMount::Mounted);
+    let message = |volume: &VolumeEntry| {
+        Some(proto::MountedVolume {
+            name: volume.name.clone(),
+            path: volume.path.as_ref()?.display().to_string(),
+            kind: volume.kind.clone(),
+            read_only: volume.read_only,
+            selinux_label: volume.selinux.clone(),
+            supplemental_group: volume.group,
+        })
+    };
+    mounted.filter_map(message).collect()
+}
+
+/// The state that a message tells. What this program does not know is left out.
+pub(super) fn state(message: proto::GetStateResponse) -> NodeState {
+    let by_uid = |pod: proto::Pod| Some((PodUid::parse(&pod.uid).ok()?, Arc::new(self::pod(pod))));
+    NodeState {
+        sources_ready: message.sources_ready,
+        states_synced: message.states_synced,
+        trouble: message.trouble,
+        pods: message.pods.into_iter().filter_map(by_uid).collect(),
+    }
+}
+
+fn pod(message: proto::Pod) -> PodEntry {
+    let origin = match message.origin() {
+        proto::Origin::Unspecified => None,
+        proto::Origin::File => Some(PodOrigin::File(PathBuf::from(&message.file))),
+        proto::Origin::Api => Some(PodOrigin::Api),
+    };
+    let stage = match message.stage() {
+        proto::Stage::Unspecified => None,
+        proto::Stage::Desired => Some(PodStage::Desired),
+        proto::Stage::Terminating => Some(PodStage::Terminating),
+        proto::Stage::Terminal => Some(PodStage::Terminal),
+    };
+    PodEntry {
+        namespace: said(message.namespace),
+        name: said(message.name),
+        uid: message.uid,
+        origin,
+        stage,
+        released: message.released,
+        processed: message.processed,
+        volumes: message.volumes.into_iter().map(volume).collect(),
+        errors: message.errors,
+        supervisor: message.supervisor,
+    }
+}
+
+fn volume(message: proto::Volume) -> VolumeEntry {
+    let mount = match message.mount() {
+        proto::Mount::None => VolumeMount::NotMounted,
+        // What is not understood is not relied upon.
+        proto::Mount::Unspecified | proto::Mount::Uncertain => VolumeMount::Uncertain,
+        proto::Mount::Mounted => VolumeMount::Mounted,
+    };
+    VolumeEntry {
+        name: message.name,
+        unique_name: message.unique_name,
+        plugin: message.plugin,
+        kind: message.kind,
+        desired: message.desired,
+        mount,
+        path: said(message.path).map(PathBuf::from),
+        read_only: message.read_only,
+        selinux: message.selinux_label,
+        group: message.supplemental_group,
+        remount_required: message.remount_required,
+        reason: said(message.reason),
+    }
+}
+
+fn said(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}

@@ -1,0 +1,188 @@
+//! The methods of the service.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::proto::volume_manager_server::VolumeManager;
+use super::proto::watch_response::Event;
+use super::proto::*;
+use super::wait::{self, WaitError};
+use super::{convert, volumes_in_use};
+use crate::manifest::pod::PodUid;
+use crate::node::{NodeHandle, NodeState, PodEntry, Refusal};
+
+/// Events that wait for a client of Watch; the stream waits with the next one.
+const WATCH_AHEAD: usize = 16;
+
+/// Answers from the manager's state.
+pub(super) struct Methods {
+    node: NodeHandle,
+}
+
+impl Methods {
+    pub(super) fn new(node: NodeHandle) -> Methods {
+        Methods { node }
+    }
+
+    /// The pod that a request names.
+    fn pod(&self, name: &str) -> Result<(PodUid, Arc<PodEntry>), Status> {
+        let name = valid(name)?;
+        let state = self.node.state();
+        let found = state.find(name).map(|(uid, entry)| (uid.clone(), Arc::clone(entry)));
+        found.ok_or_else(|| WaitError::Unknown(name.to_owned()).into())
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl VolumeManager for Methods {
+    async fn wait_for_volumes(&self, request: Request<WaitForVolumesRequest>) -> Answer<WaitForVolumesResponse> {
+        let WaitForVolumesRequest { pod, timeout_seconds } = request.into_inner();
+        wait::for_volumes(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
+        Ok(Response::new(WaitForVolumesResponse {}))
+    }
+
+    async fn wait_for_unmount(&self, request: Request<WaitForUnmountRequest>) -> Answer<WaitForUnmountResponse> {
+        let WaitForUnmountRequest { pod, timeout_seconds } = request.into_inner();
+        wait::for_unmount(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
+        Ok(Response::new(WaitForUnmountResponse {}))
+    }
+
+    async fn get_mounted_volumes(
+        &self,
+        request: Request<GetMountedVolumesRequest>,
+    ) -> Answer<GetMountedVolumesResponse> {
+        let (_, pod) = self.pod(&request.into_inner().pod)?;
+        Ok(Response::new(GetMountedVolumesResponse { volumes: convert::mounted_messages(&pod) }))
+    }
+
+    async fn get_volumes_in_use(&self, _: Request<GetVolumesInUseRequest>) -> Answer<GetVolumesInUseResponse> {
+        Ok(Response::new(GetVolumesInUseResponse { unique_names: volumes_in_use(&self.node.state()) }))
+    }
+
+    async fn mark_remount_required(
+        &self,
+        request: Request<MarkRemountRequiredRequest>,
+    ) -> Answer<MarkRemountRequiredResponse> {
+        let (pod, _) = self.pod(&request.into_inner().pod)?;
+        self.node.mark_remount_required(pod).await?;
+        Ok(Response::new(MarkRemountRequiredResponse {}))
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Answer<ReleaseResponse> {
+        let (pod, _) = self.pod(&request.into_inner().pod)?;
+        self.node.release(pod).await?;
+        Ok(Response::new(ReleaseResponse {}))
+    }
+
+    async fn reconciler_states_synced(
+        &self,
+        _: Request<ReconcilerStatesSyncedRequest>,
+    ) -> Answer<ReconcilerStatesSyncedResponse> {
+        Ok(Response::new(ReconcilerStatesSyncedResponse { synced: self.node.state().states_synced }))
+    }
+
+    async fn get_state(&self, _: Request<GetStateRequest>) -> Answer<GetStateResponse> {
+        Ok(Response::new(convert::state_message(&self.node.state())))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+        let pod = request.into_inner().pod;
+        let only = if pod.is_empty() { None } else { Some(valid(&pod)?.to_owned()) };
+        let (events, received) = mpsc::channel(WATCH_AHEAD);
+        tokio::spawn(tell(self.node.clone(), only, events));
+        Ok(Response::new(Box::pin(ReceiverStream::new(received))))
+    }
+}
+
+/// Tells a client of Watch what changes, until it goes away or the daemon ends.
+async fn tell(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Result<WatchResponse, Status>>) {
+    let mut states = node.follow();
+    let mut told = BTreeMap::new();
+    let mut is_first = true;
+    loop {
+        let state = Arc::clone(&states.borrow_and_update());
+        let mut news = changes(&mut told, &state, only.as_deref());
+        if std::mem::take(&mut is_first) {
+            news.push(Event::Initial(Initial {}));
+        }
+        for event in news {
+            if events.send(Ok(WatchResponse { event: Some(event) })).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            changed = states.changed() => if changed.is_err() { return },
+            () = events.closed() => return,
+        }
+    }
+}
+
+/// What a client that was told of these pods has to be told of this state.
+fn changes(told: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: Option<&str>) -> Vec<Event> {
+    let wanted = only.map(|pod| state.find(pod).map(|(uid, _)| uid));
+    let is_wanted = |uid: &PodUid| wanted.is_none_or(|one| one == Some(uid));
+    let mut events = Vec::new();
+    told.retain(|uid, _| {
+        let stays = state.pods.contains_key(uid) && is_wanted(uid);
+        if !stays {
+            events.push(Event::Gone(uid.to_string()));
+        }
+        stays
+    });
+    for (uid, pod) in state.pods.iter().filter(|(uid, _)| is_wanted(uid)) {
+        if !told.get(uid).is_some_and(|before| Arc::ptr_eq(before, pod) || before == pod) {
+            events.push(Event::Pod(convert::pod_message(pod)));
+            told.insert(uid.clone(), Arc::clone(pod));
+        }
+    }
+    events
+}
+
+/// What can be the name of a pod.
+fn valid(pod: &str) -> Result<&str, Status> {
+    let is_name = pod
+        .split_once('/')
+        .is_some_and(|(namespace, name)| !namespace.is_empty() && !name.is_empty() && !name.contains('/'));
+    if is_name || PodUid::parse(pod).is_ok() {
+        return Ok(pod);
+    }
+    Err(Status::invalid_argument(format!("pod {pod:?}: neither a uid nor NAMESPACE/NAME")))
+}
+
+fn timeout(seconds: Option<u32>) -> Duration {
+    seconds.map_or(wait::TIMEOUT, |seconds| Duration::from_secs(seconds.into()))
+}
+
+impl From<WaitError> for Status {
+    fn from(error: WaitError) -> Status {
+        let text = error.to_string();
+        match error {
+            WaitError::Unknown(_) => Status::not_found(text),
+            WaitError::NotMounted(_) | WaitError::StillMounted { .. } => Status::deadline_exceeded(text),
+            WaitError::Failed(_) | WaitError::Over { .. } => Status::failed_precondition(text),
+            WaitError::Ending => Status::unavailable(text),
+        }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Status {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::Unknown(_) => Status::not_found(text),
+            Refusal::Wanted(_) => Status::failed_precondition(text),
+            Refusal::Ending => Status::unavailable(text),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The gRPC service of the daemon on `RUN/node.sock`, and its client. The messages are in `proto/podfs/volumemanager/v1`.
+//!
+//! It works on a [`NodeHandle`] alone: it reads the state that the manager publishes, and sends commands.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`socket`] | one daemon for each run directory, and root alone at its socket |
+//! | [`wait`] | waiting for volumes, with the kubelet's texts |
+//! | `methods` | the methods of the service |
+//! | `convert` | the state as messages, and back |
+//! | [`client`] | the commands' way to a daemon |
+
+pub mod client;
+mod convert;
+#[cfg(test)]
+mod fabricated;
+mod methods;
+pub mod socket;
+#[cfg(test)]
+mod tests;
+pub mod wait;
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+pub use client::{AskError, Client};
+pub use socket::{DaemonError, DaemonLock};
+
+use super::{NodeHandle, NodeState, VolumeMount};
+use proto::volume_manager_server::VolumeManagerServer;
+
+/// How long to wait when there are no descriptors for a connection. The client waits in the queue.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the build made of the service's file. That has the documentation.
+#[allow(missing_docs, clippy::all)]
+pub mod proto {
+    tonic::include_proto!("podfs.volumemanager.v1");
+}
+
+/// Answers on the socket, for as long as it is not dropped.
+///
+/// # Errors
+/// When the socket cannot be used.
+pub async fn serve(listener: UnixListener, node: NodeHandle) -> io::Result<()> {
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let clients = UnixListenerStream::new(listener)
+        .then(async |client| {
+            if client.is_err() {
+                sleep(PAUSE).await;
+            }
+            client
+        })
+        .filter_map(|client| client.ok().filter(is_of_this_user).map(Ok::<_, io::Error>));
+    let service = VolumeManagerServer::new(methods::Methods::new(node));
+    Server::builder().add_service(service).serve_with_incoming(clients).await.map_err(io::Error::other)
+}
+
+/// Whether the process at the other end is one of root's.
+fn is_of_this_user(client: &UnixStream) -> bool {
+    client.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// The unique names, sorted, of the volumes that the node uses beyond a single pod: from when a pod asks for one until it is
+/// unmounted. The name of a volume of a single pod is made from the pod's uid and the volume's name.
+pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
+    let mut names = Vec::new();
+    for pod in state.pods.values() {
+        let of_pod = |name: &str| format!("/{}-{name}", pod.uid);
+        let shared = pod.volumes.iter().filter(|volume| !volume.unique_name.ends_with(&of_pod(&volume.name)));
+        let in_use = shared.filter(|volume| volume.desired || volume.mount != VolumeMount::NotMounted);
+        names.extend(in_use.map(|volume| volume.unique_name.clone()));
+    }
+    names.sort();
+    names.dedup();
+    names
+}

@@ -1,0 +1,172 @@
+//! `RUN/node.sock`: one daemon for each run directory, and root alone at its socket.
+//!
+//! 1. Who holds the lock on `RUN/node.lock` is the daemon. The kernel gives the lock up with its holder, so a daemon that was
+//!    killed stands in the way of none. The file is never removed: two daemons would each lock a file of their own.
+//! 2. Only the holder of the lock makes and removes the socket. So a socket that is there when the lock is taken is one of a
+//!    daemon that was killed, and is replaced.
+//! 3. The socket has mode 0600 before it listens. The user at the other end is looked at besides, because a descriptor of the
+//!    socket may get to another process.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{Backlog, listen};
+
+use crate::supervisor::run_dir::socket;
+use crate::supervisor::run_dir::trust::{self, Untrusted};
+
+/// The socket in the run directory.
+pub const SOCKET: &str = "node.sock";
+/// The locked file there.
+pub const LOCK: &str = "node.lock";
+
+/// Why this process cannot be the daemon of the run directory.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Another one is.
+    #[error("podfs node runs already here, as process {pid} ({} is locked); stop that one first, or give another --run-dir", .path.display())]
+    Taken {
+        /// The locked file.
+        path: PathBuf,
+        /// The process that is said to hold the lock.
+        pid: String,
+    },
+    /// Others than root can change the run directory.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    /// A file cannot be used.
+    #[error("cannot use {}: {cause}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// The right to be the daemon of a run directory. Dropping it gives the right up, and removes the socket if there is one.
+#[derive(Debug)]
+pub struct DaemonLock {
+    directory: PathBuf,
+    has_socket: bool,
+    _lock: Flock<File>,
+}
+
+impl DaemonLock {
+    /// Takes the right. Makes the run directory if there is none.
+    ///
+    /// # Errors
+    /// When another daemon has it, and when the files cannot be used.
+    pub fn take(run_directory: &Path) -> Result<DaemonLock, DaemonError> {
+        // What is done later must not depend on the working directory.
+        let directory = std::path::absolute(run_directory).unwrap_or_else(|_| run_directory.to_owned());
+        let path = directory.join(LOCK);
+        let failed = |cause| DaemonError::File { path: path.clone(), cause };
+        trust::check(&directory)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
+        // Another process may have made it first.
+        trust::check(&directory)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = trust::open(&mut options, &path).map_err(failed)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(mut lock) => {
+                lock.set_len(0)
+                    .and_then(|()| lock.write_all(format!("{}\n", std::process::id()).as_bytes()))
+                    .map_err(failed)?;
+                Ok(DaemonLock { directory, has_socket: false, _lock: lock })
+            }
+            Err((file, Errno::EWOULDBLOCK)) => Err(DaemonError::Taken { pid: holder(file), path }),
+            Err((_, errno)) => Err(failed(errno.into())),
+        }
+    }
+
+    /// Listens on the socket, in the place of one that a daemon which was killed has left.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn listen(&mut self) -> Result<UnixListener, DaemonError> {
+        let listening = || {
+            let socket = socket::make(&self.directory, SOCKET)?;
+            listen(&socket, Backlog::MAXALLOWABLE)?;
+            let listener = UnixListener::from(socket);
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = listening().map_err(|cause| DaemonError::File { path: self.directory.join(SOCKET), cause })?;
+        self.has_socket = true;
+        Ok(listener)
+    }
+}
+
+impl Drop for DaemonLock {
+    fn drop(&mut self) {
+        if self.has_socket {
+            let _gone = fs::remove_file(self.directory.join(SOCKET));
+        }
+    }
+}
+
+/// The process that wrote into the locked file. One that has just begun may not have written yet.
+fn holder(file: File) -> String {
+    let mut text = String::new();
+    let read = file.take(16).read_to_string(&mut text);
+    match read.map(|_| text.trim().parse::<u32>()) {
+        Ok(Ok(pid)) => pid.to_string(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// What stands in the way of a connection, for people.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_run_directory_has_one_daemon_and_one_that_is_gone_stands_in_no_way() {
+        let run = tempfile::tempdir().expect("a directory");
+        let run = run.path().join("made");
+        let lock = DaemonLock::take(&run).expect("the first");
+        let refused = DaemonLock::take(&run).expect_err("the second").to_string();
+        let told =
+            format!("podfs node runs already here, as process {} ({} is", std::process::id(), run.join(LOCK).display());
+        assert!(refused.starts_with(&told), "{refused}");
+        drop(lock);
+        // As a daemon that is killed leaves it.
+        let mut killed = DaemonLock::take(&run).expect("the lock is free");
+        killed.listen().expect("it listens");
+        killed.has_socket = false;
+        drop(killed);
+        let stale = UnixStream::connect(run.join(SOCKET)).expect_err("nothing listens");
+        assert!(is_absent(&stale), "{stale}");
+
+        let mut next = DaemonLock::take(&run).expect("the lock is free");
+        let _listener = next.listen().expect("it listens");
+        UnixStream::connect(run.join(SOCKET)).expect("something listens");
+        let mode = fs::metadata(run.join(SOCKET)).expect("the socket").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        drop(next);
+        assert!(!run.join(SOCKET).exists(), "a daemon that ends takes its socket away");
+    }
+
+    #[test]
+    fn what_is_no_socket_is_told_by_its_path() {
+        let run = tempfile::tempdir().expect("a directory");
+        fs::create_dir(run.path().join(SOCKET)).expect("a directory");
+        let mut lock = DaemonLock::take(run.path()).expect("the lock");
+        let refused = lock.listen().expect_err("a directory is there").to_string();
+        assert!(refused.starts_with(&format!("cannot use {}: ", run.path().join(SOCKET).display())), "{refused}");
+    }
+}

@@ -1,0 +1,180 @@
+//! The service and its client, over a real socket and a node that tests make up.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use tokio::task::JoinHandle;
+
+use super::fabricated::{Fabricated, UID, node, pod, volume};
+use super::proto::watch_response::Event;
+use super::proto::{MountedVolume, WatchResponse};
+use super::*;
+use crate::node::{Command, PodStage, Refusal};
+use VolumeMount::{Mounted, NotMounted};
+
+/// A daemon without a manager.
+struct Daemon {
+    run: tempfile::TempDir,
+    fabricated: Fabricated,
+    _lock: DaemonLock,
+    _serving: JoinHandle<io::Result<()>>,
+}
+
+impl Daemon {
+    fn start(state: NodeState) -> Daemon {
+        let run = tempfile::tempdir().expect("a directory");
+        let (fabricated, handle) = Fabricated::new(state);
+        let mut lock = DaemonLock::take(run.path()).expect("the lock");
+        let serving = tokio::spawn(serve(lock.listen().expect("it listens"), handle));
+        Daemon { run, fabricated, _lock: lock, _serving: serving }
+    }
+
+    fn directory(&self) -> &Path {
+        self.run.path()
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(self.directory()).await.expect("the daemon listens")
+    }
+}
+
+#[tokio::test]
+async fn a_client_gets_the_state_as_the_manager_has_it() {
+    let mut claim = volume("data", NotMounted);
+    claim.unique_name = "kubernetes.io/local-volume/disk-1".to_owned();
+    claim.reason = Some("persistentvolumeclaim \"data\" not found".to_owned());
+    claim.selinux = Some("system_u:object_r:container_file_t:s0".to_owned());
+    claim.group = Some(0);
+    claim.path = None;
+    let mut other = pod([claim]);
+    (other.uid, other.name, other.stage, other.supervisor) = ("other".to_owned(), None, None, None);
+    other.origin = Some(crate::node::PodOrigin::File("/etc/pods/other.yaml".into()));
+    other.errors = vec!["one".to_owned(), "two".to_owned()];
+    let mut state = node([pod([volume("config", Mounted)]), other]);
+    state.trouble = vec!["pods: forbidden".to_owned()];
+    let daemon = Daemon::start(state.clone());
+    assert_eq!(daemon.client().await.state().await.expect("an answer"), state);
+    assert_eq!(volumes_in_use(&state), ["kubernetes.io/local-volume/disk-1"]);
+}
+
+#[tokio::test]
+async fn an_agent_takes_a_pod_through_its_life() {
+    let mut daemon = Daemon::start(node([]));
+    let mut client = daemon.client().await;
+    let mut waiting = daemon.client().await;
+    let wait = tokio::spawn(async move { waiting.wait_for_volumes("default/web".to_owned(), None).await });
+    let mut config = volume("config", Mounted);
+    (config.group, config.selinux) = (Some(2000), Some("label".to_owned()));
+    daemon.fabricated.publish(node([pod([config.clone(), volume("b", NotMounted)])]));
+    assert!(matches!(daemon.fabricated.commands.recv().await, Some(Command::Reprocess(_))));
+    let mounted = client.mounted_volumes(UID.to_owned()).await.expect("an answer");
+    let expected = MountedVolume {
+        name: "config".to_owned(),
+        path: format!("/var/lib/podfs/pods/{UID}/volumes/kubernetes.io~configmap/config"),
+        kind: "configMap".to_owned(),
+        read_only: true,
+        selinux_label: Some("label".to_owned()),
+        supplemental_group: Some(2000),
+    };
+    assert_eq!(mounted, [expected], "b is not mounted yet");
+    daemon.fabricated.publish(node([pod([config.clone()])]));
+    wait.await.expect("no panic").expect("it is mounted");
+
+    client.mark_remount_required(UID.to_owned()).await.expect("an answer");
+    assert!(matches!(daemon.fabricated.commands.recv().await, Some(Command::RemountRequired(_))));
+
+    for (verdict, told) in [
+        (Err(Refusal::Wanted("default/web".to_owned())), "pod default/web is to run on this node: delete it first"),
+        (Ok(()), ""),
+    ] {
+        let mut releasing = daemon.client().await;
+        let released = tokio::spawn(async move { releasing.release("default/web".to_owned()).await });
+        let Some(Command::Release(uid, answer)) = daemon.fabricated.commands.recv().await else { panic!("a release") };
+        assert_eq!(uid.as_str(), UID);
+        answer.send(verdict.clone()).expect("it is waited for");
+        let said = released.await.expect("no panic").map_err(|error| error.to_string());
+        assert_eq!(said.is_ok(), verdict.is_ok());
+        assert!(said.err().unwrap_or_default().starts_with(told));
+    }
+    daemon.fabricated.publish(node([]));
+    client.wait_for_unmount(UID.to_owned(), None).await.expect("it is gone");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told_in_a_sentence() {
+    let daemon = Daemon::start(node([pod([volume("config", NotMounted)])]));
+    let mut client = daemon.client().await;
+    let late = client.wait_for_volumes(UID.to_owned(), Some(0)).await.expect_err("it is not mounted").to_string();
+    let text =
+        "unmounted volumes=[config], unattached volumes=[], failed to process volumes=[]: context deadline exceeded";
+    assert_eq!(late, text);
+    let unknown = client.mounted_volumes("default/db".to_owned()).await.expect_err("no such pod").to_string();
+    assert!(unknown.starts_with("pod default/db: this node does not have it"), "{unknown}");
+    for name in ["", "/", "a/", "/a", "a/b/c", "a b"] {
+        let no_name = client.release(name.to_owned()).await.expect_err("no name").to_string();
+        assert_eq!(no_name, format!("pod {name:?}: neither a uid nor NAMESPACE/NAME"));
+    }
+    let absent = Client::connect(&daemon.directory().join("none")).await.expect_err("nothing listens").to_string();
+    assert!(absent.starts_with("podfs node does not run here: ") && absent.contains("none/node.sock"), "{absent}");
+}
+
+#[tokio::test]
+async fn a_client_that_watches_is_told_of_all_pods_and_then_of_changes() {
+    let other = || {
+        let mut other = pod([]);
+        (other.uid, other.name) = ("other".to_owned(), Some("other".to_owned()));
+        other
+    };
+    let daemon = Daemon::start(node([pod([volume("a", NotMounted)]), other()]));
+    let mut client = daemon.client().await;
+    let mut all = client.watch(String::new()).await.expect("a stream");
+    let mut one = client.watch("default/web".to_owned()).await.expect("a stream");
+    let told = async |stream: &mut tonic::Streaming<WatchResponse>| match stream
+        .message()
+        .await
+        .expect("no error")
+        .and_then(|response| response.event)
+    {
+        Some(Event::Pod(pod)) => {
+            format!("{}: {:?}", pod.name, pod.volumes.iter().map(|v| v.mount()).collect::<Vec<_>>())
+        }
+        Some(Event::Gone(uid)) => format!("{uid} is gone"),
+        Some(Event::Initial(_)) => "initial".to_owned(),
+        None => "the end".to_owned(),
+    };
+    assert_eq!(told(&mut all).await, "web: [None]");
+    assert_eq!(told(&mut all).await, "other: []");
+    assert_eq!(told(&mut all).await, "initial");
+    assert_eq!(told(&mut one).await, "web: [None]");
+    assert_eq!(told(&mut one).await, "initial");
+    daemon.fabricated.publish(node([pod([volume("a", Mounted)]), other()]));
+    assert_eq!(told(&mut all).await, "web: [Mounted]");
+    assert_eq!(told(&mut one).await, "web: [Mounted]");
+    let mut ending = other();
+    ending.stage = Some(PodStage::Terminating);
+    daemon.fabricated.publish(node([ending]));
+    assert_eq!(told(&mut all).await, format!("{UID} is gone"));
+    assert_eq!(told(&mut all).await, "other: []");
+    assert_eq!(told(&mut one).await, format!("{UID} is gone"));
+    drop(daemon.fabricated);
+    assert_eq!(told(&mut all).await, "the end");
+}
+
+#[tokio::test]
+async fn garbage_ends_the_connection_and_nothing_else() {
+    let daemon = Daemon::start(node([pod([])]));
+    let path = daemon.directory().join(socket::SOCKET);
+    for garbage in ["GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\u{7f}garbage", "\0\0\0\0"] {
+        let path = path.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut stream = UnixStream::connect(path).expect("it listens");
+            stream.write_all(garbage.as_bytes()).expect("it is taken");
+            stream.shutdown(std::net::Shutdown::Write).expect("shut down");
+            // Closed by the daemon, with or without an answer.
+            let _reset = stream.read_to_end(&mut Vec::new());
+        });
+        ended.await.expect("no panic");
+    }
+    daemon.client().await.wait_for_volumes(UID.to_owned(), Some(0)).await.expect("the daemon goes on");
+}

@@ -1,0 +1,342 @@
+//! Waiting for the volumes of a pod: `WaitForVolumes` and `WaitForUnmount`, with the kubelet's rules and texts (VM-07, VM-11).
+//!
+//! A look at the state is a plain function. The waiting itself repeats it whenever the state changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::node::{NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry, VolumeMount};
+
+/// How long an agent waits unless it says otherwise: a second more than the longest back-off (5.1).
+pub const TIMEOUT: Duration = Duration::from_secs(123);
+/// What the manager has to look at a pod again, before the pod's errors count: the kubelet's poll interval (5.1). Errors that
+/// the state has before are those of an earlier look.
+const REPROCESSING: Duration = Duration::from_millis(300);
+/// What the kubelet says when the time is over.
+const TIME_IS_OVER: &str = "context deadline exceeded";
+
+/// Why a wait ended without what was waited for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// The node does not have the pod.
+    #[error("pod {0}: this node does not have it; podfs node status lists its pods, by NAMESPACE/NAME and uid")]
+    Unknown(String),
+    /// The time is over, and volumes are not mounted.
+    #[error("{0}")]
+    NotMounted(Unmounted),
+    /// The pod has errors that waiting does not solve, and volumes are not mounted.
+    #[error("{0}")]
+    Failed(Unmounted),
+    /// The pod's volumes are not mounted any more, and never again.
+    #[error("pod {pod}: {why}, so its volumes are not mounted any more")]
+    Over {
+        /// The pod.
+        pod: String,
+        /// What has ended it.
+        why: &'static str,
+    },
+    /// The time is over, and volumes are still mounted.
+    #[error("mounted volumes=[{}]: {reason}", .volumes.join(" "))]
+    StillMounted {
+        /// Their names, sorted.
+        volumes: Vec<String>,
+        /// Why.
+        reason: String,
+    },
+    /// The daemon ends.
+    #[error("podfs node ends; ask again when it has started")]
+    Ending,
+}
+
+/// Volumes of a pod that are not mounted, as the kubelet tells them. No volume of podfs is ever attached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[{}]: {reason}",
+    .unmounted.join(" "),
+    .unprocessed.join(" ")
+)]
+pub struct Unmounted {
+    /// Their names, sorted.
+    pub unmounted: Vec<String>,
+    /// Those of them that the populator could not take into the desired state, sorted.
+    pub unprocessed: Vec<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// Waits until the volumes are mounted that the pod's containers use.
+///
+/// # Errors
+/// When the time is over, when the pod has errors or is over, and when the daemon ends.
+pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
+    let mut states = node.follow();
+    let deadline = Instant::now() + timeout;
+    let mut errors_count = None;
+    loop {
+        let state = Arc::clone(&states.borrow_and_update());
+        let found = state.find(pod);
+        if let Some((uid, entry)) = found {
+            if errors_count.is_none() {
+                node.reprocess(uid.clone()).await.map_err(|_| WaitError::Ending)?;
+                errors_count = Some(Instant::now() + REPROCESSING);
+            }
+            if volumes_are_mounted(entry)? {
+                return Ok(());
+            }
+            if !entry.errors.is_empty() && errors_count.is_some_and(|time| time <= Instant::now()) {
+                return Err(WaitError::Failed(unmounted(entry, entry.errors.join("; "))));
+            }
+        }
+        if deadline <= Instant::now() {
+            return Err(match found {
+                Some((_, entry)) => WaitError::NotMounted(unmounted(entry, reason(entry, is_unmounted))),
+                None => WaitError::Unknown(pod.to_owned()),
+            });
+        }
+        let errors_count = errors_count.filter(|time| *time > Instant::now());
+        change(&mut states, errors_count.map_or(deadline, |time| time.min(deadline))).await?;
+    }
+}
+
+/// Waits until no volume of the pod is mounted any more.
+///
+/// # Errors
+/// When the time is over, and when the daemon ends.
+pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
+    let mut states = node.follow();
+    let deadline = Instant::now() + timeout;
+    loop {
+        let state = Arc::clone(&states.borrow_and_update());
+        let left = mounted(&state, pod);
+        if left.is_empty() && (state.states_synced || state.find(pod).is_some()) {
+            return Ok(());
+        }
+        if deadline <= Instant::now() {
+            let reason = match state.find(pod) {
+                Some((_, entry)) => reason(entry, is_mounted),
+                None => format!("{TIME_IS_OVER}; podfs node does not know yet what an earlier one has left"),
+            };
+            return Err(WaitError::StillMounted { volumes: left, reason });
+        }
+        change(&mut states, deadline).await?;
+    }
+}
+
+/// Waits for another state, but not longer than until `deadline`.
+async fn change(states: &mut watch::Receiver<Arc<NodeState>>, deadline: Instant) -> Result<(), WaitError> {
+    tokio::select! {
+        changed = states.changed() => changed.map_err(|_| WaitError::Ending),
+        () = sleep_until(deadline) => Ok(()),
+    }
+}
+
+/// Whether the pod has all volumes that its containers use. What is mounted for nothing any more does not count.
+///
+/// # Errors
+/// When it never gets them again.
+fn volumes_are_mounted(pod: &PodEntry) -> Result<bool, WaitError> {
+    let why = match pod.stage {
+        _ if pod.released => Some("it was released"),
+        None => Some("it was deleted"),
+        Some(PodStage::Terminal) => Some("it has ended"),
+        Some(PodStage::Desired | PodStage::Terminating) => None,
+    };
+    if let Some(why) = why {
+        return Err(WaitError::Over { pod: pod.title(), why });
+    }
+    let mut expected = pod.volumes.iter().filter(|volume| is_expected(volume)).peekable();
+    // A pod that nothing has looked at yet may have volumes that are not known yet.
+    Ok((pod.processed || expected.peek().is_some()) && !expected.any(is_unmounted))
+}
+
+/// The pod's volumes that are not mounted.
+fn unmounted(pod: &PodEntry, reason: String) -> Unmounted {
+    let names = |is_one: fn(&VolumeEntry) -> bool| sorted(pod.volumes.iter().filter(|volume| is_one(volume)));
+    Unmounted { unmounted: names(is_unmounted), unprocessed: names(is_unprocessed), reason }
+}
+
+/// The names of the pod's volumes of which something is mounted.
+fn mounted(state: &NodeState, pod: &str) -> Vec<String> {
+    state.find(pod).map_or_else(Vec::new, |(_, entry)| sorted(entry.volumes.iter().filter(|volume| is_mounted(volume))))
+}
+
+/// A container uses it. What no container uses is there only for as long as it is mounted.
+fn is_expected(volume: &VolumeEntry) -> bool {
+    volume.desired || is_unprocessed(volume)
+}
+
+fn is_unprocessed(volume: &VolumeEntry) -> bool {
+    !volume.desired && volume.mount == VolumeMount::NotMounted
+}
+
+fn is_unmounted(volume: &VolumeEntry) -> bool {
+    is_expected(volume) && volume.mount != VolumeMount::Mounted
+}
+
+/// What is uncertain may be mounted.
+fn is_mounted(volume: &VolumeEntry) -> bool {
+    volume.mount != VolumeMount::NotMounted
+}
+
+/// Why the wait was in vain: the kubelet's words, and what podfs knows besides.
+fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
+    let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
+    let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
+    let all = [TIME_IS_OVER.to_owned()].into_iter().chain(pod.errors.iter().cloned()).chain(reasons);
+    all.collect::<Vec<_>>().join("; ")
+}
+
+fn sorted<'a>(volumes: impl Iterator<Item = &'a VolumeEntry>) -> Vec<String> {
+    let mut names: Vec<_> = volumes.map(|volume| volume.name.clone()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabricated::{Fabricated, UID, node, pod, volume};
+    use super::*;
+    use crate::node::Command;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const NOT_AT_ALL: Duration = Duration::ZERO;
+    use VolumeMount::{Mounted, NotMounted, Uncertain};
+
+    /// What a wait comes to when the time is over at once.
+    async fn at_once(state: NodeState, pod: &str) -> Result<(), String> {
+        let (_fabricated, handle) = Fabricated::new(state);
+        for_volumes(&handle, pod, NOT_AT_ALL).await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn vm_07_when_the_time_is_over_the_text_is_the_kubelets() {
+        let mut unresolved = volume("claim", NotMounted);
+        unresolved.desired = false;
+        let volumes = [volume("z", Uncertain), unresolved, volume("config", NotMounted), volume("up", Mounted)];
+        assert_eq!(
+            at_once(node([pod(volumes)]), "default/web").await,
+            Err("unmounted volumes=[claim config z], unattached volumes=[], failed to process volumes=[claim]: \
+                 context deadline exceeded"
+                .to_owned())
+        );
+        assert_eq!(TIMEOUT, Duration::from_secs(123));
+    }
+
+    #[tokio::test]
+    async fn vm_07_the_text_ends_with_what_is_known_of_the_volumes() {
+        let mut config = volume("config", NotMounted);
+        config.reason = Some("configmap \"web\" not found".to_owned());
+        assert_eq!(
+            at_once(node([pod([config, volume("up", Mounted)])]), UID).await,
+            Err("unmounted volumes=[config], unattached volumes=[], failed to process volumes=[]: context deadline \
+                 exceeded; config: configmap \"web\" not found"
+                .to_owned())
+        );
+    }
+
+    #[tokio::test]
+    async fn vm_07_errors_of_the_pod_end_the_wait_once_the_pod_was_looked_at_again() {
+        let mut waiting = pod([volume("a", NotMounted), volume("b", NotMounted)]);
+        waiting.errors = vec!["one".to_owned(), "two".to_owned()];
+        let (mut fabricated, handle) = Fabricated::new(node([waiting.clone()]));
+        let error = for_volumes(&handle, UID, LONG).await.expect_err("it has errors");
+        assert!(matches!(error, WaitError::Failed(_)), "{error:?}");
+        let text = "unmounted volumes=[a b], unattached volumes=[], failed to process volumes=[]: one; two";
+        assert_eq!(error.to_string(), text);
+        assert!(matches!(fabricated.commands.recv().await, Some(Command::Reprocess(uid)) if uid.as_str() == UID));
+
+        // Errors that are gone when the pod was looked at again were those of before.
+        let ended = tokio::spawn(async move { for_volumes(&handle, UID, LONG).await });
+        assert!(matches!(fabricated.commands.recv().await, Some(Command::Reprocess(_))));
+        waiting.errors.clear();
+        fabricated.publish(node([waiting.clone()]));
+        waiting.volumes.iter_mut().for_each(|volume| volume.mount = Mounted);
+        fabricated.publish(node([waiting]));
+        assert_eq!(ended.await.expect("no panic"), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_wait_ends_when_the_last_volume_that_a_container_uses_is_mounted() {
+        let mut left_over = volume("left-over", Uncertain);
+        left_over.desired = false;
+        let with = |mount| node([pod([volume("a", Mounted), volume("b", mount), left_over.clone()])]);
+        // The agent hears of the pod first.
+        let (mut fabricated, handle) = Fabricated::new(node([]));
+        let ended = tokio::spawn(async move { for_volumes(&handle, "default/web", LONG).await });
+        fabricated.publish(with(NotMounted));
+        assert!(fabricated.commands.recv().await.is_some(), "the manager looks at the pod again");
+        fabricated.publish(with(Uncertain));
+        assert!(!ended.is_finished());
+        fabricated.publish(with(Mounted));
+        assert_eq!(ended.await.expect("no panic"), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_volumes_waits_only_until_it_was_looked_at() {
+        let mut empty = pod([]);
+        assert_eq!(at_once(node([empty.clone()]), UID).await, Ok(()));
+        empty.processed = false;
+        let text =
+            "unmounted volumes=[], unattached volumes=[], failed to process volumes=[]: context deadline exceeded";
+        assert_eq!(at_once(node([empty]), UID).await, Err(text.to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_over_is_not_waited_for() {
+        let over = |change: fn(&mut PodEntry)| {
+            let mut pod = pod([volume("a", Mounted)]);
+            change(&mut pod);
+            at_once(node([pod]), UID)
+        };
+        let told = |why: &str| Err(format!("pod default/web: {why}, so its volumes are not mounted any more"));
+        assert_eq!(over(|pod| pod.released = true).await, told("it was released"));
+        assert_eq!(over(|pod| pod.stage = None).await, told("it was deleted"));
+        assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminal)).await, told("it has ended"));
+        assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminating)).await, Ok(()), "containers may start still");
+        let unknown = at_once(node([]), "default/web").await.expect_err("there is none");
+        assert!(unknown.starts_with("pod default/web: this node does not have it"), "{unknown}");
+    }
+
+    #[tokio::test]
+    async fn vm_11_a_wait_for_the_unmount_ends_when_nothing_is_mounted() {
+        let mut busy = volume("b", Uncertain);
+        busy.reason = Some("its source does not answer".to_owned());
+        let with = |volumes: &[VolumeEntry]| node([pod(volumes.iter().cloned())]);
+        let (fabricated, handle) =
+            Fabricated::new(with(&[volume("c", Mounted), volume("a", NotMounted), busy.clone()]));
+        let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("two are mounted");
+        let text = "mounted volumes=[b c]: context deadline exceeded; b: its source does not answer";
+        assert_eq!(error.to_string(), text);
+
+        let ended = tokio::spawn(async move { for_unmount(&handle, UID, LONG).await });
+        fabricated.publish(with(&[busy]));
+        tokio::task::yield_now().await;
+        assert!(!ended.is_finished());
+        fabricated.publish(with(&[volume("b", NotMounted)]));
+        assert_eq!(ended.await.expect("no panic"), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn vm_11_a_pod_that_is_gone_is_unmounted_once_the_state_is_known() {
+        let (fabricated, handle) = Fabricated::new(NodeState::default());
+        let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("an earlier daemon may have mounted it");
+        let text =
+            "mounted volumes=[]: context deadline exceeded; podfs node does not know yet what an earlier one has left";
+        assert_eq!(error.to_string(), text);
+        fabricated.publish(node([]));
+        assert_eq!(for_unmount(&handle, UID, NOT_AT_ALL).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn when_the_daemon_ends_no_agent_waits_on() {
+        let (fabricated, handle) = Fabricated::new(node([pod([volume("a", NotMounted)])]));
+        drop(fabricated);
+        assert_eq!(for_volumes(&handle, UID, LONG).await, Err(WaitError::Ending));
+        let (fabricated, handle) = Fabricated::new(node([pod([volume("a", Mounted)])]));
+        drop(fabricated);
+        assert_eq!(for_unmount(&handle, UID, LONG).await, Err(WaitError::Ending));
+    }
+}
