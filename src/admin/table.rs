@@ -205,6 +205,8 @@ mod tests {
             old_generation_bytes: Some(8192),
             requests: Some(17),
             audit: None,
+            read_only: true,
+            supplemental_group: None,
             restarts: 2,
             last_error: None,
         };

@@ -45,11 +45,23 @@ pub struct DesiredVolume {
 }
 
 impl DesiredPod {
-    /// The volumes that this pod wants. One volume that cannot be served keeps no other one back (VM-10).
-    fn of(pod: NodePod, plugins: &Registry) -> DesiredPod {
+    /// The volumes that this pod wants. One volume that cannot be served keeps no other one back (VM-10). A volume that is
+    /// described otherwise than `before` stays as it was: containers of the pod use it.
+    fn of(pod: NodePod, plugins: &Registry, before: Option<DesiredPod>) -> DesiredPod {
+        let before = before.map(|before| before.volumes).unwrap_or_default();
         let (mut volumes, mut errors) = (BTreeMap::new(), Errors::default());
         let uid = &pod.pod.identity.uid;
         for volume in pod.pod.volumes.iter().filter(|volume| is_used(&pod.pod, volume)) {
+            if let Some(kept) = before.get(volume.name.as_str()).filter(|before| before.volume.source != volume.source)
+            {
+                errors.add(format!(
+                    "volume {:?} is described otherwise than when it was mounted, and stays as it is; give the pod another \
+                     uid, or delete it and make it anew",
+                    volume.name.as_str()
+                ));
+                volumes.insert(volume.name.to_string(), kept.clone());
+                continue;
+            }
             match plugins.find(volume) {
                 Ok(plugin) => {
                     let wanted = DesiredVolume {
@@ -83,7 +95,9 @@ pub fn is_used(pod: &Pod, volume: &Volume) -> bool {
 impl DesiredWorld {
     /// Adds the pod, or describes it anew. Volumes that no container uses any more go; new ones come.
     pub fn put(&mut self, pod: NodePod, plugins: &Registry) {
-        self.pods.insert(pod.pod.identity.uid.clone(), DesiredPod::of(pod, plugins));
+        let uid = pod.pod.identity.uid.clone();
+        let before = self.pods.remove(&uid);
+        self.pods.insert(uid, DesiredPod::of(pod, plugins, before));
     }
 
     /// Takes the pod out: its containers have stopped.

@@ -119,6 +119,12 @@ pub struct VolumeStatus {
     /// What an audited volume costs, and has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditStatus>,
+    /// Whether containers can only read it, once it is mounted.
+    #[serde(default)]
+    pub read_only: bool,
+    /// A supplemental group that containers need to use it (PV-04).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supplemental_group: Option<u32>,
     /// How many servers it has outlived.
     pub restarts: u32,
     /// The last thing that went wrong, even if it is all right again.
@@ -277,6 +283,8 @@ mod tests {
             old_generation_bytes: None,
             requests: None,
             audit: None,
+            read_only: false,
+            supplemental_group: None,
             restarts: 0,
             last_error: None,
         }

@@ -55,6 +55,7 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) kind: String,
     pub(in crate::supervisor) path: Option<PathBuf>,
     pub(in crate::supervisor) group: Option<u32>,
+    is_read_only: bool,
     pub(in crate::supervisor) state: State,
     /// Whether a refresh of it has ended, or its source is being looked for.
     pub(in crate::supervisor) tried: bool,
@@ -159,6 +160,7 @@ impl Known {
             kind: volume.word().to_owned(),
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
+            is_read_only: mounted.is_read_only(),
             tried,
             since: match tried {
                 true => same.map_or_else(Instant::now, |before| before.since),
@@ -252,6 +254,7 @@ impl VolumeReport {
             kind: volume.word().to_owned(),
             path: None,
             group: None,
+            is_read_only: false,
             state: State::first(volume),
             tried: false,
             since: Instant::now(),
@@ -295,6 +298,8 @@ impl VolumeReport {
             old_generation_bytes: Some(self.old.bytes).filter(|bytes| *bytes > 0),
             requests: self.watch.as_ref().map(Watch::requests),
             audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
+            read_only: self.is_read_only,
+            supplemental_group: self.group,
             restarts: self.restarts,
             last_error: self.last_error.clone(),
         }

@@ -329,6 +329,14 @@ impl PodVolume {
         }
     }
 
+    /// Whether containers can only read it.
+    pub fn is_read_only(&self) -> bool {
+        match &self.body {
+            Body::Projected(_) => true,
+            Body::Passthrough(passthrough) => passthrough.is_read_only(),
+        }
+    }
+
     /// A way to look at what the server does for it, once it does.
     pub fn watch(&self) -> Option<Watch> {
         match &self.body {

@@ -162,6 +162,11 @@ impl PassthroughVolume {
         self.path.as_deref()
     }
 
+    /// Whether containers can only read it; not known before it is mounted.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.mounted.as_ref().is_some_and(|mounted| mounted.access == Access::ReadOnly)
+    }
+
     /// A group that containers need to use the volume.
     pub(super) fn group(&self) -> Option<u32> {
         self.group
