@@ -61,7 +61,8 @@ impl Push {
             objects.extend(read(file)?.into_iter().map(Document::into_value));
         }
         let directory = pod_directory(&self.run_dir, &self.pod)?;
-        let push = crate::source::Push { objects, delete: self.delete, replace: self.replace };
+        let (delete, replace) = (self.delete, self.replace);
+        let push = crate::source::Push { objects, delete, replace, ..crate::source::Push::default() };
         let question = Question::Push(push);
         check_size(&question)?;
         match ask(&directory, &question, None).map_err(Failure::general)? {

@@ -2,6 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
 //! | [`plugin`] | volume plugins: what the manager has to know of a kind of volume |
@@ -17,6 +18,7 @@
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
 //! the daemon is killed.
 
+pub mod feed;
 pub mod handle;
 pub mod operation;
 pub mod orphans;

@@ -22,7 +22,8 @@ use crate::manifest::pod::Pod;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub use files::{Accepted, FileSource, PodInput, SourceError};
-pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken};
+pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
+pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};
 
 /// Where the pod and its objects come from.
 pub enum Source {

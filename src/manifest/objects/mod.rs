@@ -51,7 +51,7 @@ impl Objects {
     pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
         let changed = |object: &Arc<NamedObject>| {
             let old = before.by_key.get(&object.key)?;
-            (old.immutable && old.content != object.content).then(|| (Arc::clone(old), object.origin.clone()))
+            object.is_refused_after(old).then(|| (Arc::clone(old), object.origin.clone()))
         };
         let refused: Vec<_> = self.by_key.values().filter_map(changed).collect();
         if refused.is_empty() {
@@ -177,6 +177,40 @@ impl NamedObject {
     /// Whether its content stays as it is until it is gone.
     pub fn is_immutable(&self) -> bool {
         self.immutable
+    }
+
+    /// Whether the API server would refuse it in place of this object, whose content must stay.
+    pub fn is_refused_after(&self, old: &NamedObject) -> bool {
+        old.immutable && old.content != self.content
+    }
+
+    /// Whether volumes show the same of both, wherever they were read.
+    pub fn says_the_same_as(&self, other: &NamedObject) -> bool {
+        (&self.key, self.immutable, &self.content) == (&other.key, other.immutable, &other.content)
+    }
+
+    /// The claim, if it is one.
+    pub fn claim(&self) -> Option<&PersistentVolumeClaim> {
+        match &self.content {
+            Content::PersistentVolumeClaim(claim) => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// The PersistentVolume, if it is one.
+    pub fn persistent_volume(&self) -> Option<&PersistentVolume> {
+        match &self.content {
+            Content::PersistentVolume(volume) => Some(volume),
+            _ => None,
+        }
+    }
+
+    /// The ClusterTrustBundle, if it is one.
+    pub fn trust_bundle(&self) -> Option<&ClusterTrustBundle> {
+        match &self.content {
+            Content::ClusterTrustBundle(bundle) => Some(bundle),
+            _ => None,
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use super::watch::Watcher;
 const ATTEMPTS: usize = 4;
 
 /// What a configured path is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
     /// It is the pod manifest.
     Pod,
     /// It is a file of objects, or a directory of such files.
@@ -39,6 +39,15 @@ impl Root {
 
     pub(super) fn objects(path: PathBuf) -> Self {
         Self { path, role: Role::Objects, directory: None }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it was a directory that could be listed.
+    pub(super) fn was_listed(&self) -> bool {
+        self.directory.is_some()
     }
 }
 

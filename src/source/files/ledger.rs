@@ -1,95 +1,112 @@
-//! What the files say: the last good documents of each, and the snapshot they add up to.
+//! What the files say: the last good documents of each, and what they add up to.
 //!
 //! One scan finds the files, reads those that changed, waits for the events of the meantime, and takes over every file
-//! that was at rest. A file in trouble keeps its last good documents. The snapshot follows from all documents together.
+//! that was at rest. A file in trouble keeps its last good documents. A [`Sum`] says what documents are and what those of
+//! all files come to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::SourceError;
 use super::find::{Found, Role, Root, Target};
 use super::judge::{Judge, Verdict};
 use super::read::{Stamp, read};
 use super::watch::Watcher;
-use super::{Accepted, PodInput, SourceError};
-use crate::manifest::Tokens;
-use crate::manifest::objects::{NamedObject, Objects, parse_object};
-use crate::manifest::pod::{Pod, from_template, only_pod};
-use crate::manifest::{ManifestError, Origin, parse_documents};
-use crate::source::Snapshot;
+use crate::manifest::ManifestError;
 
 /// How long the files may take to come to rest when podfs starts.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What files are read for: how the bytes of one become contents, and what the contents of all come to.
+pub(crate) trait Sum: Send + 'static {
+    /// The good documents of one file.
+    type Contents: Send;
+    /// What all of them come to.
+    type Whole: Send;
+    /// Whether it makes a difference which file a document is in.
+    const NAMES_COUNT: bool;
+
+    /// Parses one file.
+    ///
+    /// # Errors
+    /// Anything that is wrong with it; then its contents stay as they were.
+    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<Self::Contents, ManifestError>;
+
+    /// Adds up all files, in the order of their paths.
+    ///
+    /// # Errors
+    /// Files that contradict each other; then the last whole stays.
+    fn add_up(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Whole, ManifestError>;
+
+    /// What was wrong with the files that were added up last, and did not stand in the way of a whole.
+    fn problems(&self) -> Vec<ManifestError>;
+}
+
+/// The contents of all files with their paths.
+pub(crate) type Files<'a, C> = &'a [(&'a Path, &'a C)];
+
 /// The configured paths and what was read from them.
-pub(super) struct Ledger {
-    accepted: Accepted,
+pub(super) struct Ledger<S: Sum> {
+    sum: S,
     roots: Vec<Root>,
-    files: BTreeMap<PathBuf, Entry>,
+    files: BTreeMap<PathBuf, Entry<S::Contents>>,
     /// What came from standard input.
-    fixed: Option<Contents>,
+    fixed: Option<Contents<S::Contents>>,
     hasher: RandomState,
-    published: Option<Vec<Fingerprint>>,
-    objects: Objects,
-    /// Documents that change an immutable object.
-    refused: Vec<Origin>,
+    published: Option<Vec<(PathBuf, Fingerprint)>>,
     told: BTreeSet<String>,
 }
 
 /// A file that was read at least once.
-struct Entry {
+struct Entry<C> {
     /// Index of the configured path it was found by.
     root: usize,
     stamp: Stamp,
     /// Whether the contents are those of the stamp, and not older ones.
     current: bool,
-    contents: Option<Contents>,
+    contents: Option<Contents<C>>,
 }
 
 /// The good documents of a file.
-struct Contents {
+struct Contents<C> {
     fingerprint: Fingerprint,
-    pod: Option<Arc<Pod>>,
-    objects: Vec<Arc<NamedObject>>,
+    documents: C,
 }
 
 /// Tells contents apart: whether they describe the pod, their length and a hash with a key of this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Fingerprint {
-    pod: bool,
+    role: Role,
     len: usize,
     hash: u64,
 }
 
-impl Ledger {
-    /// A ledger of the configured paths, nothing of them read.
+/// The name that standard input goes by.
+pub(super) const STDIN: &str = "standard input";
+
+impl<S: Sum> Ledger<S> {
+    /// A ledger of the configured paths, nothing of them read. `fixed` is what standard input says of the pod.
     ///
     /// # Errors
     ///
     /// A malformed manifest from standard input.
-    pub(super) fn new(accepted: Accepted, pod: Option<PodInput>, objects: &[PathBuf]) -> Result<Self, ManifestError> {
+    pub(super) fn new(sum: S, fixed: Option<Vec<u8>>, roots: Vec<Root>) -> Result<Self, ManifestError> {
         let mut ledger = Self {
-            accepted,
-            roots: Vec::new(),
+            sum,
+            roots,
             files: BTreeMap::new(),
             fixed: None,
             hasher: RandomState::new(),
             published: None,
-            objects: Objects::default(),
-            refused: Vec::new(),
             told: BTreeSet::new(),
         };
-        match pod {
-            Some(PodInput::Stdin(bytes)) => {
-                let fingerprint = ledger.fingerprint(true, &bytes);
-                ledger.fixed = Some(parse(accepted, fingerprint, Path::new("standard input"), &bytes)?);
-            }
-            Some(PodInput::File(path)) => ledger.roots.push(Root::pod(path)),
-            None => {}
+        if let Some(bytes) = fixed {
+            let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
+            let documents = ledger.sum.parse(Role::Pod, Path::new(STDIN), &bytes)?;
+            ledger.fixed = Some(Contents { fingerprint, documents });
         }
-        ledger.roots.extend(objects.iter().cloned().map(Root::objects));
         Ok(ledger)
     }
 
@@ -98,7 +115,7 @@ impl Ledger {
     /// # Errors
     ///
     /// The first problem with any file, or a file that does not come to rest.
-    pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<Snapshot, SourceError> {
+    pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Whole, SourceError> {
         let patience = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
@@ -106,33 +123,60 @@ impl Ledger {
             if let Some(problem) = scan.problems.into_iter().next() {
                 return Err(problem);
             }
-            latest = scan.snapshot.or(latest);
-            match (scan.restless, &latest) {
-                (None, Some(snapshot)) => return Ok(snapshot.clone()),
+            latest = scan.whole.or(latest);
+            match (scan.restless, latest.take()) {
+                (None, Some(whole)) => return Ok(whole),
                 (Some(path), _) if Instant::now() > patience => return Err(SourceError::Restless(path)),
-                _ => watcher.wait(),
-            };
+                (_, before) => latest = before,
+            }
+            watcher.wait();
         }
     }
 
-    /// Reads what changed. `None` when the result is the last snapshot again. Problems are logged, each of them once.
-    pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Option<Snapshot> {
+    /// Reads everything that can be read, and waits for files that are just being written, for a while. Problems are
+    /// logged.
+    pub(super) fn first_scan_of_what_is_good(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
+        let patience = Instant::now() + START_TIMEOUT;
+        let mut latest = None;
+        loop {
+            let mut scan = self.scan(watcher);
+            latest = scan.whole.take().or(latest);
+            match &scan.restless {
+                Some(_) if Instant::now() <= patience && watcher.wait() => continue,
+                Some(path) => scan.problems.push(SourceError::Restless(path.clone())),
+                None => {}
+            }
+            self.tell(&scan.problems);
+            return Scan { whole: latest, ..scan };
+        }
+    }
+
+    /// Reads what changed. Problems are logged, each of them once.
+    pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let scan = self.scan(watcher);
-        let sentences: BTreeSet<String> = scan.problems.iter().map(SourceError::while_running).collect();
+        self.tell(&scan.problems);
+        scan
+    }
+
+    fn tell(&mut self, problems: &[SourceError]) {
+        let sentences: BTreeSet<String> = problems.iter().map(SourceError::while_running).collect();
         for sentence in sentences.difference(&self.told) {
             tracing::warn!("{sentence}");
         }
         self.told = sentences;
-        scan.snapshot
     }
 
     /// The problems of the last scan that were told.
-    #[cfg(test)]
     pub(super) fn told(&self) -> impl Iterator<Item = &str> {
         self.told.iter().map(String::as_str)
     }
 
-    fn scan(&mut self, watcher: &mut Watcher) -> Scan {
+    /// Whether each configured path was found at least once.
+    pub(super) fn has_found_all(&self) -> bool {
+        self.roots.iter().all(|root| root.was_listed() || self.files.contains_key(root.path()))
+    }
+
+    fn scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let reread = watcher.has_lost_track();
         let rested = watcher.activity.begin_scan();
         let Found { targets, kept, mut problems } = Found::look(&mut self.roots, watcher);
@@ -149,9 +193,11 @@ impl Ledger {
 
         let mut judge = Judge::new(rested, &mut watcher.activity);
         let mut before = std::mem::take(&mut self.files);
+        let mut unread = BTreeSet::new();
         for (target, reading) in readings {
             let old = before.remove(&target.path);
             let verdict = judge.judge(&target, reading, old.as_ref().map(|entry| entry.stamp));
+            let is_there = !matches!(verdict, Ok(Verdict::Drop));
             let entry = match verdict {
                 Ok(Verdict::Keep) => old,
                 Ok(Verdict::Drop) => None,
@@ -161,21 +207,21 @@ impl Ledger {
                     old.filter(|_| trouble.keeps)
                 }
             };
+            if is_there && entry.as_ref().is_none_or(|entry| entry.contents.is_none()) {
+                unread.insert(target.path.clone());
+            }
             if let Some(entry) = entry {
                 self.files.insert(target.path, entry);
             }
         }
         let restless = judge.restless();
         self.files.extend(before.into_iter().filter(|(_, entry)| kept.contains(&entry.root)));
-        let snapshot = self.snapshot().unwrap_or_else(|problem| {
+        let whole = self.whole().unwrap_or_else(|problem| {
             problems.push(problem.into());
             None
         });
-        problems.extend(self.refused.iter().map(|origin| {
-            let sentence = "field is immutable when `immutable` is set; delete the object and create it again";
-            ManifestError::invalid(origin, "data", sentence).into()
-        }));
-        Scan { problems, restless, snapshot }
+        problems.extend(self.sum.problems().into_iter().map(SourceError::from));
+        Scan { problems, restless, unread, whole }
     }
 
     /// The entry of a file that was just read. Bad bytes leave the old contents in place.
@@ -184,15 +230,15 @@ impl Ledger {
         target: &Target,
         stamp: Stamp,
         bytes: &[u8],
-        old: Option<Entry>,
+        old: Option<Entry<S::Contents>>,
         problems: &mut Vec<SourceError>,
-    ) -> Entry {
-        let fingerprint = self.fingerprint(target.role == Role::Pod, bytes);
+    ) -> Entry<S::Contents> {
+        let fingerprint = self.fingerprint(target.role, bytes);
         let old = old.and_then(|entry| entry.contents);
         let (current, contents) = match old {
             Some(old) if old.fingerprint == fingerprint => (true, Some(old)),
-            old => match parse(self.accepted, fingerprint, &target.path, bytes) {
-                Ok(contents) => (true, Some(contents)),
+            old => match self.sum.parse(target.role, &target.path, bytes) {
+                Ok(documents) => (true, Some(Contents { fingerprint, documents })),
                 Err(problem) => {
                     problems.push(problem.into());
                     (false, old)
@@ -202,54 +248,38 @@ impl Ledger {
         Entry { root: target.root, stamp, current, contents }
     }
 
-    /// What all contents add up to. `None` when they are those of the last snapshot.
+    /// What all contents add up to. `None` when they are those of the last time.
     ///
     /// # Errors
     ///
-    /// An object in two documents; the last snapshot remains the last.
-    fn snapshot(&mut self) -> Result<Option<Snapshot>, ManifestError> {
-        let all = || self.fixed.iter().chain(self.files.values().filter_map(|entry| entry.contents.as_ref()));
-        let mut fingerprints: Vec<_> = all().map(|contents| contents.fingerprint).collect();
+    /// Files that contradict each other; what they came to before remains.
+    fn whole(&mut self) -> Result<Option<S::Whole>, ManifestError> {
+        let of_files = self.files.iter().filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
+        let all: Vec<_> = self.fixed.iter().map(|contents| (Path::new(STDIN), contents)).chain(of_files).collect();
+        let name = |path: &Path| if S::NAMES_COUNT { path.to_owned() } else { PathBuf::new() };
+        let mut fingerprints: Vec<_> = all.iter().map(|(path, contents)| (name(path), contents.fingerprint)).collect();
         fingerprints.sort_unstable();
         if self.published.as_ref() == Some(&fingerprints) {
             return Ok(None);
         }
-        let objects = Objects::collect(all().flat_map(|contents| &contents.objects).cloned())?;
-        let (objects, refused) = objects.keep_immutable(&self.objects);
-        let pod = all().find_map(|contents| contents.pod.clone());
+        let documents: Vec<_> = all.iter().map(|(path, contents)| (*path, &contents.documents)).collect();
+        let whole = self.sum.add_up(&documents)?;
         self.published = Some(fingerprints);
-        self.refused = refused;
-        self.objects = objects.clone();
-        Ok(Some(Snapshot { pod, objects, tokens: Tokens::default(), heard: None, is_settling: false }))
+        Ok(Some(whole))
     }
 
-    fn fingerprint(&self, pod: bool, bytes: &[u8]) -> Fingerprint {
-        Fingerprint { pod, len: bytes.len(), hash: self.hasher.hash_one(bytes) }
+    fn fingerprint(&self, role: Role, bytes: &[u8]) -> Fingerprint {
+        Fingerprint { role, len: bytes.len(), hash: self.hasher.hash_one(bytes) }
     }
 }
 
 /// What came out of a scan.
-struct Scan {
+pub(super) struct Scan<W> {
     problems: Vec<SourceError>,
     /// A file that was left out because it is being written.
     restless: Option<PathBuf>,
-    /// The snapshot, when it differs from the last one.
-    snapshot: Option<Snapshot>,
-}
-
-fn parse(accepted: Accepted, fingerprint: Fingerprint, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
-    let mut documents = parse_documents(file, bytes)?;
-    if fingerprint.pod && accepted == Accepted::Templates {
-        documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
-    }
-    let (pod, others) = match fingerprint.pod {
-        true => {
-            let (pod, others) = only_pod(file, documents)?;
-            (Some(Arc::new(Pod::parse(pod)?)), others)
-        }
-        false => (None, documents),
-    };
-    let objects = others.into_iter().filter_map(|document| parse_object(document).transpose());
-    let objects = objects.map(|object| object.map(Arc::new)).collect::<Result<_, _>>()?;
-    Ok(Contents { fingerprint, pod, objects })
+    /// Files that are there, and of which nothing was ever read.
+    pub(super) unread: BTreeSet<PathBuf>,
+    /// What all files come to, when it differs from the last time.
+    pub(super) whole: Option<W>,
 }

@@ -1,7 +1,8 @@
 //! Manifest files as a source.
 //!
 //! One thread owns the files: it hears of changes ([`watch`]), finds the files ([`find`]), reads what changed ([`read`]),
-//! works out the next snapshot ([`ledger`]) and publishes it. [`FileSource::changed`] only waits for the next publication, so it may be
+//! works out what they come to ([`ledger`]) and publishes it: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or whatever
+//! else a [`Sum`] makes of them ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
 //! cancelled at any point, and a slow caller skips snapshots that are out of date already.
 //!
 //! Why no change is lost and no half-written file is shown:
@@ -17,6 +18,7 @@ mod error;
 mod find;
 mod judge;
 mod ledger;
+mod pod_and_objects;
 mod read;
 mod route;
 mod settle;
@@ -24,6 +26,7 @@ mod settle;
 mod tests;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -31,10 +34,15 @@ use std::thread;
 use tokio::sync::watch::{Receiver, channel};
 
 use super::Snapshot;
-use ledger::Ledger;
+use find::Root;
+use ledger::{Ledger, Scan};
+use pod_and_objects::PodAndObjects;
 use watch::{Signal, Watcher};
 
 pub use error::SourceError;
+pub(crate) use find::Role;
+pub(crate) use ledger::{Files, Sum};
+pub(crate) use pod_and_objects::IMMUTABLE;
 
 /// Where the pod manifest comes from.
 pub enum PodInput {
@@ -82,19 +90,22 @@ impl FileSource {
         objects: &[PathBuf],
     ) -> Result<(Self, Snapshot), SourceError> {
         let (mut watcher, stop) = Watcher::new()?;
-        let mut ledger = Ledger::new(accepted, pod, objects)?;
+        let (fixed, pod) = match pod {
+            Some(PodInput::Stdin(bytes)) => (Some(bytes), None),
+            Some(PodInput::File(path)) => (None, Some(Root::pod(path))),
+            None => (None, None),
+        };
+        let roots = pod.into_iter().chain(objects.iter().cloned().map(Root::objects)).collect();
+        let mut ledger = Ledger::new(PodAndObjects::new(accepted), fixed, roots)?;
         let snapshot = ledger.first_scan(&mut watcher)?;
         let (publish, updates) = channel(snapshot.clone());
-        thread::Builder::new()
-            .name("manifests".into())
-            .spawn(move || {
-                while watcher.wait() {
-                    if let Some(snapshot) = ledger.next_scan(&mut watcher) {
-                        publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
-                    }
+        spawn(move || {
+            while watcher.wait() {
+                if let Some(snapshot) = ledger.next_scan(&mut watcher).whole {
+                    publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
                 }
-            })
-            .map_err(SourceError::Thread)?;
+            }
+        })?;
         Ok((Self { updates, stop }, snapshot))
     }
 
@@ -115,4 +126,63 @@ impl Drop for FileSource {
         // Fails only when the thread is gone.
         let _ = self.stop.send(Signal::Stop);
     }
+}
+
+/// Files that come to something else than one pod and its objects, read by a thread of their own until this is dropped.
+pub(crate) struct SummedFiles {
+    stop: Sender<Signal>,
+}
+
+/// What one scan of them found.
+pub(crate) struct Scanned<W> {
+    /// What they come to, when that differs from the scan before.
+    pub(crate) whole: Option<W>,
+    /// What is wrong at this moment, one sentence each.
+    pub(crate) problems: BTreeSet<String>,
+    /// Files that are there, and of which nothing was ever read.
+    pub(crate) unread: BTreeSet<PathBuf>,
+    /// Whether the configured path was found, now or earlier: until then, nothing is known of what it holds.
+    pub(crate) is_found: bool,
+}
+
+impl SummedFiles {
+    /// Reads a directory of manifests, or a file of them, and everything anew that changes. Files with problems are left
+    /// out, and the path itself need not be there yet. `publish` hears of each scan; the first one follows soon.
+    ///
+    /// # Errors
+    /// The kernel's limits on inotify.
+    pub(crate) fn open<S: Sum>(
+        sum: S,
+        path: PathBuf,
+        mut publish: impl FnMut(Scanned<S::Whole>) + Send + 'static,
+    ) -> Result<Self, SourceError> {
+        let (mut watcher, stop) = Watcher::new()?;
+        let mut ledger = Ledger::new(sum, None, vec![Root::objects(path)])?;
+        spawn(move || {
+            let first = ledger.first_scan_of_what_is_good(&mut watcher);
+            publish(scanned(&ledger, first));
+            while watcher.wait() {
+                let scan = ledger.next_scan(&mut watcher);
+                publish(scanned(&ledger, scan));
+            }
+        })?;
+        Ok(Self { stop })
+    }
+}
+
+impl Drop for SummedFiles {
+    fn drop(&mut self) {
+        // Fails only when the thread is gone.
+        let _ = self.stop.send(Signal::Stop);
+    }
+}
+
+fn scanned<S: Sum>(ledger: &Ledger<S>, scan: Scan<S::Whole>) -> Scanned<S::Whole> {
+    let problems = ledger.told().map(str::to_owned).collect();
+    Scanned { whole: scan.whole, problems, unread: scan.unread, is_found: ledger.has_found_all() }
+}
+
+fn spawn(thread: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {
+    thread::Builder::new().name("manifests".into()).spawn(thread).map_err(SourceError::Thread)?;
+    Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::message::{Parsed, Push, PushError, Taken};
-use crate::manifest::objects::{NamedObject, ObjectKey};
+use crate::manifest::objects::{Missing, NamedObject, ObjectKey};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::volume::TokenKey;
@@ -30,6 +30,11 @@ pub(super) struct Known {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
     pub(super) tokens: BTreeMap<TokenKey, Token>,
+    /// What the agent cannot tell about, with its reasons.
+    pub(super) missing: Vec<(Missing, String)>,
+    pub(super) missing_tokens: BTreeMap<TokenKey, String>,
+    /// Whether that is no problem yet.
+    pub(super) settling: bool,
     /// When the last push came.
     pub(super) heard: Option<Instant>,
 }
@@ -64,13 +69,16 @@ impl Inbox {
 
 impl Known {
     fn after(&self, push: Parsed) -> Result<Known, PushError> {
-        let Parsed { pod, objects, tokens, deleted, replace } = push;
+        let Parsed { pod, objects, tokens, deleted, replace, missing, missing_tokens, settling } = push;
         let mut after = if replace { Known { pod: self.pod.clone(), ..Known::default() } } else { self.clone() };
         after.began = true;
         after.pod = pod.or(after.pod);
         deleted.iter().for_each(|key| drop(after.objects.remove(key)));
         after.objects.extend(objects.into_iter().map(|object| (object.key.clone(), object)));
         after.tokens.extend(tokens);
+        missing_tokens.iter().for_each(|(key, _)| drop(after.tokens.remove(key)));
+        (after.missing, after.missing_tokens) = (missing, missing_tokens.into_iter().collect());
+        after.settling = settling;
         match after.objects.len() {
             0..=MAX_OBJECTS => Ok(after),
             objects => Err(PushError::TooMany { objects, limit: MAX_OBJECTS }),

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::manifest::objects::{NamedObject, ObjectKey, ObjectKind, parse_object};
+use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, parse_object};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::manifest::{Document, ManifestError, Origin};
@@ -28,12 +28,21 @@ pub struct Push {
     /// Whether everything that was pushed before is forgotten first.
     #[serde(default)]
     pub replace: bool,
+    /// All that volumes refer to and the agent cannot tell about at this moment. An object that was pushed stays; a token is
+    /// not used any more. Everything else that was not pushed does not exist.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<Unknown>,
+    /// Whether the agent asked for what is unknown only seconds ago, so that it is no problem yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub settling: bool,
 }
 
 /// Shows how much it is; the objects may be secret.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} objects, {:?}, replace: {}", self.objects.len(), self.delete, self.replace)
+        let Push { objects, delete, replace, unknown, settling } = self;
+        let objects = objects.len();
+        write!(f, "{objects} objects, {delete:?}, replace: {replace}, unknown: {unknown:?}, settling: {settling}")
     }
 }
 
@@ -45,6 +54,49 @@ pub struct Deletion {
     pub kind: String,
     /// Its name.
     pub name: String,
+}
+
+/// Something that a volume refers to, and the reason why the agent cannot tell about it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Unknown {
+    /// The kind of an object, or `TokenRequest`.
+    pub kind: String,
+    /// The object's name; none of a token, and of all ClusterTrustBundles of a signer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The signer whose ClusterTrustBundles it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signer: Option<String>,
+    /// The audience of a token, as a volume writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audience: Option<String>,
+    /// How long a token is to be valid, as a volume writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiration_seconds: Option<i64>,
+    /// Why, in a sentence for people.
+    pub reason: String,
+}
+
+/// The kind of a token among objects.
+const TOKEN: &str = "TokenRequest";
+
+impl Unknown {
+    /// An object, or the ClusterTrustBundles of a signer.
+    pub fn missing(what: &Missing, reason: String) -> Unknown {
+        let (kind, name, signer) = match what {
+            Missing::Object(key) => (key.kind, Some(key.name.clone()), None),
+            Missing::BundlesOf(signer) => (ObjectKind::ClusterTrustBundle, None, Some(signer.clone())),
+        };
+        Unknown { kind: kind.to_string(), name, signer, audience: None, expiration_seconds: None, reason }
+    }
+
+    /// A token.
+    pub fn token(key: &TokenKey, reason: String) -> Unknown {
+        let expiration_seconds = Some(key.expiration_seconds);
+        let audience = key.audience.clone();
+        Unknown { kind: TOKEN.to_owned(), name: None, signer: None, audience, expiration_seconds, reason }
+    }
 }
 
 /// What is known after a push.
@@ -101,6 +153,12 @@ pub enum PushError {
         "no volume shows a {0}, so there is nothing to delete; a kind is written as in manifests, such as ConfigMap"
     )]
     DeletedKind(String),
+    /// Something unknown that is neither an object nor a token.
+    #[error(
+        "what is unknown is an object with its kind and name, a ClusterTrustBundle with its signer, or a TokenRequest; the \
+         push has a {0} without a name"
+    )]
+    Nameless(String),
     /// More than the process is ready to keep.
     #[error(
         "there would be {objects} objects, and podfs keeps at most {limit} for a pod; push only what its volumes show"
@@ -121,23 +179,43 @@ pub(super) struct Parsed {
     pub(super) tokens: Vec<(TokenKey, Token)>,
     pub(super) deleted: Vec<ObjectKey>,
     pub(super) replace: bool,
+    pub(super) missing: Vec<(Missing, String)>,
+    pub(super) missing_tokens: Vec<(TokenKey, String)>,
+    pub(super) settling: bool,
 }
 
 impl Parsed {
     /// Checks all of a push for this pod.
     pub(super) fn parse(push: Push, pod: &PodIdentity) -> Result<Parsed, PushError> {
-        let Push { objects, delete, replace } = push;
-        let mut parsed = Parsed { replace, ..Parsed::default() };
+        let Push { objects, delete, replace, unknown, settling } = push;
+        let mut parsed = Parsed { replace, settling, ..Parsed::default() };
         let whole = Origin::file(Path::new("the push"));
         for (number, value) in (1..).zip(objects) {
             parsed.add(Document::of_server(whole.item(number), value)?, pod)?;
         }
         for Deletion { kind, name } in delete {
             let kind = ObjectKind::parse(&kind).ok_or(PushError::DeletedKind(kind))?;
-            let namespace = if kind.is_of_cluster() { String::new() } else { pod.namespace.clone() };
-            parsed.deleted.push(ObjectKey { kind, namespace, name });
+            parsed.deleted.push(key(kind, name, pod));
+        }
+        for unknown in unknown {
+            parsed.add_unknown(unknown, pod)?;
         }
         Ok(parsed)
+    }
+
+    fn add_unknown(&mut self, unknown: Unknown, pod: &PodIdentity) -> Result<(), PushError> {
+        let Unknown { kind, name, signer, audience, expiration_seconds, reason } = unknown;
+        match (ObjectKind::parse(&kind), name, signer) {
+            (Some(kind), Some(name), None) => self.missing.push((Missing::Object(key(kind, name, pod)), reason)),
+            (Some(ObjectKind::ClusterTrustBundle), None, Some(signer)) => {
+                self.missing.push((Missing::BundlesOf(signer), reason));
+            }
+            (None, None, None) if kind == TOKEN => {
+                self.missing_tokens.push((TokenKey::new(audience, expiration_seconds), reason));
+            }
+            _ => return Err(PushError::Nameless(kind)),
+        }
+        Ok(())
     }
 
     fn add(&mut self, document: Document, pod: &PodIdentity) -> Result<(), PushError> {
@@ -152,7 +230,7 @@ impl Parsed {
                 }
                 self.pod = Some(Arc::new(pushed));
             }
-            ("authentication.k8s.io/v1", "TokenRequest") => {
+            ("authentication.k8s.io/v1", TOKEN) => {
                 let request: TokenRequest = document.into_typed()?;
                 self.tokens.push(request.into_token(&origin)?);
             }
@@ -172,6 +250,12 @@ impl Parsed {
         }
         Ok(())
     }
+}
+
+/// An object is in the pod's namespace, unless its kind has none.
+fn key(kind: ObjectKind, name: String, pod: &PodIdentity) -> ObjectKey {
+    let namespace = if kind.is_of_cluster() { String::new() } else { pod.namespace.clone() };
+    ObjectKey { kind, namespace, name }
 }
 
 /// What a volume asks of a token, and the API server's answer.

@@ -30,7 +30,7 @@ use crate::volume::BundleKey;
 use inbox::Known;
 
 pub use inbox::Inbox;
-pub use message::{Deletion, Push, PushError, Taken};
+pub use message::{Deletion, Push, PushError, Taken, Unknown};
 
 /// Why a token is not there.
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
@@ -75,16 +75,20 @@ impl PushSource {
 
     fn snapshot(&self) -> Snapshot {
         let known = self.pushed.borrow();
-        let pod = known.pod.clone().or_else(|| self.read.pod.clone()).unwrap_or_else(|| Arc::clone(&self.pod));
+        let mut pod = self.read.pod.clone().unwrap_or_else(|| Arc::clone(&self.pod));
+        if let Some(pushed) = &known.pod {
+            Arc::make_mut(&mut pod).facts = pushed.facts.clone();
+        }
         let references = references(&self.pod.volumes, &self.pod.identity, &pod.facts);
         let objects = self.read.objects.clone().with(known.objects.values().cloned());
         let objects = match known.began {
-            true => objects,
+            true => objects.with_absences(known.missing.iter().cloned()),
             false => objects.with_absences(unknown(&references, &pod.identity, pod.facts.node_name.as_deref())),
         };
-        let token = |key| known.tokens.get(key).cloned().ok_or_else(|| NO_TOKEN.to_owned());
+        let why = |key| known.missing_tokens.get(key).cloned().unwrap_or_else(|| NO_TOKEN.to_owned());
+        let token = |key| known.tokens.get(key).cloned().ok_or_else(|| why(key));
         let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
-        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: false }
+        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: known.settling }
     }
 }
 

@@ -102,6 +102,37 @@ fn objects_are_replaced_deleted_and_forgotten() {
 }
 
 #[test]
+fn cm_06_what_the_agent_cannot_tell_about_is_waited_for_until_it_can() {
+    let pushed = start("");
+    let token = TokenKey::new(None, None);
+    let app = Missing::Object(ObjectKey {
+        kind: ObjectKind::ConfigMap,
+        namespace: "default".to_owned(),
+        name: "app".to_owned(),
+    });
+    let signer = Missing::BundlesOf("x/y".to_owned());
+    let unknown = vec![
+        Unknown::missing(&app, "no right to it".to_owned()),
+        Unknown::missing(&signer, "no answer".to_owned()),
+        Unknown::token(&token, "no account".to_owned()),
+    ];
+    pushed.push(Push { unknown: unknown.clone(), settling: true, ..Push::default() }).expect("good");
+    let snapshot = pushed.source.snapshot();
+    assert!(snapshot.is_settling);
+    assert_eq!(snapshot.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), Some("no right to it"));
+    assert_eq!(snapshot.objects.why_no_bundles_of("x/y"), Some("no answer"));
+    assert_eq!(snapshot.tokens.get(&token), Some(Err("no account")));
+    pushed.push(Push { unknown: unknown[..1].to_vec(), ..objects(&config_map("app", "one")) }).expect("good");
+    let snapshot = pushed.source.snapshot();
+    assert_eq!((pushed.value("app").as_deref(), snapshot.is_settling), (Some("one"), false));
+    assert_eq!(snapshot.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), None);
+    assert_eq!(snapshot.objects.why_no_bundles_of("x/y"), None, "it has none");
+    let nameless = Unknown { name: None, ..unknown[0].clone() };
+    let error = pushed.push(Push { unknown: vec![nameless], ..Push::default() }).expect_err("without a name");
+    assert!(error.ends_with("the push has a ConfigMap without a name"), "{error}");
+}
+
+#[test]
 fn an_object_in_a_file_wins() {
     let pushed = start(&config_map("app", "file"));
     pushed.push(objects(&config_map("app", "push"))).expect("good");
@@ -186,8 +217,11 @@ fn tokens_are_pushed_as_the_api_server_answers() {
 #[test]
 fn a_pushed_pod_says_its_labels_from_then_on() {
     let pushed = start("");
-    let labelled = POD.replace("uid: u1", "uid: u1, labels: {color: blue}");
+    let labelled =
+        POD.replace("uid: u1", "uid: u1, labels: {color: blue}").replace("name: a, configMap", "name: c, configMap");
     pushed.push(objects(&labelled)).expect("good");
+    let volumes = pushed.source.snapshot().pod.expect("a pod").volumes.clone();
+    assert_eq!(volumes, pushed.first.pod.as_ref().expect("a pod").volumes, "its volumes are those of the manifest");
     let label = |pushed: &Pushed| {
         let pod = pushed.source.snapshot().pod.expect("a pod");
         pod.facts.labels.get("color").cloned()

@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::find::Root;
 use super::ledger::Ledger;
+use super::pod_and_objects::PodAndObjects;
 use super::watch::{Signal, Watcher};
 use super::{Accepted, FileSource, PodInput, SourceError};
 use crate::source::Snapshot;
@@ -78,9 +80,9 @@ impl Home {
 
     /// The same without the thread, scan by scan.
     fn step_by_step(&self, objects: &[&str]) -> Steps {
-        let objects: Vec<_> = objects.iter().map(|name| self.path(name)).collect();
+        let roots = objects.iter().map(|name| Root::objects(self.path(name))).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
-        let mut ledger = Ledger::new(Accepted::Pods, None, &objects).expect("a ledger");
+        let mut ledger = Ledger::new(PodAndObjects::new(Accepted::Pods), None, roots).expect("a ledger");
         ledger.first_scan(&mut watcher).expect("good manifests");
         Steps { watcher, ledger, signals }
     }
@@ -119,7 +121,7 @@ impl Watched {
 /// A source whose thread is the test.
 struct Steps {
     watcher: Watcher,
-    ledger: Ledger,
+    ledger: Ledger<PodAndObjects>,
     signals: std::sync::mpsc::Sender<Signal>,
 }
 
@@ -127,7 +129,7 @@ impl Steps {
     /// Waits for a change and scans.
     fn scan(&mut self) -> Option<Snapshot> {
         assert!(self.watcher.wait());
-        self.ledger.next_scan(&mut self.watcher)
+        self.ledger.next_scan(&mut self.watcher).whole
     }
 }
 

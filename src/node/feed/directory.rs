@@ -1,0 +1,229 @@
+//! The manifest directory: static pods and objects of all its files.
+//!
+//! Each file may have any number of documents. Where two documents describe one pod or one object, the first one counts, in
+//! the order of the files' names; the other one is a problem that the node's status shows.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::object::WholeObject;
+use crate::manifest::objects::ObjectKey;
+use crate::manifest::pod::{Pod, PodUid};
+use crate::manifest::{Document, ManifestError, Origin, parse_documents};
+use crate::node::pod::{NodePod, PodOrigin, PodStage};
+use crate::source::{Files, IMMUTABLE, Role, Sum};
+
+/// Objects by what they go by.
+pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
+
+/// What the files of the directory come to.
+pub(super) struct Directory {
+    /// The pods, no uid and no name twice.
+    pub(super) pods: Vec<NodePod>,
+    /// The objects.
+    pub(super) objects: Arc<FileObjects>,
+}
+
+/// Adds up the files of the directory.
+pub(super) struct DirectorySum {
+    /// The node that its pods are on, where that is known.
+    node: Option<String>,
+    /// The objects of the last time.
+    objects: Arc<FileObjects>,
+    problems: Vec<(Origin, &'static str, String)>,
+}
+
+/// The pods and objects of one file.
+pub(super) struct Contents {
+    pods: Vec<(Origin, NodePod)>,
+    objects: Vec<Arc<WholeObject>>,
+}
+
+impl DirectorySum {
+    pub(super) fn new(node: Option<String>) -> DirectorySum {
+        DirectorySum { node, objects: Arc::default(), problems: Vec::new() }
+    }
+
+    fn pod(&self, file: &Path, document: Document) -> Result<(Origin, NodePod), ManifestError> {
+        let origin = document.origin.clone();
+        let mut manifest = document.into_value();
+        if let (Some(node), Some(spec)) = (&self.node, manifest.get_mut("spec").and_then(Value::as_object_mut)) {
+            spec.insert("nodeName".to_owned(), node.as_str().into());
+        }
+        let pod = Pod::parse(Document::of_server(origin.clone(), manifest.clone())?)?;
+        let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
+        Ok((origin, NodePod { pod, manifest, origin: PodOrigin::File(file.to_owned()), stage: PodStage::Desired }))
+    }
+
+    fn pods(&mut self, files: Files<'_, Contents>) -> Vec<NodePod> {
+        let mut by_uid: BTreeMap<&PodUid, &Origin> = BTreeMap::new();
+        let mut by_name: BTreeMap<String, &Origin> = BTreeMap::new();
+        let mut pods = Vec::new();
+        for (origin, pod) in files.iter().flat_map(|(_, contents)| &contents.pods) {
+            let identity = &pod.pod.identity;
+            let name = identity.to_string();
+            let (same_uid, same_name) = (by_uid.get(&identity.uid), by_name.get(&name));
+            let problem = match (same_uid, same_name) {
+                (None, None) => {
+                    by_uid.insert(&identity.uid, origin);
+                    by_name.insert(name, origin);
+                    pods.push(pod.clone());
+                    continue;
+                }
+                (_, Some(first)) => {
+                    ("metadata.name", format!("pod {name} is described in {first}, too; remove one of them"))
+                }
+                (Some(first), None) => {
+                    let sentence =
+                        format!("pod {name} has the uid of the pod in {first}; give it another uid, or none");
+                    ("metadata.uid", sentence)
+                }
+            };
+            self.problems.push((
+                origin.clone(),
+                problem.0,
+                format!("{}; until then, podfs goes by the first one", problem.1),
+            ));
+        }
+        pods
+    }
+
+    fn objects(&mut self, files: Files<'_, Contents>) -> FileObjects {
+        let mut objects = FileObjects::new();
+        for object in files.iter().flat_map(|(_, contents)| &contents.objects) {
+            let (key, origin) = (object.key(), &object.parsed.origin);
+            if let Some(first) = objects.get(key) {
+                let first = &first.parsed.origin;
+                let sentence = format!(
+                    "{key} is described in {first}, too; remove one of them; until then, podfs goes by the first one"
+                );
+                self.problems.push((origin.clone(), "metadata.name", sentence));
+                continue;
+            }
+            let old = self.objects.get(key);
+            let stays = match old {
+                Some(old) if object.parsed.is_refused_after(&old.parsed) => {
+                    self.problems.push((origin.clone(), "data", IMMUTABLE.to_owned()));
+                    Some(old)
+                }
+                Some(old) if object.parsed.says_the_same_as(&old.parsed) => Some(old),
+                _ => None,
+            };
+            objects.insert(key.clone(), Arc::clone(stays.unwrap_or(object)));
+        }
+        objects
+    }
+}
+
+impl Sum for DirectorySum {
+    type Contents = Contents;
+    type Whole = Directory;
+    const NAMES_COUNT: bool = true;
+
+    fn parse(&self, _: Role, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
+        let mut contents = Contents { pods: Vec::new(), objects: Vec::new() };
+        for document in parse_documents(file, bytes)? {
+            match (document.api_version.as_str(), document.kind.as_str()) {
+                ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
+                _ => contents.objects.extend(WholeObject::parse(document)?),
+            }
+        }
+        Ok(contents)
+    }
+
+    fn add_up(&mut self, files: Files<'_, Contents>) -> Result<Directory, ManifestError> {
+        self.problems.clear();
+        let pods = self.pods(files);
+        self.objects = Arc::new(self.objects(files));
+        Ok(Directory { pods, objects: Arc::clone(&self.objects) })
+    }
+
+    fn problems(&self) -> Vec<ManifestError> {
+        let problem =
+            |(origin, field, sentence): &(Origin, &str, String)| ManifestError::invalid(origin, field, sentence);
+        self.problems.iter().map(problem).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What files with these names and texts come to: the pods with their files, and the problems.
+    fn add_up(sum: &mut DirectorySum, files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+        let parse =
+            |(name, text): &(&str, &str)| sum.parse(Role::Objects, Path::new(name), text.as_bytes()).expect(text);
+        let contents: Vec<_> = files.iter().map(parse).collect();
+        let files: Vec<_> = files.iter().map(|(name, _)| Path::new(*name)).zip(&contents).collect();
+        let whole = sum.add_up(&files).expect("never fails");
+        let pods = whole.pods.iter().map(|pod| match &pod.origin {
+            PodOrigin::File(file) => format!("{} of {}", pod.pod.identity, file.display()),
+            PodOrigin::Api => unreachable!("it was in a file"),
+        });
+        (pods.collect(), sum.problems().iter().map(ToString::to_string).collect())
+    }
+
+    fn pod(metadata: &str) -> String {
+        format!("{{apiVersion: v1, kind: Pod, metadata: {{{metadata}}}, spec: {{containers: [{{name: c}}]}}}}")
+    }
+
+    fn config_map(value: &str) -> String {
+        format!("{{apiVersion: v1, kind: ConfigMap, immutable: true, metadata: {{name: app}}, data: {{k: {value:?}}}}}")
+    }
+
+    #[test]
+    fn of_two_manifests_with_one_uid_or_one_name_the_first_file_counts() {
+        let mut sum = DirectorySum::new(None);
+        let (web, other) = (pod("name: web, uid: u1"), pod("name: other, uid: u1"));
+        let again = pod("name: web, uid: u2");
+        let files = [("a.yaml", web.as_str()), ("b.yaml", &other), ("c.yaml", &again)];
+        let (pods, problems) = add_up(&mut sum, &files);
+        assert_eq!(pods, ["default/web of a.yaml"]);
+        assert_eq!(
+            problems,
+            [
+                "b.yaml: metadata.uid: pod default/other has the uid of the pod in a.yaml; give it another uid, or none; \
+                 until then, podfs goes by the first one",
+                "c.yaml: metadata.name: pod default/web is described in a.yaml, too; remove one of them; until then, \
+                 podfs goes by the first one",
+            ]
+        );
+        let (pods, problems) = add_up(&mut sum, &files[1..]);
+        assert_eq!((pods.len(), problems.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_file_may_have_many_pods_and_objects_and_a_uid_is_derived_from_the_name() {
+        let sum = DirectorySum::new(Some("n1".to_owned()));
+        let text = format!("{}\n---\n{}\n---\n{}", pod("name: web"), config_map("1"), pod("name: db, namespace: shop"));
+        let contents = sum.parse(Role::Objects, Path::new("all.yaml"), text.as_bytes()).expect("good");
+        let names: Vec<_> = contents.pods.iter().map(|(_, pod)| pod.pod.identity.to_string()).collect();
+        assert_eq!(
+            (names.as_slice(), contents.objects.len()),
+            (&["default/web".to_owned(), "shop/db".to_owned()][..], 1)
+        );
+        let (_, web) = &contents.pods[0];
+        assert_eq!(web.pod.identity.uid.as_str().len(), 36);
+        assert_eq!((web.pod.facts.node_name.as_deref(), &web.manifest["spec"]["nodeName"]), (Some("n1"), &"n1".into()));
+    }
+
+    #[test]
+    fn an_object_described_twice_is_that_of_the_first_file_and_an_immutable_one_stays() {
+        let mut sum = DirectorySum::new(None);
+        let (one, two) = (config_map("1"), config_map("2"));
+        let value = |sum: &DirectorySum| {
+            let object = sum.objects.values().next().expect("one");
+            object.value["data"]["k"].clone()
+        };
+        let (_, problems) = add_up(&mut sum, &[("a.yaml", &one), ("b.yaml", &two)]);
+        assert_eq!((value(&sum), problems.len()), ("1".into(), 1));
+        let (_, problems) = add_up(&mut sum, &[("b.yaml", &two)]);
+        assert_eq!((value(&sum), problems), ("1".into(), vec![format!("b.yaml: data: {IMMUTABLE}")]));
+        assert!(add_up(&mut sum, &[]).1.is_empty());
+        let (_, problems) = add_up(&mut sum, &[("b.yaml", &two)]);
+        assert_eq!((value(&sum), problems.len()), ("2".into(), 0));
+    }
+}

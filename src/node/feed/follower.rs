@@ -1,0 +1,200 @@
+//! Follows everything that the volumes of one pod refer to, and says what its supervisor has to hear.
+//!
+//! A follower sleeps until one of its pod's own objects changes. It never asks again by itself, and a change of an object
+//! costs nothing for pods that do not refer to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::registry::{Registry, Want};
+use super::update::View;
+use crate::manifest::objects::{ObjectKey, ObjectKind};
+use crate::manifest::{References, references};
+use crate::node::pod::NodePod;
+use crate::source::Push;
+use crate::volume::{BundleKey, TokenKey};
+
+/// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
+const GRACE: Duration = Duration::from_secs(1);
+/// Why there is no token.
+const NO_ISSUER: &str =
+    "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
+
+/// What the supervisor of one pod has to hear. When it is dropped, nothing is followed for the pod any more.
+pub struct ObjectFollower {
+    registry: Arc<Registry>,
+    changed: Arc<Notify>,
+    pod: NodePod,
+    references: References,
+    wants: BTreeSet<Want>,
+    /// When the pod began to refer to what it refers to.
+    began: Instant,
+    /// What the supervisor was sent.
+    sent: Option<View>,
+}
+
+impl ObjectFollower {
+    pub(super) fn new(registry: Arc<Registry>, pod: &NodePod) -> ObjectFollower {
+        let mut follower = ObjectFollower {
+            registry,
+            changed: Arc::default(),
+            pod: pod.clone(),
+            references: references_of(pod),
+            wants: BTreeSet::new(),
+            began: Instant::now(),
+            sent: None,
+        };
+        follower.subscribe();
+        follower
+    }
+
+    /// The pod's source describes it in another way. What its supervisor has to hear of that comes with the next push.
+    pub fn update(&mut self, pod: &NodePod) {
+        self.pod = pod.clone();
+        self.references = references_of(pod);
+        self.subscribe();
+        self.changed.notify_one();
+    }
+
+    /// The next push is a complete one again: the supervisor is another one, or has missed a push.
+    pub fn restart(&mut self) {
+        self.sent = None;
+        self.changed.notify_one();
+    }
+
+    /// What the supervisor has to hear next: at first everything, and then what has changed. Cancel-safe.
+    pub async fn next(&mut self) -> Push {
+        loop {
+            let (mut now, mut waits) = self.look();
+            if let Some(before) = &self.sent {
+                now.keep_what_became_unknown(before);
+                if let Some(push) = now.since(before) {
+                    self.sent = Some(now);
+                    return push;
+                }
+            } else if waits.first.is_none_or(|until| until <= Instant::now()) {
+                let push = now.whole();
+                self.sent = Some(now);
+                return push;
+            } else {
+                waits.settles = waits.first;
+            }
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = until(waits.settles) => {}
+            }
+        }
+    }
+
+    /// Everything that is known at this moment.
+    fn look(&mut self) -> (View, Waits) {
+        self.subscribe();
+        let (mut waits, mut is_answered) = (Waits { first: None, settles: None }, true);
+        let mut view = View {
+            pod: Arc::clone(&self.pod.manifest),
+            objects: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            missing_tokens: BTreeMap::new(),
+            settling: false,
+        };
+        for want in &self.wants {
+            let answer = self.registry.answer(want);
+            view.objects.extend(answer.objects.into_iter().map(|object| (object.key().clone(), object)));
+            let Some(absence) = answer.missing else { continue };
+            is_answered &= absence.is_answered;
+            waits.settles = waits.settles.max(absence.settles);
+            view.missing.extend(want.missing().map(|missing| (missing, absence.reason)));
+        }
+        self.add_tokens(&mut view);
+        waits.settles = waits.settles.filter(|settles| *settles > Instant::now());
+        waits.first = (!is_answered).then_some(self.began + GRACE);
+        view.settling = waits.settles.is_some();
+        (view, waits)
+    }
+
+    fn add_tokens(&self, view: &mut View) {
+        let reason = |key: &TokenKey| (key.clone(), NO_ISSUER.to_owned());
+        view.missing_tokens.extend(self.references.tokens.iter().map(reason));
+    }
+
+    /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.
+    fn subscribe(&mut self) {
+        let mut wants = wants(&self.pod, &self.references);
+        let of_claims: Vec<_> = wants.iter().filter_map(|want| self.volume_of(want)).collect();
+        wants.extend(of_claims);
+        for want in wants.difference(&self.wants) {
+            self.registry.subscribe(want, &self.changed);
+        }
+        for want in self.wants.difference(&wants) {
+            self.registry.unsubscribe(want, &self.changed);
+        }
+        self.wants = wants;
+    }
+
+    fn volume_of(&self, want: &Want) -> Option<Want> {
+        if !matches!(want, Want::Object(key) if key.kind == ObjectKind::PersistentVolumeClaim) {
+            return None;
+        }
+        let claim = self.registry.answer(want).objects.pop()?;
+        let volume = claim.parsed.claim()?.volume.clone()?;
+        Some(Want::Object(key(ObjectKind::PersistentVolume, "", &volume)))
+    }
+}
+
+impl Drop for ObjectFollower {
+    fn drop(&mut self) {
+        self.wants.iter().for_each(|want| self.registry.unsubscribe(want, &self.changed));
+    }
+}
+
+/// How long to wait, unless something changes.
+struct Waits {
+    /// For objects that have not been heard of, before the first push.
+    first: Option<Instant>,
+    /// Until what is unknown is a problem.
+    settles: Option<Instant>,
+}
+
+fn references_of(pod: &NodePod) -> References {
+    references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
+}
+
+/// What the pod refers to by name. Objects of another namespace are never among it (SE-03).
+fn wants(pod: &NodePod, references: &References) -> BTreeSet<Want> {
+    let identity = &pod.pod.identity;
+    let of = |kind: ObjectKind, names: &BTreeSet<String>| {
+        names.iter().map(|name| Want::Object(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
+    };
+    let mut wants = BTreeSet::new();
+    wants.extend(of(ObjectKind::ConfigMap, &references.config_maps));
+    wants.extend(of(ObjectKind::Secret, &references.secrets));
+    wants.extend(of(ObjectKind::PersistentVolumeClaim, &references.claims));
+    wants.extend(references.bundles.iter().filter_map(|bundle| match bundle {
+        BundleKey::Named(name) => Some(Want::Object(key(ObjectKind::ClusterTrustBundle, "", name))),
+        // Where nothing of a signer is selected, nothing is read.
+        BundleKey::OfSigner { selector: None, .. } => None,
+        BundleKey::OfSigner { signer, .. } => Some(Want::BundlesOf(signer.clone())),
+    }));
+    if references.node {
+        let node = pod.pod.facts.node_name.as_deref();
+        wants.insert(node.map_or(Want::OnlyNode, |node| Want::Object(key(ObjectKind::Node, "", node))));
+    }
+    wants
+}
+
+fn key(kind: ObjectKind, namespace: &str, name: &str) -> ObjectKey {
+    ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}

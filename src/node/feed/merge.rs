@@ -1,0 +1,219 @@
+//! The pods of both sources as one: what the manager hears of.
+//!
+//! 1. A uid is one pod. A static pod wins over a pod of the API server with its uid.
+//! 2. A mirror pod of the API server is an image of a static pod, and never a pod of its own.
+//! 3. A source that has not told all its pods yet says nothing about those that it has not told.
+//! 4. A file that could not be read since the start keeps the pods that an earlier daemon had read in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{FeedEvent, PodSource};
+use crate::manifest::pod::PodUid;
+use crate::node::pod::{NodePod, PodOrigin};
+
+/// The annotation of a mirror pod: the kubelet's hash of the static pod, which is its uid.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The uid of the static pod that a pod stands for.
+const HASH: &str = "kubernetes.io/config.hash";
+/// Where the kubelet has a pod from; `file` for a static pod.
+const SOURCE: &str = "kubernetes.io/config.source";
+
+pub(super) type Pods = BTreeMap<PodUid, NodePod>;
+
+/// What both sources said, and what the manager has heard.
+pub(super) struct Merge {
+    /// The pods that an earlier daemon knew.
+    earlier: Vec<NodePod>,
+    /// The static pods, once the files were read.
+    files: Option<Pods>,
+    /// The pods of the API server, once it has listed them.
+    api: Option<Pods>,
+    shown: Pods,
+}
+
+impl Merge {
+    pub(super) fn new(earlier: Vec<NodePod>) -> Merge {
+        Merge { earlier, files: None, api: None, shown: Pods::new() }
+    }
+
+    /// These are the static pods now. `unread` are files of which nothing was ever read.
+    pub(super) fn take_files(&mut self, pods: &[NodePod], unread: &BTreeSet<PathBuf>) -> Vec<FeedEvent> {
+        let mut files: Pods = self
+            .earlier
+            .iter()
+            .filter(|pod| matches!(&pod.origin, PodOrigin::File(file) if unread.contains(file)))
+            .chain(pods)
+            .map(|pod| (pod.pod.identity.uid.clone(), pod.clone()))
+            .collect();
+        // A pod that was made anew in another file has another uid.
+        let names: BTreeMap<_, _> =
+            pods.iter().map(|pod| (pod.pod.identity.to_string(), &pod.pod.identity.uid)).collect();
+        files.retain(|uid, pod| names.get(&pod.pod.identity.to_string()).is_none_or(|current| *current == uid));
+        let is_first = self.files.replace(files).is_none();
+        self.changes(is_first.then_some(PodSource::Files))
+    }
+
+    /// These are the pods of the API server.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
+    pub(super) fn take_list(&mut self, pods: Vec<NodePod>) -> Vec<FeedEvent> {
+        let pods = pods.into_iter().map(|pod| (pod.pod.identity.uid.clone(), pod)).collect();
+        let is_first = self.api.replace(pods).is_none();
+        self.changes(is_first.then_some(PodSource::Api))
+    }
+
+    /// A pod of the API server is new, or different.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
+    pub(super) fn take_put(&mut self, pod: NodePod) -> Vec<FeedEvent> {
+        self.api.get_or_insert_default().insert(pod.pod.identity.uid.clone(), pod);
+        self.changes(None)
+    }
+
+    /// A pod of the API server is gone.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
+    pub(super) fn take_gone(&mut self, uid: &PodUid) -> Vec<FeedEvent> {
+        self.api.get_or_insert_default().remove(uid);
+        self.changes(None)
+    }
+
+    /// What the manager has not heard of. Pods that are gone come first: another one may have the name of one of them.
+    fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
+        let now = self.wanted();
+        let gone = self.shown.iter().filter(|(uid, _)| !now.contains_key(uid));
+        let mut events: Vec<_> = gone.map(|(uid, pod)| FeedEvent::Gone(source(pod), uid.clone())).collect();
+        let differs = |uid: &PodUid, pod: &NodePod| self.shown.get(uid).is_none_or(|shown| !is_same(shown, pod));
+        let is_listed = |pod: &NodePod| first == Some(source(pod));
+        let put = now.iter().filter(|(uid, pod)| differs(uid, pod) && !is_listed(pod));
+        events.extend(put.map(|(_, pod)| FeedEvent::Put(pod.clone())));
+        if let Some(first) = first {
+            events.push(FeedEvent::Pods(first, now.values().filter(|pod| is_listed(pod)).cloned().collect()));
+        }
+        self.shown = now;
+        events
+    }
+
+    fn wanted(&self) -> Pods {
+        let mut wanted = self.files.clone().unwrap_or_default();
+        for (uid, pod) in self.api.iter().flatten() {
+            if !wanted.contains_key(uid) && !self.is_mirror(pod) {
+                wanted.insert(uid.clone(), pod.clone());
+            }
+        }
+        wanted
+    }
+
+    fn is_mirror(&self, pod: &NodePod) -> bool {
+        let annotation = |name: &str| pod.pod.facts.annotations.get(name).map(String::as_str);
+        let mut files = self.files.iter().flat_map(BTreeMap::values).map(|file| &file.pod.identity);
+        let identity = &pod.pod.identity;
+        annotation(MIRROR).is_some()
+            || files.any(|file| {
+                let has_name = (&file.namespace, &file.name) == (&identity.namespace, &identity.name);
+                annotation(HASH) == Some(file.uid.as_str()) || has_name && annotation(SOURCE) == Some("file")
+            })
+    }
+}
+
+fn source(pod: &NodePod) -> PodSource {
+    match pod.origin {
+        PodOrigin::File(_) => PodSource::Files,
+        PodOrigin::Api => PodSource::Api,
+    }
+}
+
+fn is_same(one: &NodePod, other: &NodePod) -> bool {
+    let same_manifest = Arc::ptr_eq(&one.manifest, &other.manifest) || one.manifest == other.manifest;
+    same_manifest && one.stage == other.stage && one.origin == other.origin
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::manifest::pod::Pod;
+    use crate::manifest::{Document, Origin};
+    use crate::node::pod::PodStage;
+
+    fn pod(name: &str, uid: &str, annotations: Value, file: Option<&str>) -> NodePod {
+        let metadata = json!({"name": name, "uid": uid, "annotations": annotations});
+        let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}});
+        let origin = file.map_or(PodOrigin::Api, |file| PodOrigin::File(file.into()));
+        let document = Document::of_server(Origin::file("test".as_ref()), manifest.clone()).expect("a document");
+        let pod = Arc::new(Pod::parse(document).expect("a pod"));
+        NodePod { pod, manifest: Arc::new(manifest), origin, stage: PodStage::Desired }
+    }
+
+    fn file(name: &str, uid: &str) -> NodePod {
+        pod(name, uid, json!({}), Some(&format!("{name}.yaml")))
+    }
+
+    fn api(name: &str, uid: &str) -> NodePod {
+        pod(name, uid, json!({}), None)
+    }
+
+    fn shown(events: Vec<FeedEvent>) -> Vec<String> {
+        let name = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, source(pod));
+        let show = |event: FeedEvent| match event {
+            FeedEvent::Pods(source, pods) => {
+                format!("{source:?}: {}", pods.iter().map(name).collect::<Vec<_>>().join(", "))
+            }
+            FeedEvent::Put(pod) => format!("put {}", name(&pod)),
+            FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
+            FeedEvent::Trouble(..) => unreachable!("no trouble comes from here"),
+        };
+        events.into_iter().map(show).collect()
+    }
+
+    #[test]
+    fn each_source_tells_all_its_pods_once_and_then_what_changes() {
+        let mut merge = Merge::new(Vec::new());
+        let none = BTreeSet::new();
+        assert_eq!(shown(merge.take_files(&[file("a", "u1")], &none)), ["Files: u1 Files"]);
+        assert_eq!(shown(merge.take_list(vec![api("b", "u2")])), ["Api: u2 Api"]);
+        assert_eq!(shown(merge.take_list(vec![api("b", "u2")])), Vec::<String>::new());
+        assert_eq!(shown(merge.take_put(api("c", "u3"))), ["put u3 Api"]);
+        assert_eq!(shown(merge.take_gone(&api("b", "u2").pod.identity.uid)), ["gone u2 Api"]);
+        assert_eq!(shown(merge.take_files(&[], &none)), ["gone u1 Files"]);
+    }
+
+    #[test]
+    fn a_pod_with_a_new_uid_comes_after_the_one_it_replaces() {
+        let mut merge = Merge::new(Vec::new());
+        let none = BTreeSet::new();
+        merge.take_files(&[file("web", "u2")], &none);
+        assert_eq!(shown(merge.take_files(&[file("web", "u1")], &none)), ["gone u2 Files", "put u1 Files"]);
+    }
+
+    #[test]
+    fn a_static_pod_and_its_mirror_pod_count_once() {
+        let none = BTreeSet::new();
+        for (name, annotations) in [
+            ("web-n1", json!({MIRROR: "u1", HASH: "u1", SOURCE: "file"})),
+            ("web-n1", json!({MIRROR: "of another file"})),
+            ("anything", json!({HASH: "u1"})),
+            ("web", json!({SOURCE: "file"})),
+        ] {
+            let mut merge = Merge::new(Vec::new());
+            merge.take_files(&[file("web", "u1")], &none);
+            let mirror = pod(name, "u9", annotations.clone(), None);
+            assert_eq!(shown(merge.take_list(vec![mirror])), ["Api: "], "{annotations}");
+        }
+        let mut merge = Merge::new(Vec::new());
+        assert_eq!(
+            shown(merge.take_list(vec![api("web", "u1"), pod("x", "u9", json!({HASH: "u1"}), None)])),
+            ["Api: u1 Api, u9 Api"]
+        );
+        assert_eq!(shown(merge.take_files(&[file("web", "u1")], &none)), ["gone u9 Api", "Files: u1 Files"]);
+        assert_eq!(shown(merge.take_files(&[], &none)), ["put u1 Api", "put u9 Api"]);
+    }
+
+    #[test]
+    fn a_file_that_was_never_read_keeps_the_pods_of_an_earlier_daemon() {
+        let mut merge = Merge::new(vec![file("web", "u1"), file("db", "u2")]);
+        let unread = BTreeSet::from([PathBuf::from("web.yaml")]);
+        assert_eq!(shown(merge.take_files(&[], &unread)), ["Files: u1 Files"]);
+        assert_eq!(shown(merge.take_files(&[file("web", "u3")], &BTreeSet::new())), ["gone u1 Files", "put u3 Files"]);
+    }
+}

@@ -1,0 +1,192 @@
+//! The feed: the pods of the node, and the objects that their volumes refer to.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `directory` | the manifest directory: static pods and objects |
+//! | `merge` | the pods of all sources as one: which count, and what changed |
+//! | `object` | an object as it was written, and as podfs understands it |
+//! | `registry` | which pods refer to which objects, and what is known of them |
+//! | `follower` | what the supervisor of one pod has to hear |
+//! | `update` | from what a supervisor knows to the push that brings it up to date |
+//!
+//! [`Feed::next`] tells the manager which pods there are; [`PodObjects`] follows their objects. Both may be slow: pods and
+//! objects that changed several times meanwhile are told once, as they are then.
+
+mod directory;
+mod follower;
+mod merge;
+mod object;
+mod registry;
+#[cfg(test)]
+mod tests;
+mod update;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::pod::NodePod;
+use crate::manifest::pod::PodUid;
+use crate::source::{Scanned, SourceError, SummedFiles};
+use directory::{Directory, DirectorySum};
+use merge::Merge;
+use registry::Registry;
+
+pub use follower::ObjectFollower;
+
+/// Where pods and objects come from.
+#[derive(Default)]
+pub struct FeedSettings {
+    /// The directory of static pods and of objects.
+    pub manifests: Option<PathBuf>,
+    /// The name of the node, where it is known.
+    pub node: Option<String>,
+    /// The pods that an earlier daemon knew. Those in files that cannot be read at the start stay.
+    pub earlier: Vec<NodePod>,
+}
+
+/// A source of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PodSource {
+    /// The manifest directory.
+    Files,
+    /// The API server.
+    Api,
+}
+
+/// What the manager hears of the pods of the node.
+#[derive(Clone, Debug)]
+pub enum FeedEvent {
+    /// The source has told all its pods, for the first time; it is ready from now on.
+    Pods(PodSource, Vec<NodePod>),
+    /// A pod is new, or different.
+    Put(NodePod),
+    /// The source does not have the pod any more.
+    Gone(PodSource, PodUid),
+    /// All that is wrong with the source now, one sentence each; nothing if nothing is.
+    Trouble(PodSource, Vec<String>),
+}
+
+/// Why there is no feed.
+#[derive(Debug, thiserror::Error)]
+pub enum FeedError {
+    /// Files cannot be watched.
+    #[error(transparent)]
+    Files(#[from] SourceError),
+}
+
+/// The pods of the node.
+pub struct Feed {
+    inputs: UnboundedReceiver<Input>,
+    /// Keeps the channel open when there is no source.
+    _input: UnboundedSender<Input>,
+    merge: Merge,
+    events: VecDeque<FeedEvent>,
+    static_pods: StaticPods,
+    objects: PodObjects,
+    _files: Option<SummedFiles>,
+}
+
+/// The objects of the node's pods. Cheap to clone.
+#[derive(Clone)]
+pub struct PodObjects {
+    registry: Arc<Registry>,
+}
+
+/// What came in.
+enum Input {
+    Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
+}
+
+/// What is known of the files.
+#[derive(Default)]
+struct StaticPods {
+    pods: Vec<NodePod>,
+    problems: BTreeSet<String>,
+}
+
+impl Feed {
+    /// Begins to read. Inside of a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel's limits on watches of files. Files that are missing or wrong are told later, as trouble.
+    pub fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
+        let FeedSettings { manifests, node, earlier } = settings;
+        let (input, inputs) = unbounded_channel();
+        let registry = Arc::new(Registry::new(manifests.is_some()));
+        let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
+        Ok(Feed {
+            inputs,
+            _input: input,
+            merge: Merge::new(earlier),
+            events: VecDeque::new(),
+            static_pods: StaticPods::default(),
+            objects: PodObjects { registry },
+            _files: files,
+        })
+    }
+
+    /// The objects of the pods.
+    pub fn objects(&self) -> PodObjects {
+        self.objects.clone()
+    }
+
+    /// What is new. Cancel-safe.
+    pub async fn next(&mut self) -> FeedEvent {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            match self.inputs.recv().await.expect("an end to send is kept here, too") {
+                Input::Files { pods, problems, unread, is_found } => self.take_files(pods, problems, &unread, is_found),
+            }
+        }
+    }
+
+    fn take_files(
+        &mut self,
+        pods: Option<Vec<NodePod>>,
+        problems: BTreeSet<String>,
+        unread: &BTreeSet<PathBuf>,
+        is_found: bool,
+    ) {
+        self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
+        // A directory that was never there may be that of an earlier daemon's pods: it has not told any pods yet.
+        if is_found {
+            self.events.extend(self.merge.take_files(&self.static_pods.pods, unread));
+        }
+        if problems != self.static_pods.problems {
+            self.events.push_back(FeedEvent::Trouble(PodSource::Files, problems.iter().cloned().collect()));
+            self.static_pods.problems = problems;
+        }
+    }
+}
+
+impl PodObjects {
+    /// Follows the objects of a pod.
+    pub fn follow(&self, pod: &NodePod) -> ObjectFollower {
+        ObjectFollower::new(Arc::clone(&self.registry), pod)
+    }
+}
+
+/// Reads the manifest directory. Objects are known before the pods that refer to them.
+fn open_files(
+    path: PathBuf,
+    node: Option<String>,
+    registry: Arc<Registry>,
+    input: UnboundedSender<Input>,
+) -> Result<SummedFiles, SourceError> {
+    SummedFiles::open(DirectorySum::new(node), path, move |scanned| {
+        let Scanned { whole, problems, unread, is_found, .. } = scanned;
+        let pods = whole.map(|Directory { pods, objects }| {
+            if is_found {
+                registry.take_files(objects);
+            }
+            pods
+        });
+        // Fails only when the feed is gone, and this thread about to end.
+        let _ = input.send(Input::Files { pods, problems, unread, is_found });
+    })
+}

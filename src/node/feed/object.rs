@@ -1,0 +1,62 @@
+//! An object as its source wrote it, which supervisors are sent, and as podfs understands it.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
+use crate::manifest::{Document, ManifestError};
+
+/// An object that volumes can show.
+pub(crate) struct WholeObject {
+    /// What supervisors are sent.
+    pub(crate) value: Value,
+    /// What podfs reads in it.
+    pub(crate) parsed: NamedObject,
+}
+
+impl WholeObject {
+    /// An object of a manifest file; none if volumes do not show objects of its kind.
+    ///
+    /// # Errors
+    /// An object that the API would refuse.
+    pub(crate) fn parse(document: Document) -> Result<Option<Arc<WholeObject>>, ManifestError> {
+        let mut value = document.clone().into_value();
+        strip(&mut value);
+        Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed })))
+    }
+
+    pub(crate) fn key(&self) -> &ObjectKey {
+        &self.parsed.key
+    }
+}
+
+/// Removes what no volume shows and what can be as large as the object itself.
+pub(crate) fn strip(object: &mut Value) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    metadata.remove("managedFields");
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::manifest::parse_documents;
+
+    /// The objects of a text.
+    pub(crate) fn objects(yaml: &str) -> Vec<Arc<WholeObject>> {
+        let documents = parse_documents(Path::new("objects.yaml"), yaml.as_bytes()).expect(yaml);
+        documents.into_iter().filter_map(|document| WholeObject::parse(document).expect(yaml)).collect()
+    }
+
+    #[test]
+    fn an_object_is_kept_as_it_was_written_without_what_only_servers_need() {
+        let yaml = "{apiVersion: v1, kind: ConfigMap, metadata: {name: app, labels: {a: b}, managedFields: [{}]}, data: {k: v}}";
+        let object = objects(yaml).remove(0);
+        assert_eq!(object.key().to_string(), "ConfigMap default/app");
+        assert_eq!(object.value["metadata"], serde_json::json!({"name": "app", "labels": {"a": "b"}}));
+        assert_eq!(object.value["data"]["k"], "v");
+        assert!(objects("{apiVersion: apps/v1, kind: Deployment}").is_empty());
+    }
+}

@@ -1,0 +1,187 @@
+//! Which pods refer to which objects, and what is known of each object, for all pods of the node.
+//!
+//! An object is known from the manifest files, or else from the API server. Files win: the server is not asked for an object
+//! that they describe. An entry is there for as long as a pod refers to its object; with it ends the watch (MG-01).
+//!
+//! Locks, and why no change is missed:
+//!
+//! 1. `files` is held for the copy of a pointer. An entry of `entries` may be locked while `files` is locked for that, never
+//!    the other way round. Neither is held over an `await`.
+//! 2. Files are replaced first, and then the entries of what differs are visited. A pod that begins to refer to an object reads
+//!    the files with the entry locked: it sees the new files, or its entry is visited.
+//! 3. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
+//!    while it reads makes it read again.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, RwLock};
+
+use dashmap::DashMap;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::directory::FileObjects;
+use super::object::WholeObject;
+use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+
+/// What a pod refers to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Want {
+    /// An object.
+    Object(ObjectKey),
+    /// All ClusterTrustBundles of a signer.
+    BundlesOf(String),
+    /// The only Node there is: that of a pod which is on no node by name.
+    OnlyNode,
+}
+
+/// What is known of it.
+pub(super) struct Answer {
+    pub(super) objects: Vec<Arc<WholeObject>>,
+    /// Why it is not known.
+    pub(super) missing: Option<Absence>,
+}
+
+/// Why nothing is known of an object.
+pub(super) struct Absence {
+    pub(super) reason: String,
+    /// Until when that is no problem.
+    pub(super) settles: Option<Instant>,
+    /// Whether an answer has come that says so, rather than none.
+    pub(super) is_answered: bool,
+}
+
+/// What is known, and which followers have to hear of changes.
+pub(super) struct Registry {
+    entries: DashMap<Want, Entry>,
+    files: RwLock<FilesKnown>,
+}
+
+/// What the manifest files say of objects.
+#[derive(Clone)]
+enum FilesKnown {
+    /// They have not been read.
+    NotYet {
+        since: Instant,
+    },
+    Are(Arc<FileObjects>),
+}
+
+#[derive(Default)]
+struct Entry {
+    followers: Vec<Arc<Notify>>,
+}
+
+/// How long it is no problem that the manifest files have not been read.
+const SETTLE: std::time::Duration = std::time::Duration::from_secs(10);
+
+impl Registry {
+    /// Nothing refers to anything. `has_files` says whether there are manifest files to be read.
+    pub(super) fn new(has_files: bool) -> Registry {
+        let files = match has_files {
+            true => FilesKnown::NotYet { since: Instant::now() },
+            false => FilesKnown::Are(Arc::default()),
+        };
+        Registry { entries: DashMap::new(), files: RwLock::new(files) }
+    }
+
+    /// These are the objects of the manifest files now.
+    pub(super) fn take_files(&self, objects: Arc<FileObjects>) {
+        let before = {
+            let mut files = self.files.write().expect("no code panics while it is locked");
+            std::mem::replace(&mut *files, FilesKnown::Are(Arc::clone(&objects)))
+        };
+        let FilesKnown::Are(before) = before else {
+            return self.entries.iter().for_each(|entry| entry.notify());
+        };
+        let differs = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
+            before.get(*key).is_none_or(|known| !Arc::ptr_eq(known, object))
+        };
+        let gone = before.iter().filter(|(key, _)| !objects.contains_key(key));
+        let changed: BTreeSet<Want> =
+            objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
+        for want in changed {
+            if let Some(entry) = self.entries.get(&want) {
+                entry.notify();
+            }
+        }
+    }
+
+    /// This follower's pod refers to it from now on.
+    pub(super) fn subscribe(&self, want: &Want, follower: &Arc<Notify>) {
+        self.entries.entry(want.clone()).or_default().followers.push(Arc::clone(follower));
+    }
+
+    /// This follower's pod no longer refers to it.
+    pub(super) fn unsubscribe(&self, want: &Want, follower: &Arc<Notify>) {
+        self.entries.remove_if_mut(want, |_, entry| {
+            entry.followers.retain(|other| !Arc::ptr_eq(other, follower));
+            entry.followers.is_empty()
+        });
+    }
+
+    /// What is known of something that was subscribed to.
+    pub(super) fn answer(&self, want: &Want) -> Answer {
+        match self.files() {
+            FilesKnown::Are(files) => Answer { objects: of_files(&files, want), missing: None },
+            FilesKnown::NotYet { since } => {
+                let reason = "the manifest directory was not read yet".to_owned();
+                let missing = Absence { reason, settles: Some(since + SETTLE), is_answered: false };
+                Answer { objects: Vec::new(), missing: Some(missing) }
+            }
+        }
+    }
+
+    /// How many objects are followed, and for how many pods.
+    #[cfg(test)]
+    pub(super) fn subscriptions(&self) -> (usize, usize) {
+        (self.entries.len(), self.entries.iter().map(|entry| entry.followers.len()).sum())
+    }
+
+    fn files(&self) -> FilesKnown {
+        self.files.read().expect("no code panics while it is locked").clone()
+    }
+}
+
+impl Entry {
+    fn notify(&self) {
+        self.followers.iter().for_each(|follower| follower.notify_one());
+    }
+}
+
+impl Want {
+    /// What it is where nothing is known of it; the only Node has no name that it could be missed by.
+    pub(super) fn missing(&self) -> Option<Missing> {
+        match self {
+            Want::Object(key) => Some(Missing::Object(key.clone())),
+            Want::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
+            Want::OnlyNode => None,
+        }
+    }
+}
+
+/// What is referred to by those that refer to this object.
+fn wants_of(object: &Arc<WholeObject>) -> impl Iterator<Item = Want> {
+    let signer = object.parsed.trust_bundle().and_then(|bundle| bundle.signer.clone());
+    let only_node = (object.key().kind == ObjectKind::Node).then_some(Want::OnlyNode);
+    [Want::Object(object.key().clone())].into_iter().chain(signer.map(Want::BundlesOf)).chain(only_node)
+}
+
+fn of_files(files: &FileObjects, want: &Want) -> Vec<Arc<WholeObject>> {
+    let of_kind = |kind: ObjectKind| {
+        let first = ObjectKey { kind, namespace: String::new(), name: String::new() };
+        files.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
+    };
+    match want {
+        Want::Object(key) => files.get(key).cloned().into_iter().collect(),
+        Want::BundlesOf(signer) => {
+            let is_of_signer = |object: &&Arc<WholeObject>| {
+                object.parsed.trust_bundle().is_some_and(|bundle| bundle.signer.as_deref() == Some(signer))
+            };
+            of_kind(ObjectKind::ClusterTrustBundle).filter(is_of_signer).cloned().collect()
+        }
+        Want::OnlyNode => match of_kind(ObjectKind::Node).collect::<Vec<_>>().as_slice() {
+            [only] => vec![Arc::clone(only)],
+            _ => Vec::new(),
+        },
+    }
+}

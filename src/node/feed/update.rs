@@ -1,0 +1,169 @@
+//! What a supervisor knows, and the push that brings it up to date. Plain data, no I/O.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::object::WholeObject;
+use crate::manifest::objects::{Missing, ObjectKey};
+use crate::manifest::tokens::Token;
+use crate::source::{Deletion, Push, Unknown};
+use crate::volume::TokenKey;
+
+/// Everything that the volumes of a pod refer to, at one moment.
+#[derive(Clone)]
+pub(super) struct View {
+    /// The pod as JSON, for its labels and annotations.
+    pub(super) pod: Arc<Value>,
+    pub(super) objects: BTreeMap<ObjectKey, Arc<WholeObject>>,
+    pub(super) tokens: BTreeMap<TokenKey, Arc<Token>>,
+    /// What nothing is known of, with the reasons.
+    pub(super) missing: BTreeMap<Missing, String>,
+    pub(super) missing_tokens: BTreeMap<TokenKey, String>,
+    /// Whether that is no problem yet.
+    pub(super) settling: bool,
+}
+
+impl View {
+    /// What was sent of an object stays for as long as it is not known whether the object still exists (MG-06).
+    pub(super) fn keep_what_became_unknown(&mut self, before: &View) {
+        self.missing.retain(|missing, _| {
+            let Missing::Object(key) = missing else { return true };
+            let kept = before.objects.get(key);
+            self.objects.extend(kept.map(|object| (key.clone(), Arc::clone(object))));
+            kept.is_none()
+        });
+    }
+
+    /// All of it.
+    pub(super) fn whole(&self) -> Push {
+        let objects = self.objects.values().map(|object| object.value.clone());
+        let tokens = self.tokens.iter().map(|(key, token)| token_request(key, token));
+        let objects = std::iter::once(Value::clone(&self.pod)).chain(objects).chain(tokens).collect();
+        Push { objects, replace: true, ..self.without_objects() }
+    }
+
+    /// What is different from before; nothing if nothing is.
+    pub(super) fn since(&self, before: &View) -> Option<Push> {
+        let is_new_object = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
+            before.objects.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, object))
+        };
+        let is_new_token = |(key, token): &(&TokenKey, &Arc<Token>)| before.tokens.get(key) != Some(*token);
+        let mut objects = Vec::new();
+        if !Arc::ptr_eq(&self.pod, &before.pod) && self.pod != before.pod {
+            objects.push(Value::clone(&self.pod));
+        }
+        objects.extend(self.objects.iter().filter(is_new_object).map(|(_, object)| object.value.clone()));
+        objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| token_request(key, token)));
+        let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key));
+        let deletion = |key: &ObjectKey| Deletion { kind: key.kind.to_string(), name: key.name.clone() };
+        let push = Push { objects, delete: gone.map(deletion).collect(), ..self.without_objects() };
+        let same_state = (&push.unknown, push.settling) == (&before.unknown(), before.is_settling());
+        let is_nothing = push.objects.is_empty() && push.delete.is_empty() && same_state;
+        (!is_nothing).then_some(push)
+    }
+
+    fn without_objects(&self) -> Push {
+        Push { unknown: self.unknown(), settling: self.is_settling(), ..Push::default() }
+    }
+
+    fn is_settling(&self) -> bool {
+        self.settling && !(self.missing.is_empty() && self.missing_tokens.is_empty())
+    }
+
+    fn unknown(&self) -> Vec<Unknown> {
+        let objects = self.missing.iter().map(|(what, reason)| Unknown::missing(what, reason.clone()));
+        let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::token(key, reason.clone()));
+        objects.chain(tokens).collect()
+    }
+}
+
+/// A token as the API server would answer.
+fn token_request(key: &TokenKey, token: &Token) -> Value {
+    let audiences: Vec<_> = key.audience.iter().collect();
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": audiences, "expirationSeconds": key.expiration_seconds},
+        "status": {"token": String::from_utf8_lossy(&token.bytes), "expirationTimestamp": token.expires.and_then(time)},
+    })
+}
+
+fn time(at: SystemTime) -> Option<Time> {
+    Timestamp::try_from(at).ok().map(Time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::object::tests::objects;
+    use super::*;
+
+    fn view(yaml: &str) -> View {
+        let objects = objects(yaml).into_iter().map(|object| (object.key().clone(), object)).collect();
+        View {
+            pod: Arc::new(json!({"kind": "Pod"})),
+            objects,
+            tokens: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            missing_tokens: BTreeMap::new(),
+            settling: false,
+        }
+    }
+
+    fn config_map(name: &str) -> String {
+        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}}}\n---\n")
+    }
+
+    fn key(name: &str) -> ObjectKey {
+        objects(&config_map(name)).remove(0).key().clone()
+    }
+
+    fn names(push: &Push) -> Vec<&str> {
+        push.objects.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect()
+    }
+
+    #[test]
+    fn the_first_push_is_everything_and_later_ones_are_what_changed() {
+        let first = view(&[config_map("a"), config_map("b")].concat());
+        let whole = first.whole();
+        assert!(whole.replace && whole.objects.len() == 3 && whole.objects[0]["kind"] == "Pod");
+        assert_eq!(first.since(&first.clone()), None);
+        let mut next = first.clone();
+        next.objects.remove(&key("a"));
+        next.objects.insert(key("b"), objects(&config_map("b")).remove(0));
+        let push = next.since(&first).expect("two changes");
+        assert_eq!((names(&push), push.replace), (vec!["b"], false));
+        assert_eq!(push.delete, [Deletion { kind: "ConfigMap".to_owned(), name: "a".to_owned() }]);
+        next.pod = Arc::new(json!({"kind": "Pod", "metadata": {"name": "web"}}));
+        assert_eq!(names(&next.since(&first).expect("the pod, too")), ["web", "b"]);
+    }
+
+    #[test]
+    fn a_token_is_pushed_as_the_answer_of_a_server() {
+        let (mut now, before) = (view(""), view(""));
+        let expires = Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_900_000_000));
+        let token = Token { bytes: b"secret".to_vec(), expires };
+        now.tokens.insert(TokenKey::new(Some("vault".to_owned()), Some(7200)), Arc::new(token));
+        let push = now.since(&before).expect("a token");
+        assert_eq!(push.objects[0]["spec"], json!({"audiences": ["vault"], "expirationSeconds": 7200}));
+        assert_eq!(push.objects[0]["status"]["expirationTimestamp"], "2030-03-17T17:46:40Z");
+        assert!(!format!("{push:?}").contains("secret"));
+    }
+
+    #[test]
+    fn mg_06_what_was_sent_stays_until_it_is_known_that_it_is_gone() {
+        let before = view(&config_map("a"));
+        let mut now = view("");
+        now.missing.insert(Missing::Object(key("a")), "it is away".to_owned());
+        now.missing.insert(Missing::Object(key("b")), "it is away".to_owned());
+        now.settling = true;
+        now.keep_what_became_unknown(&before);
+        let push = now.since(&before).expect("something is unknown");
+        assert!(push.objects.is_empty() && push.delete.is_empty() && push.settling);
+        assert_eq!(push.unknown, [Unknown::missing(&Missing::Object(key("b")), "it is away".to_owned())]);
+    }
+}

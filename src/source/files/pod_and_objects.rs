@@ -1,0 +1,74 @@
+//! The pod of one file and the objects of all of them: what the files of `podfs run` come to.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Accepted;
+use super::find::Role;
+use super::ledger::{Files, Sum};
+use crate::manifest::objects::{NamedObject, Objects, parse_object};
+use crate::manifest::pod::{Pod, from_template, only_pod};
+use crate::manifest::{ManifestError, Origin, Tokens, parse_documents};
+use crate::source::Snapshot;
+
+/// What the API server says of new content for an immutable object, and what can be done.
+pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again";
+
+/// Adds the files up to one pod and its objects.
+pub(super) struct PodAndObjects {
+    accepted: Accepted,
+    /// Those of the last snapshot.
+    objects: Objects,
+    /// Documents that change an immutable object.
+    refused: Vec<Origin>,
+}
+
+/// The good documents of a file.
+pub(super) struct Contents {
+    pod: Option<Arc<Pod>>,
+    objects: Vec<Arc<NamedObject>>,
+}
+
+impl PodAndObjects {
+    pub(super) fn new(accepted: Accepted) -> Self {
+        Self { accepted, objects: Objects::default(), refused: Vec::new() }
+    }
+}
+
+impl Sum for PodAndObjects {
+    type Contents = Contents;
+    type Whole = Snapshot;
+    const NAMES_COUNT: bool = false;
+
+    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
+        let mut documents = parse_documents(file, bytes)?;
+        let (pod, others) = match role {
+            Role::Pod => {
+                if self.accepted == Accepted::Templates {
+                    documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
+                }
+                let (pod, others) = only_pod(file, documents)?;
+                (Some(Arc::new(Pod::parse(pod)?)), others)
+            }
+            Role::Objects => (None, documents),
+        };
+        let objects = others.into_iter().filter_map(|document| parse_object(document).transpose());
+        let objects = objects.map(|object| object.map(Arc::new)).collect::<Result<_, _>>()?;
+        Ok(Contents { pod, objects })
+    }
+
+    /// # Errors
+    /// An object in two documents.
+    fn add_up(&mut self, files: Files<'_, Contents>) -> Result<Snapshot, ManifestError> {
+        let objects = Objects::collect(files.iter().flat_map(|(_, contents)| &contents.objects).cloned())?;
+        let (objects, refused) = objects.keep_immutable(&self.objects);
+        let pod = files.iter().find_map(|(_, contents)| contents.pod.clone());
+        self.refused = refused;
+        self.objects = objects.clone();
+        Ok(Snapshot { pod, objects, tokens: Tokens::default(), heard: None, is_settling: false })
+    }
+
+    fn problems(&self) -> Vec<ManifestError> {
+        self.refused.iter().map(|origin| ManifestError::invalid(origin, "data", IMMUTABLE)).collect()
+    }
+}
