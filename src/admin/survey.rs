@@ -70,8 +70,10 @@ fn look(directory: &Path) -> Option<PodStatus> {
 
 fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
     ask(directory, &Question::Metrics, |answer| match answer {
-        Answer::Metrics(reading) if reading.pod.uid == uid(directory) => Ok(*reading),
-        Answer::Metrics(reading) => Err(of_another_pod(&reading.pod.uid)),
+        Answer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
+            Some(pod) if pod == uid(directory) => Ok(*reading),
+            other => Err(of_another_pod(other.unwrap_or_default())),
+        },
         other => Err(why_none(other)),
     })
 }

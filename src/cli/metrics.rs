@@ -1,10 +1,8 @@
 //! `podfs metrics`: the pods of this node in numbers.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
@@ -13,10 +11,10 @@ use sd_notify::NotifyState;
 use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods, print_for_programs};
+use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::{Exposition, Format, exporter};
 use crate::supervisor::run::signals::StopSignals;
-use crate::supervisor::status::metrics::unspoken;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
 ///
@@ -60,7 +58,7 @@ impl Metrics {
         };
         match self.metrics_addr {
             Some(address) => serve(address, self.run_dir),
-            None => print_for_programs(&read(&directories, &Silent::default()).text(Format::OpenMetrics)),
+            None => print_for_programs(&read(&directories, &Readings::default()).text(Format::OpenMetrics)),
         }
     }
 }
@@ -81,13 +79,13 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     let cannot = |error: io::Error| Failure::general(anyhow::Error::new(error).context("cannot serve metrics"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
     let runtime = runtime.map_err(cannot)?;
-    let silent = Silent::default();
+    let readings = Readings::default();
     let read = move || {
         let directories = survey::pods(&run_directory).unwrap_or_else(|error| {
             eprintln!("podfs: cannot read {}: {error}", run_directory.display());
             Vec::new()
         });
-        read(&directories, &silent)
+        read(&directories, &readings)
     };
     let outcome = runtime.block_on(async {
         let mut stop = StopSignals::listen()?;
@@ -103,25 +101,7 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     outcome.map_err(cannot)
 }
 
-/// The uids of the pods of which it was said that they do not answer.
-#[derive(Default)]
-struct Silent(Mutex<BTreeSet<String>>);
-
-/// The numbers of these pods. Of those that do not tell them it is said why, once.
-fn read(directories: &[PathBuf], silent: &Silent) -> Exposition {
-    let mut told = silent.0.lock().expect("whoever panics ends the process");
-    let mut silent = BTreeSet::new();
-    let readings = survey::metrics_of(directories).into_iter().map(|read| {
-        read.unwrap_or_else(|status| {
-            if !told.contains(&status.uid) {
-                let reason = status.reason.as_deref().unwrap_or_default();
-                eprintln!("podfs: there are no metrics of pod {}: {reason}", status.title());
-            }
-            silent.insert(status.uid.clone());
-            unspoken(&status)
-        })
-    });
-    let exposition = Exposition::of(readings.collect());
-    *told = silent;
-    exposition
+/// The numbers of these pods.
+fn read(directories: &[PathBuf], readings: &Readings) -> Exposition {
+    Exposition::of(readings.take(directories, |sentence| eprintln!("podfs: {sentence}")))
 }

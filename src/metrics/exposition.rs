@@ -76,8 +76,8 @@ fn samples<'a>(
     reading: &'a Reading,
     family: &'static Family,
 ) -> impl Iterator<Item = (Vec<(&'static str, &'a str)>, &'a Value)> {
-    let PodLabels { namespace, pod, uid } = &reading.pod;
-    let of_pod = POD_LABELS.into_iter().zip([namespace.as_str(), pod, uid]);
+    let values = |pod: &'a PodLabels| [pod.namespace.as_str(), &pod.pod, &pod.uid];
+    let of_pod = reading.pod.iter().flat_map(move |pod| POD_LABELS.into_iter().zip(values(pod)));
     let known = |sample: &&Sample| {
         let is_histogram = match &sample.value {
             Value::Number(_) => false,

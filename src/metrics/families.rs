@@ -1,10 +1,10 @@
 //! All metrics by name: the only place where a metric is named.
 //!
-//! Names and labels are those of the kubelet where the meaning is the same. Every metric has the labels of its pod
-//! ([`POD_LABELS`]) before its own. What a label may be is bounded: names of the pod's own volumes and claims, audiences of
+//! Names and labels are those of the kubelet where the meaning is the same. Every metric of a pod has the labels of the pod
+//! ([`POD_LABELS`]) before its own; those of `podfs node` itself have none of a pod. What a label may be is bounded: names of the pod's own volumes and claims, audiences of
 //! its tokens, and words of this program. Reasons and generations are no labels: each new one would be a new series.
 
-/// The labels that every metric has: the pod it is about.
+/// The labels that every metric of a pod has: the pod it is about.
 pub const POD_LABELS: [&str; 3] = ["namespace", "pod", "uid"];
 
 /// A metric, with all its series.
@@ -124,6 +124,14 @@ families! {
     STORAGE_OPERATIONS: Histogram "storage_operation_duration_seconds"
         ["operation_name" "volume_plugin" "status" "migrated"]
         "How long operations took; the metric of the kubelet, for volume_mount and volume_unmount";
+    OVERALL_OPERATIONS: Histogram "volume_operation_total_seconds" ["plugin_name" "operation_name"]
+        "How long it took from when a pod wanted a volume until it was mounted; told by podfs node, as by the kubelet";
+    TOTAL_VOLUMES: Gauge "volume_manager_total_volumes" ["plugin_name" "state"]
+        "Volumes in the desired and in the actual state of the world; told by podfs node, as by the kubelet";
+    RECONSTRUCTIONS: Counter "reconstruct_volume_operations_total" []
+        "Volumes of an earlier daemon that podfs node has found; as told by the kubelet";
+    RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []
+        "Those of them that could not be made out; as told by the kubelet";
 }
 
 #[cfg(test)]
@@ -155,7 +163,8 @@ mod tests {
         assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
         for Family { name, kind, help, labels } in FAMILIES {
             assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
-            assert!(name.starts_with("podfs_") || name.starts_with("storage_"), "{name}");
+            let kubelets = ["storage_", "volume_", "reconstruct_"];
+            assert!(name.starts_with("podfs_") || kubelets.iter().any(|begin| name.starts_with(begin)), "{name}");
             assert!(!help.contains(['\\', '\n', '|']) && !help.ends_with('.'), "{help}");
             assert!(!labels.iter().any(|label| POD_LABELS.contains(label) || *label == "le"), "{labels:?}");
         }

@@ -1,4 +1,4 @@
-//! What one pod tells at one moment. A reading may come from a podfs of another version: who takes it in leaves out what
+//! What one pod, or the node, tells at one moment. A reading may come from a podfs of another version: who takes it in leaves out what
 //! it does not know.
 
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ pub struct PodLabels {
     pub uid: String,
 }
 
-/// The numbers of one pod.
+/// The numbers of one pod, or of the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// The pod.
-    pub pod: PodLabels,
+    /// The pod; none of the node.
+    pub pod: Option<PodLabels>,
     /// By the name of their family.
     pub(super) families: BTreeMap<String, Vec<Sample>>,
 }
@@ -51,7 +51,19 @@ pub(super) enum Value {
 impl Reading {
     /// Of a pod of which nothing is told yet.
     pub fn new(pod: PodLabels) -> Reading {
-        Reading { pod, families: BTreeMap::new() }
+        Reading { pod: Some(pod), families: BTreeMap::new() }
+    }
+
+    /// Of the node, of which nothing is told yet.
+    pub fn of_node() -> Reading {
+        Reading { pod: None, families: BTreeMap::new() }
+    }
+
+    /// The reading without what it tells of a family.
+    #[must_use]
+    pub fn without(mut self, family: &Family) -> Reading {
+        self.families.remove(family.name);
+        self
     }
 
     /// Tells one number. `labels` are the values of the family's own labels.

@@ -13,6 +13,7 @@
 //! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
 //! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
 //! | [`orphans`] | directories of pods that the node does not have any more |
+//! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
@@ -20,6 +21,7 @@
 
 pub mod feed;
 pub mod handle;
+pub mod metrics;
 pub mod operation;
 pub mod orphans;
 pub mod plugin;

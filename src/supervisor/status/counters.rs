@@ -15,7 +15,7 @@ use crate::supervisor::run_dir::claim::COUNTS;
 use crate::supervisor::run_dir::trust;
 
 /// The kubelet's groups for how long an operation took, in seconds.
-const BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+pub const OPERATION_BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
 /// The counts of a pod, those of its supervisors before included.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl Counters {
         match self.operations.iter_mut().find(is_it) {
             Some(operations) => operations.durations.add(took),
             None => {
-                let mut durations = Distribution::new(&BOUNDS);
+                let mut durations = Distribution::new(&OPERATION_BOUNDS);
                 durations.add(took);
                 let (name, plugin) = (name.to_owned(), plugin.to_owned());
                 self.operations.push(Operations { name, plugin, succeeded, durations });

@@ -20,6 +20,7 @@ pub(crate) mod progress;
 pub mod report;
 pub(in crate::supervisor) mod store;
 
+pub use counters::OPERATION_BOUNDS;
 pub use pod_status::{
     AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, ServerStatus, VolumeState, VolumeStatus,
 };

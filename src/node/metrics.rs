@@ -1,0 +1,192 @@
+//! What the daemon counts, in the kubelet's names (5.10), and its port for a Prometheus: the numbers of the node and of all pods.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use podfs_fuse::region::Distribution;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
+use crate::admin::readings::Readings;
+use crate::admin::survey;
+use crate::metrics::families::{
+    OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS, RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
+};
+use crate::metrics::{Exposition, Reading, exporter};
+use crate::supervisor::status::OPERATION_BOUNDS;
+
+/// Counts operations. Cheap to clone; all clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// By operation, plugin and status.
+    operations: BTreeMap<(String, String, &'static str), Distribution>,
+    /// By plugin and operation.
+    overall: BTreeMap<(String, &'static str), Distribution>,
+    reconstructions: u64,
+    reconstruction_errors: u64,
+}
+
+impl Recorder {
+    /// An operation has ended that began at `started`. `operation` is in the kubelet's words: `volume_mount`.
+    pub fn operation(&self, plugin: &str, operation: &str, started: Instant, has_succeeded: bool) {
+        let status = if has_succeeded { "success" } else { "fail-unknown" };
+        let key = (operation.to_owned(), plugin.to_owned(), status);
+        count(self.counts().operations.entry(key).or_insert_with(none), started);
+    }
+
+    /// A volume is mounted that a pod has wanted since `wanted`.
+    pub fn mounted(&self, plugin: &str, wanted: Instant) {
+        count(self.counts().overall.entry((plugin.to_owned(), "overall_volume_mount")).or_insert_with(none), wanted);
+    }
+
+    /// A volume of an earlier daemon was found.
+    pub fn reconstructed(&self, has_succeeded: bool) {
+        let mut counts = self.counts();
+        counts.reconstructions += 1;
+        counts.reconstruction_errors += u64::from(!has_succeeded);
+    }
+
+    /// The numbers of the node at this moment.
+    pub fn reading(&self, state: &NodeState) -> Reading {
+        let mut reading = Reading::of_node();
+        let counts = self.counts();
+        for ((operation, plugin, status), durations) in &counts.operations {
+            reading.tell_durations(&STORAGE_OPERATIONS, &[operation, plugin, status, "false"], durations);
+        }
+        for ((plugin, operation), durations) in &counts.overall {
+            reading.tell_durations(&OVERALL_OPERATIONS, &[plugin, operation], durations);
+        }
+        for ((plugin, world), volumes) in volumes(state) {
+            reading.tell(&TOTAL_VOLUMES, &[plugin, world], f64::from(volumes));
+        }
+        reading.tell(&RECONSTRUCTIONS, &[], counts.reconstructions as f64);
+        reading.tell(&RECONSTRUCTION_ERRORS, &[], counts.reconstruction_errors as f64);
+        reading
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().expect("no count panics")
+    }
+}
+
+/// Serves the numbers of the node and of all pods of the run directory, for as long as this process lives.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn serve(listener: TcpListener, run_directory: PathBuf, node: NodeHandle, recorder: Recorder) -> io::Result<()> {
+    let readings = Readings::default();
+    exporter::start(listener, move || {
+        let directories = survey::pods(&run_directory).unwrap_or_else(|error| {
+            warn!("there are no metrics of pods: cannot read {}: {error}", run_directory.display());
+            Vec::new()
+        });
+        let pods = readings.take(&directories, |sentence| warn!("{sentence}"));
+        // The node tells these of all pods together.
+        let pods = pods.into_iter().map(|reading| reading.without(&STORAGE_OPERATIONS));
+        Exposition::of(pods.chain([recorder.reading(&node.state())]).collect())
+    })
+}
+
+/// How many volumes each plugin has in each state of the world.
+fn volumes(state: &NodeState) -> BTreeMap<(&str, &'static str), u32> {
+    let mut count = BTreeMap::new();
+    let all = state.pods.values().flat_map(|pod| &pod.volumes);
+    for VolumeEntry { plugin, desired, mount, .. } in all {
+        let is_actual = *mount != VolumeMount::NotMounted;
+        for (world, is_in) in [("desired_state_of_world", *desired), ("actual_state_of_world", is_actual)] {
+            *count.entry((plugin.as_str(), world)).or_default() += u32::from(is_in);
+        }
+    }
+    count
+}
+
+fn none() -> Distribution {
+    Distribution::new(&OPERATION_BOUNDS)
+}
+
+fn count(durations: &mut Distribution, began: Instant) {
+    durations.add(began.elapsed());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::manifest::pod::PodUid;
+    use crate::metrics::Format;
+    use crate::node::PodEntry;
+
+    fn pod(uid: &str, volumes: &[(&str, bool, VolumeMount)]) -> (PodUid, Arc<PodEntry>) {
+        let volume = |(plugin, desired, mount): &(&str, bool, VolumeMount)| VolumeEntry {
+            name: "a".to_owned(),
+            unique_name: format!("{plugin}/{uid}-a"),
+            plugin: (*plugin).to_owned(),
+            kind: "secret".to_owned(),
+            desired: *desired,
+            mount: *mount,
+            path: None,
+            read_only: true,
+            selinux: None,
+            group: None,
+            remount_required: false,
+            reason: None,
+        };
+        let entry = PodEntry {
+            namespace: None,
+            name: None,
+            uid: uid.to_owned(),
+            origin: None,
+            stage: None,
+            released: false,
+            processed: true,
+            volumes: volumes.iter().map(volume).collect(),
+            errors: Vec::new(),
+            supervisor: None,
+        };
+        (PodUid::parse(uid).expect("a uid"), Arc::new(entry))
+    }
+
+    #[test]
+    fn me_01_the_node_tells_what_a_kubelet_tells_of_its_volume_manager() {
+        use VolumeMount::{Mounted, NotMounted, Uncertain};
+        let (secret, nfs) = ("kubernetes.io/secret", "kubernetes.io/nfs");
+        let pods = [
+            pod("one", &[(secret, true, Mounted), (secret, true, NotMounted), (nfs, false, Uncertain)]),
+            pod("two", &[(secret, true, Mounted)]),
+        ];
+        let state = NodeState { pods: pods.into(), ..NodeState::default() };
+        let recorder = Recorder::default();
+        let began = Instant::now().checked_sub(Duration::from_secs(2)).expect("the machine runs for longer");
+        recorder.clone().operation(secret, "volume_mount", began, true);
+        recorder.operation(secret, "volume_mount", began, true);
+        recorder.operation(nfs, "volume_unmount", began, false);
+        recorder.mounted(secret, began);
+        recorder.reconstructed(true);
+        recorder.reconstructed(false);
+        let text = Exposition::of(vec![recorder.reading(&state)]).text(Format::Prometheus);
+        let lines: Vec<_> = text.lines().collect();
+        for line in [
+            r#"storage_operation_duration_seconds_count{operation_name="volume_mount",volume_plugin="kubernetes.io/secret",status="success",migrated="false"} 2"#,
+            r#"storage_operation_duration_seconds_bucket{le="2.5",operation_name="volume_unmount",volume_plugin="kubernetes.io/nfs",status="fail-unknown",migrated="false"} 1"#,
+            r#"storage_operation_duration_seconds_bucket{le="1.0",operation_name="volume_unmount",volume_plugin="kubernetes.io/nfs",status="fail-unknown",migrated="false"} 0"#,
+            r#"volume_operation_total_seconds_count{plugin_name="kubernetes.io/secret",operation_name="overall_volume_mount"} 1"#,
+            r#"volume_manager_total_volumes{plugin_name="kubernetes.io/secret",state="desired_state_of_world"} 3"#,
+            r#"volume_manager_total_volumes{plugin_name="kubernetes.io/secret",state="actual_state_of_world"} 2"#,
+            r#"volume_manager_total_volumes{plugin_name="kubernetes.io/nfs",state="desired_state_of_world"} 0"#,
+            r#"volume_manager_total_volumes{plugin_name="kubernetes.io/nfs",state="actual_state_of_world"} 1"#,
+            "reconstruct_volume_operations_total 2",
+            "reconstruct_volume_operations_errors_total 1",
+        ] {
+            assert!(lines.contains(&line), "{line} is not in:\n{text}");
+        }
+    }
+}
