@@ -1,7 +1,7 @@
 //! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
 //! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
 //! it. Claims and PersistentVolumes may only be got.
-//! ClusterTrustBundles, which every node may read, are the exception.
+//! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch those that are on it.
 
 use reqwest::Url;
 
@@ -9,6 +9,8 @@ use crate::manifest::objects::{ObjectKey, ObjectKind};
 
 /// The field that a selector names one object by.
 const NAME: &str = "metadata.name";
+/// The field that says which node a pod is on.
+const NODE_NAME: &str = "spec.nodeName";
 
 /// A kind of object, as the server's paths spell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +135,12 @@ impl Collection {
         Self::only(Resource::of(key.kind), namespace, &key.name)
     }
 
+    /// The pods of a node, in all namespaces.
+    pub(crate) fn of_node(node: &str) -> Collection {
+        let field = Some((NODE_NAME, node.to_owned()));
+        Collection { resource: Resource::POD, namespace: None, field, labels: None }
+    }
+
     /// The ClusterTrustBundles of a signer.
     pub(crate) fn of_signer(signer: &str) -> Collection {
         let field = Some(("spec.signerName", signer.to_owned()));
@@ -185,6 +193,7 @@ impl Collection {
         match &self.namespace {
             Some(namespace) => format!("{kind} {namespace}/{name}"),
             None if name.is_empty() => self.resource.plural.to_owned(),
+            None if self.resource == Resource::POD => format!("pods of node {name}"),
             None => format!("{kind} {name}"),
         }
     }
@@ -241,6 +250,13 @@ mod tests {
         let query = "fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan&timeoutSeconds=300";
         assert_eq!(url.query(), Some(query));
+    }
+
+    #[test]
+    fn the_pods_of_a_node_are_listed_by_its_name_in_all_namespaces() {
+        let pods = Collection::of_node("n1");
+        assert_eq!(pods.list(&server("https://h")).as_str(), "https://h/api/v1/pods?fieldSelector=spec.nodeName%3Dn1");
+        assert_eq!((pods.title().as_str(), pods.is_single()), ("pods of node n1", false));
     }
 
     #[test]

@@ -21,6 +21,9 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
+pub(crate) use api::{
+    Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, origin, title_of_signer,
+};
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
 pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};

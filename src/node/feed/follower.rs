@@ -14,9 +14,10 @@ use tokio::time::{Instant, sleep_until};
 use super::registry::{Registry, Want};
 use super::update::View;
 use crate::manifest::objects::{ObjectKey, ObjectKind};
+use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::pod::NodePod;
-use crate::source::Push;
+use crate::source::{Issued, Push, Question, Told};
 use crate::volume::{BundleKey, TokenKey};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
@@ -32,6 +33,8 @@ pub struct ObjectFollower {
     pod: NodePod,
     references: References,
     wants: BTreeSet<Want>,
+    /// Its tokens, if there is a server that issues them.
+    tokens: Option<Issued>,
     /// When the pod began to refer to what it refers to.
     began: Instant,
     /// What the supervisor was sent.
@@ -41,6 +44,7 @@ pub struct ObjectFollower {
 impl ObjectFollower {
     pub(super) fn new(registry: Arc<Registry>, pod: &NodePod) -> ObjectFollower {
         let mut follower = ObjectFollower {
+            tokens: registry.tokens(),
             registry,
             changed: Arc::default(),
             pod: pod.clone(),
@@ -49,6 +53,7 @@ impl ObjectFollower {
             began: Instant::now(),
             sent: None,
         };
+        follower.want_tokens();
         follower.subscribe();
         follower
     }
@@ -57,6 +62,7 @@ impl ObjectFollower {
     pub fn update(&mut self, pod: &NodePod) {
         self.pod = pod.clone();
         self.references = references_of(pod);
+        self.want_tokens();
         self.subscribe();
         self.changed.notify_one();
     }
@@ -84,8 +90,15 @@ impl ObjectFollower {
             } else {
                 waits.settles = waits.first;
             }
+            let token = async {
+                match &mut self.tokens {
+                    Some(tokens) => tokens.next().await,
+                    None => pending().await,
+                }
+            };
             tokio::select! {
                 () = self.changed.notified() => {}
+                (key, told) = token => self.take_token(&key, told),
                 () = until(waits.settles) => {}
             }
         }
@@ -106,21 +119,45 @@ impl ObjectFollower {
         for want in &self.wants {
             let answer = self.registry.answer(want);
             view.objects.extend(answer.objects.into_iter().map(|object| (object.key().clone(), object)));
-            let Some(absence) = answer.missing else { continue };
-            is_answered &= absence.is_answered;
+            is_answered &= answer.is_answered;
+            let Some(absence) = answer.absence else { continue };
             waits.settles = waits.settles.max(absence.settles);
             view.missing.extend(want.missing().map(|missing| (missing, absence.reason)));
         }
-        self.add_tokens(&mut view);
+        match &self.tokens {
+            Some(tokens) => {
+                is_answered &= tokens.are_answered();
+                waits.settles = waits.settles.max(tokens.unanswered().filter_map(Question::settles).max());
+                for (key, token) in tokens.each() {
+                    match token {
+                        Ok(token) => drop(view.tokens.insert(key.clone(), Arc::clone(token))),
+                        Err(reason) => drop(view.missing_tokens.insert(key.clone(), reason)),
+                    }
+                }
+            }
+            None => {
+                let reason = |key: &TokenKey| (key.clone(), NO_ISSUER.to_owned());
+                view.missing_tokens.extend(self.references.tokens.iter().map(reason));
+            }
+        }
         waits.settles = waits.settles.filter(|settles| *settles > Instant::now());
         waits.first = (!is_answered).then_some(self.began + GRACE);
         view.settling = waits.settles.is_some();
         (view, waits)
     }
 
-    fn add_tokens(&self, view: &mut View) {
-        let reason = |key: &TokenKey| (key.clone(), NO_ISSUER.to_owned());
-        view.missing_tokens.extend(self.references.tokens.iter().map(reason));
+    fn want_tokens(&mut self) {
+        if let Some(tokens) = &mut self.tokens {
+            tokens.want(&self.references.tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+        }
+    }
+
+    fn take_token(&mut self, key: &TokenKey, told: Told<Token>) {
+        if let Some(tokens) = &mut self.tokens {
+            let title = format!("{} of pod {}", tokens.title(key), self.pod.pod.identity);
+            self.registry.note(&title, &told);
+            tokens.take(key, told);
+        }
     }
 
     /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.

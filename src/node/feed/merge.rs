@@ -56,7 +56,6 @@ impl Merge {
     }
 
     /// These are the pods of the API server.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
     pub(super) fn take_list(&mut self, pods: Vec<NodePod>) -> Vec<FeedEvent> {
         let pods = pods.into_iter().map(|pod| (pod.pod.identity.uid.clone(), pod)).collect();
         let is_first = self.api.replace(pods).is_none();
@@ -64,14 +63,12 @@ impl Merge {
     }
 
     /// A pod of the API server is new, or different.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
     pub(super) fn take_put(&mut self, pod: NodePod) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().insert(pod.pod.identity.uid.clone(), pod);
         self.changes(None)
     }
 
     /// A pod of the API server is gone.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the API server is the next source"))]
     pub(super) fn take_gone(&mut self, uid: &PodUid) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().remove(uid);
         self.changes(None)

@@ -3,9 +3,12 @@
 //! | module | owns |
 //! |---|---|
 //! | `directory` | the manifest directory: static pods and objects |
+//! | `pods` | the pods that the API server has put on the node |
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
 //! | `registry` | which pods refer to which objects, and what is known of them |
+//! | `server` | what the API server is asked about objects |
+//! | `journal` | what the log says of that |
 //! | `follower` | what the supervisor of one pod has to hear |
 //! | `update` | from what a supervisor knows to the push that brings it up to date |
 //!
@@ -14,9 +17,12 @@
 
 mod directory;
 mod follower;
+mod journal;
 mod merge;
 mod object;
+mod pods;
 mod registry;
+mod server;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -28,11 +34,15 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::pod::NodePod;
+use crate::kube::client::Client;
+use crate::kube::settings::SettingsError;
 use crate::manifest::pod::PodUid;
-use crate::source::{Scanned, SourceError, SummedFiles};
+use crate::source::{Access, Contacts, Scanned, SourceError, SummedFiles, Task};
 use directory::{Directory, DirectorySum};
 use merge::Merge;
+use pods::PodChange;
 use registry::Registry;
+use server::ObjectServer;
 
 pub use follower::ObjectFollower;
 
@@ -41,6 +51,8 @@ pub use follower::ObjectFollower;
 pub struct FeedSettings {
     /// The directory of static pods and of objects.
     pub manifests: Option<PathBuf>,
+    /// How to reach the API server, if there is one. It needs the name of the node.
+    pub api: Option<Access>,
     /// The name of the node, where it is known.
     pub node: Option<String>,
     /// The pods that an earlier daemon knew. Those in files that cannot be read at the start stay.
@@ -75,6 +87,12 @@ pub enum FeedError {
     /// Files cannot be watched.
     #[error(transparent)]
     Files(#[from] SourceError),
+    /// The settings of the API server cannot be used.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Nothing says which pods are those of this node.
+    #[error("the pods of this node are found by its name; give it with --node-name, as kubectl get nodes shows it")]
+    NoNode,
 }
 
 /// The pods of the node.
@@ -86,7 +104,10 @@ pub struct Feed {
     events: VecDeque<FeedEvent>,
     static_pods: StaticPods,
     objects: PodObjects,
+    contacts: Contacts,
+    client: Option<Client>,
     _files: Option<SummedFiles>,
+    _pods: Option<Task>,
 }
 
 /// The objects of the node's pods. Cheap to clone.
@@ -98,6 +119,7 @@ pub struct PodObjects {
 /// What came in.
 enum Input {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
+    Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
 }
 
 /// What is known of the files.
@@ -108,14 +130,29 @@ struct StaticPods {
 }
 
 impl Feed {
-    /// Begins to read. Inside of a tokio runtime.
+    /// Begins to read and to ask. It does not wait for answers.
     ///
     /// # Errors
-    /// The kernel's limits on watches of files. Files that are missing or wrong are told later, as trouble.
-    pub fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
-        let FeedSettings { manifests, node, earlier } = settings;
+    /// The kernel's limits on watches of files, and settings of the API server that cannot be used. Files that are missing or
+    /// wrong, and a server that cannot be reached, are told later, as trouble.
+    pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
+        let FeedSettings { manifests, api, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();
-        let registry = Arc::new(Registry::new(manifests.is_some()));
+        let contacts = Contacts::default();
+        let client = match api {
+            Some(access) => Some(Client::open(access).await?),
+            None => None,
+        };
+        let pods = match (&client, &node) {
+            (Some(client), Some(node)) => {
+                let (client, node, contacts) = (client.clone(), node.clone(), contacts.clone());
+                Some(Task::spawn(pods::follow(client, node, contacts, input.clone())))
+            }
+            (Some(_), None) => return Err(FeedError::NoNode),
+            (None, _) => None,
+        };
+        let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone()));
+        let registry = Registry::new(manifests.is_some(), server);
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
         Ok(Feed {
             inputs,
@@ -124,8 +161,22 @@ impl Feed {
             events: VecDeque::new(),
             static_pods: StaticPods::default(),
             objects: PodObjects { registry },
+            contacts,
+            client,
             _files: files,
+            _pods: pods,
         })
+    }
+
+    /// What is known of the talk with the API server, for each object and for the pods.
+    pub fn contacts(&self) -> Contacts {
+        self.contacts.clone()
+    }
+
+    /// The client of the API server, if there is one: a node has one connection to it.
+    #[expect(dead_code, reason = "events and the status of the Node come next")]
+    pub(crate) fn client(&self) -> Option<Client> {
+        self.client.clone()
     }
 
     /// The objects of the pods.
@@ -141,8 +192,19 @@ impl Feed {
             }
             match self.inputs.recv().await.expect("an end to send is kept here, too") {
                 Input::Files { pods, problems, unread, is_found } => self.take_files(pods, problems, &unread, is_found),
+                Input::Api { change, trouble } => self.take_api(change, trouble),
             }
         }
+    }
+
+    fn take_api(&mut self, change: Option<PodChange>, trouble: Option<Vec<String>>) {
+        self.events.extend(match change {
+            Some(PodChange::All(pods)) => self.merge.take_list(pods),
+            Some(PodChange::Put(pod)) => self.merge.take_put(pod),
+            Some(PodChange::Gone(uid)) => self.merge.take_gone(&uid),
+            None => Vec::new(),
+        });
+        self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
     }
 
     fn take_files(

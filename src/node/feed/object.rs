@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
 use crate::manifest::{Document, ManifestError};
+use crate::source::Served;
 
 /// An object that volumes can show.
 pub(crate) struct WholeObject {
@@ -26,8 +27,26 @@ impl WholeObject {
         Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed })))
     }
 
+    /// Whether a volume would show the same of both.
+    pub(crate) fn says_the_same_as(&self, other: &WholeObject) -> bool {
+        self.parsed.says_the_same_as(&other.parsed)
+    }
+
     pub(crate) fn key(&self) -> &ObjectKey {
         &self.parsed.key
+    }
+}
+
+/// An object of the API server.
+impl Served for WholeObject {
+    fn parse(mut object: Value, title: &str) -> Result<WholeObject, ManifestError> {
+        strip(&mut object);
+        let parsed = NamedObject::parse(object.clone(), title)?;
+        Ok(WholeObject { value: object, parsed })
+    }
+
+    fn named(&self) -> &NamedObject {
+        &self.parsed
     }
 }
 

@@ -9,11 +9,13 @@
 //!    the other way round. Neither is held over an `await`.
 //! 2. Files are replaced first, and then the entries of what differs are visited. A pod that begins to refer to an object reads
 //!    the files with the entry locked: it sees the new files, or its entry is visited.
-//! 3. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
+//! 3. A question is asked, given up and answered with its entry locked. It has a number: what a task says that was given up
+//!    does not count.
+//! 4. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
 //!    while it reads makes it read again.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, Weak};
 
 use dashmap::DashMap;
 use tokio::sync::Notify;
@@ -21,7 +23,9 @@ use tokio::time::Instant;
 
 use super::directory::FileObjects;
 use super::object::WholeObject;
+use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+use crate::source::{Issued, SETTLE, Told};
 
 /// What a pod refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,8 +41,10 @@ pub(super) enum Want {
 /// What is known of it.
 pub(super) struct Answer {
     pub(super) objects: Vec<Arc<WholeObject>>,
-    /// Why it is not known.
-    pub(super) missing: Option<Absence>,
+    /// Why it is not known, if it is not.
+    pub(super) absence: Option<Absence>,
+    /// Whether it is worth while to wait for a better answer.
+    pub(super) is_answered: bool,
 }
 
 /// Why nothing is known of an object.
@@ -46,12 +52,12 @@ pub(super) struct Absence {
     pub(super) reason: String,
     /// Until when that is no problem.
     pub(super) settles: Option<Instant>,
-    /// Whether an answer has come that says so, rather than none.
-    pub(super) is_answered: bool,
 }
 
 /// What is known, and which followers have to hear of changes.
 pub(super) struct Registry {
+    me: Weak<Registry>,
+    server: Option<ObjectServer>,
     entries: DashMap<Want, Entry>,
     files: RwLock<FilesKnown>,
 }
@@ -69,19 +75,23 @@ enum FilesKnown {
 #[derive(Default)]
 struct Entry {
     followers: Vec<Arc<Notify>>,
+    /// What the API server was asked, if it is.
+    asked: Option<Asked>,
 }
-
-/// How long it is no problem that the manifest files have not been read.
-const SETTLE: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl Registry {
     /// Nothing refers to anything. `has_files` says whether there are manifest files to be read.
-    pub(super) fn new(has_files: bool) -> Registry {
+    pub(super) fn new(has_files: bool, server: Option<ObjectServer>) -> Arc<Registry> {
         let files = match has_files {
             true => FilesKnown::NotYet { since: Instant::now() },
             false => FilesKnown::Are(Arc::default()),
         };
-        Registry { entries: DashMap::new(), files: RwLock::new(files) }
+        Arc::new_cyclic(|me| Registry {
+            me: Weak::clone(me),
+            server,
+            entries: DashMap::new(),
+            files: RwLock::new(files),
+        })
     }
 
     /// These are the objects of the manifest files now.
@@ -91,7 +101,11 @@ impl Registry {
             std::mem::replace(&mut *files, FilesKnown::Are(Arc::clone(&objects)))
         };
         let FilesKnown::Are(before) = before else {
-            return self.entries.iter().for_each(|entry| entry.notify());
+            return self.entries.iter_mut().for_each(|mut entry| {
+                let (want, entry) = entry.pair_mut();
+                self.ask(want, entry);
+                entry.notify();
+            });
         };
         let differs = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
             before.get(*key).is_none_or(|known| !Arc::ptr_eq(known, object))
@@ -100,34 +114,83 @@ impl Registry {
         let changed: BTreeSet<Want> =
             objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
         for want in changed {
-            if let Some(entry) = self.entries.get(&want) {
+            if let Some(mut entry) = self.entries.get_mut(&want) {
+                self.ask(&want, &mut entry);
                 entry.notify();
             }
         }
     }
 
-    /// This follower's pod refers to it from now on.
+    /// A task says this about the question of that number.
+    pub(super) fn take(&self, want: &Want, question: u64, said: Said) {
+        if let (Some(server), Said::Told(told)) = (&self.server, &said) {
+            server.note(&want.title(), told);
+        }
+        if let Some(mut entry) = self.entries.get_mut(want)
+            && let Some(asked) = entry.asked.as_mut().filter(|asked| asked.is(question))
+            && asked.take(said)
+        {
+            entry.notify();
+        }
+    }
+
+    /// This follower's pod refers to it from now on. An object that could not change any more is asked for again: it may have
+    /// been made anew since.
     pub(super) fn subscribe(&self, want: &Want, follower: &Arc<Notify>) {
-        self.entries.entry(want.clone()).or_default().followers.push(Arc::clone(follower));
+        let mut entry = self.entries.entry(want.clone()).or_default();
+        entry.followers.push(Arc::clone(follower));
+        self.ask(want, &mut entry);
     }
 
     /// This follower's pod no longer refers to it.
     pub(super) fn unsubscribe(&self, want: &Want, follower: &Arc<Notify>) {
-        self.entries.remove_if_mut(want, |_, entry| {
+        let gone = self.entries.remove_if_mut(want, |_, entry| {
             entry.followers.retain(|other| !Arc::ptr_eq(other, follower));
             entry.followers.is_empty()
         });
+        if let (Some(_), Some(server)) = (gone, &self.server) {
+            server.forget(want);
+        }
     }
 
     /// What is known of something that was subscribed to.
     pub(super) fn answer(&self, want: &Want) -> Answer {
-        match self.files() {
-            FilesKnown::Are(files) => Answer { objects: of_files(&files, want), missing: None },
+        let mut objects = match self.files() {
+            FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
-                let reason = "the manifest directory was not read yet".to_owned();
-                let missing = Absence { reason, settles: Some(since + SETTLE), is_answered: false };
-                Answer { objects: Vec::new(), missing: Some(missing) }
+                let reason = format!("{}: the manifest directory was not read yet", want.title());
+                let absence = Absence { reason, settles: Some(since + SETTLE) };
+                return Answer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
+        };
+        let entry = self.entries.get(want);
+        let Some(asked) = entry.as_ref().and_then(|entry| entry.asked.as_ref()) else {
+            return Answer { objects, absence: None, is_answered: true };
+        };
+        // Those of files win, and come last here.
+        objects.splice(0..0, asked.objects().iter().cloned());
+        Answer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
+    }
+
+    /// Tokens of a pod, if a server issues them.
+    pub(super) fn tokens(&self) -> Option<Issued> {
+        self.server.as_ref().map(ObjectServer::tokens)
+    }
+
+    /// Logs what was said about a token.
+    pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+        if let Some(server) = &self.server {
+            server.note(title, told);
+        }
+    }
+
+    /// Asks the server about what is not in files, or gives up to ask. What files say is known before anything is asked.
+    fn ask(&self, want: &Want, entry: &mut Entry) {
+        let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
+        if matches!(want, Want::Object(key) if files.contains_key(key)) {
+            entry.asked = None;
+        } else if entry.asked.as_ref().is_none_or(Asked::is_settled) {
+            entry.asked = server.ask(want, &self.me, entry.asked.take());
         }
     }
 

@@ -8,8 +8,8 @@ use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
-use super::follow::Question;
-use super::single::{Task, Told, note, parse};
+use super::question::Question;
+use super::single::{Served, Task, Told, note};
 use crate::kube::address::Collection;
 use crate::kube::client::Client;
 use crate::kube::error::{ApiError, Class};
@@ -20,7 +20,7 @@ use crate::manifest::objects::{Missing, NamedObject};
 const QUEUE: usize = 16;
 
 /// Those of one signer, by name.
-pub(super) type Bundles = BTreeMap<String, Arc<NamedObject>>;
+pub(crate) type Bundles<T = NamedObject> = BTreeMap<String, Arc<T>>;
 
 /// The signers whose bundles are followed.
 pub(super) struct Signers {
@@ -107,32 +107,51 @@ impl Signers {
 }
 
 /// The name of a signer's bundles in the log and in `podfs status`.
-pub(super) fn title_of_signer(signer: &str) -> String {
+pub(crate) fn title_of_signer(signer: &str) -> String {
     format!("ClusterTrustBundles of {signer}")
 }
 
-/// Tells what bundles a signer has, for as long as anybody listens.
+/// Tells what bundles a signer has, for as long as anything listens.
 async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender<(String, Told<Bundles>)>) {
-    let title = title_of_signer(&signer);
-    let mut follower = Follower::new(client, Collection::of_signer(&signer));
-    let mut bundles = Bundles::new();
+    let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
-        let told = match change(&mut bundles, follower.next().await, &title) {
-            Ok(told) => told,
-            Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
-        };
-        note(&contacts, &title, follower.doing(), follower.version(), &told);
+        let told = teller.next().await;
         if tell.send((signer.clone(), told)).await.is_err() {
             return;
         }
     }
 }
 
+/// Follows the bundles of a signer.
+pub(crate) struct SignerTeller<T> {
+    follower: Follower,
+    title: String,
+    contacts: Contacts,
+    bundles: Bundles<T>,
+}
+
+impl<T: Served> SignerTeller<T> {
+    pub(crate) fn new(client: Client, signer: &str, contacts: Contacts) -> SignerTeller<T> {
+        let follower = Follower::new(client, Collection::of_signer(signer));
+        SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
+    }
+
+    /// All that the signer has, when it differs. Not to be cancelled: what was heard would be lost.
+    pub(crate) async fn next(&mut self) -> Told<Bundles<T>> {
+        let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
+            Ok(told) => told,
+            Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        };
+        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
+        told
+    }
+}
+
 /// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
-fn change(bundles: &mut Bundles, news: News, title: &str) -> Result<Told<Bundles>, ManifestError> {
+fn change<T: Served>(bundles: &mut Bundles<T>, news: News, title: &str) -> Result<Told<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
-        let bundle = parse(bundle, title)?;
-        Ok::<_, ManifestError>((bundle.key.name.clone(), Arc::new(bundle)))
+        let bundle = T::parse(bundle, title)?;
+        Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
     };
     match news {
         News::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,

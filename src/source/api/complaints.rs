@@ -1,5 +1,4 @@
-//! What is wrong with the objects of a pod, in the log: one line for each cause and not for each object or each answer. A
-//! cause that lasts is repeated every ten minutes, and its end is logged, both with counts.
+//! What is wrong with objects, in the log: one line for each cause and not for each object or each answer. A cause that lasts is repeated every ten minutes, and its end is logged, both with counts.
 //!
 //! A refusal (403) and a busy server are logged only when they last: after a start of the API server they pass within
 //! seconds, for every object. That changes were forgotten (410) is no trouble at all. Outages are logged elsewhere, once
@@ -11,16 +10,61 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::single::Told;
 use crate::kube::error::{ApiError, Class};
 
 /// How long what may pass by itself has to last.
-pub(super) const SETTLE: Duration = Duration::from_secs(10);
+pub(crate) const SETTLE: Duration = Duration::from_secs(10);
 /// How often a cause that lasts is repeated.
 const REPEAT: Duration = Duration::from_secs(600);
 
+/// What the log has said of objects.
+#[derive(Default)]
+pub(crate) struct Journal {
+    complaints: Complaints,
+    /// Whether it said that the server is away.
+    away: bool,
+}
+
+impl Journal {
+    /// Logs what is wrong with an object: an outage once, and not for each object.
+    pub(crate) fn note<T>(&mut self, title: &str, told: &Told<T>) {
+        match told {
+            Told::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
+            Told::Is(_) | Told::Absent | Told::Alive => self.complaints.over(title, Instant::now()),
+        }
+        match told {
+            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
+                warn!("the API server is away, and volumes stay as they are: {sentence}");
+                self.away = true;
+            }
+            Told::Is(_) | Told::Absent | Told::Alive if self.away => {
+                info!("the API server answers again");
+                self.away = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// Nothing refers to the object any more.
+    pub(crate) fn forget(&mut self, title: &str) {
+        self.complaints.over(title, Instant::now());
+    }
+
+    /// When the next line is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.complaints.due()
+    }
+
+    /// Logs what is due.
+    pub(crate) fn log(&mut self, now: Instant) {
+        self.complaints.log(now);
+    }
+}
+
 /// What is wrong at this moment.
 #[derive(Default)]
-pub(super) struct Complaints(BTreeMap<Cause, Complaint>);
+struct Complaints(BTreeMap<Cause, Complaint>);
 
 /// What makes a line of its own: the class, and the sentence where it is about the object itself.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +105,7 @@ impl Cause {
 
 impl Complaints {
     /// Something is wrong with an object.
-    pub(super) fn trouble(&mut self, object: &str, error: &ApiError, now: Instant) {
+    fn trouble(&mut self, object: &str, error: &ApiError, now: Instant) {
         debug!("{object}: {error}");
         let Some(cause) = Cause::of(error) else { return };
         self.end(object, Some(&cause), now);
@@ -83,19 +127,19 @@ impl Complaints {
     }
 
     /// Nothing is wrong with an object, or no volume refers to it any more.
-    pub(super) fn over(&mut self, object: &str, now: Instant) {
+    fn over(&mut self, object: &str, now: Instant) {
         if !self.0.is_empty() {
             self.end(object, None, now);
         }
     }
 
     /// When the next line is due.
-    pub(super) fn due(&self) -> Option<Instant> {
+    fn due(&self) -> Option<Instant> {
         self.0.values().map(|complaint| complaint.due).min()
     }
 
     /// Logs what is due.
-    pub(super) fn log(&mut self, now: Instant) {
+    fn log(&mut self, now: Instant) {
         for complaint in self.0.values_mut().filter(|complaint| complaint.due <= now) {
             warn!("{}", complaint.line(now));
             complaint.is_logged = true;
@@ -121,10 +165,10 @@ impl Complaint {
     fn line(&self, now: Instant) -> String {
         let Complaint { sentence, is_logged, most, .. } = self;
         match (is_logged, most) {
-            (false, 1) => format!("{sentence}; podfs asks again, and the pod's volumes stay as they are"),
+            (false, 1) => format!("{sentence}; podfs asks again, and volumes stay as they are"),
             (false, objects) => {
                 let others = objects - 1;
-                format!("{sentence}; so it is with {others} more of the pod's objects; podfs asks again")
+                format!("{sentence}; so it is with {others} more objects; podfs asks again")
             }
             (true, _) => format!("still so after {}: {sentence}", self.extent(now)),
         }
@@ -161,7 +205,7 @@ mod tests {
         assert_eq!(complaints.0.len(), 1);
         assert_eq!(complaints.due(), Some(begun + SETTLE));
         assert!(lines(&mut complaints, begun + SETTLE / 2).is_empty());
-        let expected = "forbidden; so it is with 119 more of the pod's objects; podfs asks again";
+        let expected = "forbidden; so it is with 119 more objects; podfs asks again";
         assert_eq!(lines(&mut complaints, begun + SETTLE), [expected]);
         assert!(lines(&mut complaints, begun + SETTLE * 2).is_empty());
         let expected = "still so after 610 s (120 answers, 120 objects): forbidden";

@@ -59,14 +59,14 @@ impl Contacts {
     }
 
     /// The server has answered.
-    pub(super) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
+    pub(crate) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
         let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
         let contact = Contact { version, doing, trouble: None, connected: true, heard, lost: None };
         self.lock().objects.insert(object.to_owned(), contact);
     }
 
     /// Something is wrong.
-    pub(super) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
+    pub(crate) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
         let mut talk = self.lock();
         let before = talk.objects.remove(object);
         let (version, heard, lost) =
@@ -102,7 +102,7 @@ impl Contacts {
     }
 
     /// Nobody asks for it any more.
-    pub(super) fn forget(&self, object: &str) {
+    pub(crate) fn forget(&self, object: &str) {
         self.lock().objects.remove(object);
     }
 

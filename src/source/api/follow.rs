@@ -12,15 +12,15 @@ use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::bundles::{Bundles, Signers, title_of_signer};
-use super::complaints::{Complaints, SETTLE};
+use super::complaints::Journal;
 use super::contacts::Contacts;
+use super::question::Question;
 use super::single::{Task, Told, follow_object, follow_pod};
 use super::tokens::Issued;
 use crate::kube::client::Client;
-use crate::kube::error::{ApiError, Class};
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
@@ -51,41 +51,13 @@ pub(super) struct Follow {
     pods: Option<(Receiver<Told<Pod>>, Task)>,
     /// Objects of which it was said that they come from files.
     of_files: BTreeSet<ObjectKey>,
-    /// Whether it was said that the server is away.
-    away: bool,
-    complaints: Complaints,
+    journal: Journal,
 }
 
 struct Followed {
     known: Known,
     question: Question,
     _task: Task,
-}
-
-/// What the server was asked about something that is not known yet.
-pub(super) struct Question {
-    asked: Instant,
-    /// What came instead of an answer, the last time.
-    pub(super) trouble: Option<ApiError>,
-}
-
-impl Question {
-    pub(super) fn new() -> Question {
-        Question { asked: Instant::now(), trouble: None }
-    }
-
-    /// Until when no answer is no problem: the server may just have started, or have a lot to do.
-    pub(super) fn settles(&self) -> Option<Instant> {
-        self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.asked + SETTLE)
-    }
-
-    /// Why there is no answer.
-    pub(super) fn why(&self, what: &str) -> String {
-        match &self.trouble {
-            Some(trouble) => trouble.sentence.clone(),
-            None => format!("{what}: the API server has not answered yet"),
-        }
-    }
 }
 
 enum Known {
@@ -139,8 +111,7 @@ impl Follow {
             told,
             pods: None,
             of_files: BTreeSet::new(),
-            away: false,
-            complaints: Complaints::default(),
+            journal: Journal::default(),
         }
     }
 
@@ -202,7 +173,7 @@ impl Follow {
 
     /// Cancel-safe.
     async fn next(&mut self) -> News {
-        let (settled, complaint) = (until(self.settles()), until(self.complaints.due()));
+        let (settled, complaint) = (until(self.settles()), until(self.journal.due()));
         let files = async {
             match &mut self.files {
                 Some((files, _)) => files.changed().await,
@@ -233,16 +204,16 @@ impl Follow {
             News::Pod(told) => self.take_pod(told),
             News::Object(key, told) => self.take_object(&key, told),
             News::Signer(signer, told) => {
-                self.note(&title_of_signer(&signer), &told);
+                self.journal.note(&title_of_signer(&signer), &told);
                 self.signers.take(&signer, told)
             }
             News::Token(key, told) => {
-                self.note(&self.tokens.title(&key), &told);
+                self.journal.note(&self.tokens.title(&key), &told);
                 self.tokens.take(&key, told)
             }
             News::Settled => true,
             News::Complaint => {
-                self.complaints.log(Instant::now());
+                self.journal.log(Instant::now());
                 false
             }
         };
@@ -264,7 +235,7 @@ impl Follow {
 
     fn take_pod(&mut self, told: Told<Pod>) -> bool {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
-        self.note(&title, &told);
+        self.journal.note(&title, &told);
         match told {
             Told::Is(pod) => {
                 self.contacts.pod_is_there(true);
@@ -286,7 +257,7 @@ impl Follow {
         if !self.objects.contains_key(key) {
             return false;
         }
-        self.note(&key.to_string(), &told);
+        self.journal.note(&key.to_string(), &told);
         let Some(followed) = self.objects.get_mut(key) else { return false };
         let had_trouble = followed.question.trouble.take().is_some();
         let unknown = matches!(followed.known, Known::NotYet);
@@ -312,34 +283,15 @@ impl Follow {
         }
     }
 
-    /// Logs what is wrong: an outage once, and not for each object.
-    fn note<T>(&mut self, title: &str, told: &Told<T>) {
-        match told {
-            Told::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
-            Told::Is(_) | Told::Absent | Told::Alive => self.complaints.over(title, Instant::now()),
-        }
-        match told {
-            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
-                warn!("the API server is away, and volumes stay as they are: {sentence}");
-                self.away = true;
-            }
-            Told::Is(_) | Told::Absent | Told::Alive if self.away => {
-                info!("the API server answers again");
-                self.away = false;
-            }
-            _ => {}
-        }
-    }
-
     /// Follows what is referred to and not in files, and nothing else.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
-        let (contacts, complaints) = (&self.contacts, &mut self.complaints);
+        let (contacts, journal) = (&self.contacts, &mut self.journal);
         self.objects.retain(|key, _| {
             let keep = wanted.contains(key);
             if !keep {
                 contacts.forget(&key.to_string());
-                complaints.over(&key.to_string(), Instant::now());
+                journal.forget(&key.to_string());
             }
             keep
         });

@@ -8,6 +8,7 @@
 //! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
 //! | `follow` | everything that is followed, put together as snapshots |
+//! | `question` | what the server was asked and has not answered |
 //! | `complaints` | what is wrong with objects, in the log |
 //! | `events` | what is wrong with volumes, told to the pod |
 //! | `notices` | which events are due |
@@ -22,6 +23,7 @@ mod contacts;
 mod events;
 mod follow;
 mod notices;
+mod question;
 mod single;
 mod start;
 mod tokens;
@@ -40,9 +42,14 @@ use events::Conditions;
 use follow::Follow;
 
 pub use crate::kube::settings::Access;
+pub(crate) use bundles::{SignerTeller, title_of_signer};
+pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub use notices::Condition;
+pub(crate) use question::Question;
+pub(crate) use single::{ObjectTeller, Served, Task, Told, origin};
 pub use start::{PodName, StartError};
+pub(crate) use tokens::Issued;
 
 /// What to ask a server for.
 pub struct Plan {

@@ -1,10 +1,12 @@
-//! One object of the server, followed by a task of its own: what comes of it is parsed here and told to whoever puts
+//! One object of the server, followed by a task of its own: what comes of it is parsed here and told to the task that puts
 //! the objects together.
 
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
 
@@ -14,13 +16,13 @@ use crate::kube::client::{Client, PARTIAL};
 use crate::kube::error::{ApiError, Class};
 use crate::kube::follower::{Follower, News};
 use crate::kube::poller::Poller;
-use crate::manifest::objects::{NamedObject, ObjectKey, Objects, parse_object};
+use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
 /// What a task says about the object it follows.
 #[derive(Debug)]
-pub(super) enum Told<T> {
+pub(crate) enum Told<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
@@ -31,8 +33,8 @@ pub(super) enum Told<T> {
     Trouble(ApiError),
 }
 
-/// A task, for as long as somebody wants it.
-pub(super) struct Task(AbortHandle);
+/// A task, until this is dropped.
+pub(crate) struct Task(AbortHandle);
 
 impl Drop for Task {
     fn drop(&mut self) {
@@ -41,34 +43,85 @@ impl Drop for Task {
 }
 
 impl Task {
-    pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Task {
+    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Task {
         Task(tokio::spawn(future).abort_handle())
+    }
+
+    /// From a thread that is not the runtime's.
+    pub(crate) fn spawn_on(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) -> Task {
+        Task(runtime.spawn(future).abort_handle())
     }
 }
 
-/// Follows an object until its listener is gone, or until it cannot change any more: a claim or a PersistentVolume that is
-/// bound.
+/// What is made of an object of the server.
+pub(crate) trait Served: Sized + Send + Sync + 'static {
+    /// Parses what the server gave. `title` is what it goes by in errors.
+    ///
+    /// # Errors
+    /// An object that the API would refuse, or another kind of object.
+    fn parse(object: Value, title: &str) -> Result<Self, ManifestError>;
+
+    /// What podfs reads in it.
+    fn named(&self) -> &NamedObject;
+}
+
+impl Served for NamedObject {
+    fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
+        let origin = origin(title);
+        let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
+        parse_object(Document::of_server(origin.clone(), object)?)?.ok_or_else(unknown)
+    }
+
+    fn named(&self) -> &NamedObject {
+        self
+    }
+}
+
+/// Follows an object until it cannot change any more: a claim or a PersistentVolume that is bound.
 /// The content of an immutable object is read once (MG-02); its metadata tells when it was deleted and made again.
+pub(crate) struct ObjectTeller<T> {
+    teller: Teller,
+    title: String,
+    contacts: Contacts,
+    is_settled: bool,
+    _of: PhantomData<fn() -> T>,
+}
+
+impl<T: Served> ObjectTeller<T> {
+    pub(crate) fn new(client: Client, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
+        let teller = Teller::new(client, Collection::of(key));
+        ObjectTeller { teller, title: key.to_string(), contacts, is_settled: false, _of: PhantomData }
+    }
+
+    /// What is new; nothing any more when it cannot change. Not to be cancelled: what was heard would be lost.
+    pub(crate) async fn next(&mut self) -> Option<Told<T>> {
+        if self.is_settled {
+            return None;
+        }
+        let (news, uid) = self.teller.next().await;
+        let told = interpret(news, |object| T::parse(object, &self.title));
+        if let (Told::Is(object), Some(uid)) = (&told, uid)
+            && object.named().is_immutable()
+        {
+            self.teller.settle(uid);
+        }
+        self.is_settled = matches!(&told, Told::Is(object) if is_bound(object.named()));
+        let doing = if self.is_settled { "settled" } else { self.teller.doing() };
+        note(&self.contacts, &self.title, doing, self.teller.version(), &told);
+        Some(told)
+    }
+}
+
+/// Follows an object until its listener is gone, or until it cannot change any more.
 pub(super) async fn follow_object(
     client: Client,
     key: ObjectKey,
     contacts: Contacts,
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
 ) {
-    let title = key.to_string();
-    let mut teller = Teller::new(client, Collection::of(&key));
-    loop {
-        let (news, uid) = teller.next().await;
-        let told = interpret(news, |object| parse(object, &title));
-        if let (Told::Is(object), Some(uid)) = (&told, uid)
-            && object.is_immutable()
-        {
-            teller.settle(uid);
-        }
-        let settled = matches!(&told, Told::Is(object) if is_bound(object));
-        let doing = if settled { "settled" } else { teller.doing() };
-        note(&contacts, &title, doing, teller.version(), &told);
-        if tell.send((key.clone(), told)).await.is_err() || settled {
+    let mut teller = ObjectTeller::new(client, &key, contacts);
+    while let Some(told) = teller.next().await {
+        if tell.send((key.clone(), told)).await.is_err() {
             return;
         }
     }
@@ -196,25 +249,15 @@ fn interpret<T>(news: News, parse: impl Fn(Value) -> Result<T, ManifestError>) -
     }
 }
 
-/// An object as a server describes it.
-pub(super) fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
-    let origin = origin(title);
-    let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
-    parse_object(Document::of_server(origin.clone(), object)?)?.ok_or_else(unknown)
-}
-
 /// Objects of a server are in no file; they go by their names.
-fn origin(title: &str) -> Origin {
+pub(crate) fn origin(title: &str) -> Origin {
     Origin::file(Path::new(title))
 }
 
-fn is_bound(object: &Arc<NamedObject>) -> bool {
-    let objects = Objects::default().with([Arc::clone(object)]);
-    let ObjectKey { namespace, name, .. } = &object.key;
-    let claim = objects.claim(namespace, name);
-    let claim_is_bound = claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some());
-    let volume_is_bound = objects.persistent_volume(name).is_some_and(|volume| volume.claim.is_some());
-    claim_is_bound || volume_is_bound
+fn is_bound(object: &NamedObject) -> bool {
+    let claim = object.claim();
+    claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some())
+        || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 
 /// Writes down how the talk about it goes.

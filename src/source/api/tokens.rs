@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::contacts::Contacts;
-use super::follow::Question;
+use super::question::Question;
 use super::single::{Task, Told};
 use crate::kube::address::Resource;
 use crate::kube::client::Client;
@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_secs(600);
 const QUEUE: usize = 16;
 
 /// All tokens of a pod.
-pub(super) struct Issued {
+pub(crate) struct Issued {
     client: Client,
     contacts: Contacts,
     owner: Option<Owner>,
@@ -63,13 +63,13 @@ struct Wanted {
 
 impl Issued {
     /// No tokens.
-    pub(super) fn new(client: Client, contacts: Contacts) -> Issued {
+    pub(crate) fn new(client: Client, contacts: Contacts) -> Issued {
         let (tell, told) = channel(QUEUE);
         Issued { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
     }
 
     /// Has these tokens issued for this pod, and no others.
-    pub(super) fn want(&mut self, keys: &BTreeSet<TokenKey>, pod: &PodIdentity, facts: &PodFacts) {
+    pub(crate) fn want(&mut self, keys: &BTreeSet<TokenKey>, pod: &PodIdentity, facts: &PodFacts) {
         let owner = Owner { pod: pod.clone(), service_account: facts.service_account.clone() };
         if self.owner.as_ref() != Some(&owner) {
             self.tokens.clear();
@@ -89,12 +89,12 @@ impl Issued {
     }
 
     /// The next news. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (TokenKey, Told<Token>) {
+    pub(crate) async fn next(&mut self) -> (TokenKey, Told<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes in what was told. Whether the tokens differ then.
-    pub(super) fn take(&mut self, key: &TokenKey, told: Told<Token>) -> bool {
+    pub(crate) fn take(&mut self, key: &TokenKey, told: Told<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
             Told::Is(token) => {
@@ -115,27 +115,32 @@ impl Issued {
     }
 
     /// The name of a token in the log.
-    pub(super) fn title(&self, key: &TokenKey) -> String {
+    pub(crate) fn title(&self, key: &TokenKey) -> String {
         self.owner.as_ref().map_or_else(|| "Token".to_owned(), |owner| owner.title(key))
     }
 
     /// What was asked about tokens that there are not.
-    pub(super) fn unanswered(&self) -> impl Iterator<Item = &Question> {
+    pub(crate) fn unanswered(&self) -> impl Iterator<Item = &Question> {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
 
     /// Whether there is an answer for each of them.
-    pub(super) fn are_answered(&self) -> bool {
+    pub(crate) fn are_answered(&self) -> bool {
         self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
 
     /// What there is.
-    pub(super) fn tokens(&self) -> Tokens {
-        let token = |(key, wanted): (&TokenKey, &Wanted)| match &wanted.token {
-            Some(token) => (key.clone(), Ok(Token::clone(token))),
-            None => (key.clone(), Err(wanted.question.why(&self.title(key)))),
+    pub(crate) fn tokens(&self) -> Tokens {
+        self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
+    }
+
+    /// Each token that is asked for, or why there is none.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&TokenKey, Result<&Arc<Token>, String>)> {
+        let token = |(key, wanted)| {
+            let Wanted { token, question, .. }: &Wanted = wanted;
+            (key, token.as_ref().ok_or_else(|| question.why(&self.title(key))))
         };
-        self.tokens.iter().map(token).collect()
+        self.tokens.iter().map(token)
     }
 }
 

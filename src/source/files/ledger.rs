@@ -57,6 +57,7 @@ pub(super) struct Ledger<S: Sum> {
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
     told: BTreeSet<String>,
+    told_before: BTreeSet<String>,
 }
 
 /// A file that was read at least once.
@@ -101,6 +102,7 @@ impl<S: Sum> Ledger<S> {
             hasher: RandomState::new(),
             published: None,
             told: BTreeSet::new(),
+            told_before: BTreeSet::new(),
         };
         if let Some(bytes) = fixed {
             let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
@@ -133,8 +135,7 @@ impl<S: Sum> Ledger<S> {
         }
     }
 
-    /// Reads everything that can be read, and waits for files that are just being written, for a while. Problems are
-    /// logged.
+    /// Reads everything that can be read, and waits for files that are just being written, for a while.
     pub(super) fn first_scan_of_what_is_good(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let patience = Instant::now() + START_TIMEOUT;
         let mut latest = None;
@@ -151,7 +152,7 @@ impl<S: Sum> Ledger<S> {
         }
     }
 
-    /// Reads what changed. Problems are logged, each of them once.
+    /// Reads what changed.
     pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let scan = self.scan(watcher);
         self.tell(&scan.problems);
@@ -159,16 +160,18 @@ impl<S: Sum> Ledger<S> {
     }
 
     fn tell(&mut self, problems: &[SourceError]) {
-        let sentences: BTreeSet<String> = problems.iter().map(SourceError::while_running).collect();
-        for sentence in sentences.difference(&self.told) {
-            tracing::warn!("{sentence}");
-        }
-        self.told = sentences;
+        let sentences = problems.iter().map(SourceError::while_running).collect();
+        self.told_before = std::mem::replace(&mut self.told, sentences);
     }
 
-    /// The problems of the last scan that were told.
+    /// The problems of the last scan, one sentence each.
     pub(super) fn told(&self) -> impl Iterator<Item = &str> {
         self.told.iter().map(String::as_str)
+    }
+
+    /// Those that the scan before did not have.
+    pub(super) fn told_first(&self) -> impl Iterator<Item = &str> {
+        self.told.difference(&self.told_before).map(String::as_str)
     }
 
     /// Whether each configured path was found at least once.

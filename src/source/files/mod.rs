@@ -101,7 +101,9 @@ impl FileSource {
         let (publish, updates) = channel(snapshot.clone());
         spawn(move || {
             while watcher.wait() {
-                if let Some(snapshot) = ledger.next_scan(&mut watcher).whole {
+                let whole = ledger.next_scan(&mut watcher).whole;
+                ledger.told_first().for_each(|sentence| tracing::warn!("{sentence}"));
+                if let Some(snapshot) = whole {
                     publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
                 }
             }

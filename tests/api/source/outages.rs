@@ -73,7 +73,7 @@ fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why
     rig.server.forget_requests();
     rig.server.boot();
     // Refusals that pass within seconds are not logged. These do not.
-    running.wait_log("so it is with 20 more of the pod's objects; podfs asks again");
+    running.wait_log("so it is with 20 more objects; podfs asks again");
     let refused = rig.server.count("watch", "configmaps");
     assert!(refused >= 10 * OBJECTS, "pauses after a start are short: {refused} requests");
     let log = running.log();

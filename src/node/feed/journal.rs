@@ -1,0 +1,67 @@
+//! What the log says of all objects that the API server is asked for.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::source::{Journal, Task, Told};
+
+/// One journal for all tasks that follow objects.
+pub(super) struct SharedJournal {
+    shared: Arc<Shared>,
+    _task: Task,
+}
+
+struct Shared {
+    /// Locked for moments.
+    journal: Mutex<Journal>,
+    /// A line may be due at another time.
+    changed: Notify,
+}
+
+impl SharedJournal {
+    /// An empty one. Inside of a tokio runtime.
+    pub(super) fn new() -> SharedJournal {
+        let shared = Arc::new(Shared { journal: Mutex::default(), changed: Notify::new() });
+        let task = Task::spawn(log(Arc::clone(&shared)));
+        SharedJournal { shared, _task: task }
+    }
+
+    /// Logs what is wrong with an object, or that it is over.
+    pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+        let mut journal = self.shared.lock();
+        let before = journal.due();
+        journal.note(title, told);
+        if journal.due() != before {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Nothing refers to the object any more.
+    pub(super) fn forget(&self, title: &str) {
+        self.shared.lock().forget(title);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().expect("no code panics while it is locked")
+    }
+}
+
+/// Logs each line when it is due.
+async fn log(shared: Arc<Shared>) {
+    loop {
+        let due = shared.lock().due();
+        match due {
+            Some(due) => {
+                tokio::select! {
+                    () = sleep_until(due) => shared.lock().log(Instant::now()),
+                    () = shared.changed.notified() => {}
+                }
+            }
+            None => shared.changed.notified().await,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The pods that the API server has put on the node: one watch for all of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::Instant;
+
+use super::Input;
+use super::object::strip;
+use crate::kube::address::Collection;
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::follower::{Follower, News};
+use crate::manifest::pod::{Pod, PodUid};
+use crate::manifest::{Document, ManifestError};
+use crate::node::pod::{NodePod, PodOrigin, PodStage};
+use crate::source::{Contacts, SETTLE, origin};
+
+/// A change of the pods of the server.
+pub(super) enum PodChange {
+    /// These are all.
+    All(Vec<NodePod>),
+    /// A pod is new, or different.
+    Put(NodePod),
+    /// A pod is gone.
+    Gone(PodUid),
+}
+
+/// Tells all changes of the node's pods, for as long as the feed is there.
+pub(super) async fn follow(client: Client, node: String, contacts: Contacts, input: UnboundedSender<Input>) {
+    let collection = Collection::of_node(&node);
+    let title = collection.title();
+    let mut follower = Follower::new(client, collection);
+    let mut pods = ServerPods::new(node);
+    loop {
+        let news = follower.next().await;
+        match &news {
+            News::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
+            _ => contacts.heard(&title, follower.doing(), follower.version()),
+        }
+        let change = pods.take(news, Instant::now());
+        let trouble = pods.take_trouble();
+        if (change.is_some() || trouble.is_some()) && input.send(Input::Api { change, trouble }).is_err() {
+            return;
+        }
+    }
+}
+
+/// What the server said of the node's pods.
+struct ServerPods {
+    node: String,
+    pods: BTreeMap<PodUid, NodePod>,
+    /// What is wrong with pods that cannot be served, by their names.
+    bad: BTreeMap<String, String>,
+    /// What is wrong with the watch, and since when.
+    trouble: Option<(Instant, String)>,
+    /// What was told of all that.
+    told: Vec<String>,
+}
+
+impl ServerPods {
+    fn new(node: String) -> ServerPods {
+        ServerPods { node, pods: BTreeMap::new(), bad: BTreeMap::new(), trouble: None, told: Vec::new() }
+    }
+
+    /// Takes in what is new. What the manager has to hear, if anything.
+    fn take(&mut self, news: News, now: Instant) -> Option<PodChange> {
+        if let News::Trouble(error) = &news {
+            self.note(error, now);
+            return None;
+        }
+        self.trouble = None;
+        match news {
+            News::Listed(pods) => {
+                let before = std::mem::take(&mut self.pods);
+                self.bad.clear();
+                for pod in pods {
+                    let known = uid_of(&pod).and_then(|uid| before.get(&uid)).cloned();
+                    self.put(pod, known);
+                }
+                Some(PodChange::All(self.pods.values().cloned().collect()))
+            }
+            News::Put(pod) => {
+                let known = uid_of(&pod).and_then(|uid| self.pods.get(&uid)).cloned();
+                self.put(pod, known).map(PodChange::Put)
+            }
+            News::Deleted(pod) => {
+                self.bad.remove(&name_of(&pod));
+                let uid = uid_of(&pod)?;
+                self.pods.remove(&uid).map(|_| PodChange::Gone(uid))
+            }
+            News::Alive | News::Trouble(_) => None,
+        }
+    }
+
+    /// All that is wrong, if that differs from what was told last.
+    fn take_trouble(&mut self) -> Option<Vec<String>> {
+        let sentences = self.trouble.iter().map(|(_, sentence)| sentence).filter(|sentence| !sentence.is_empty());
+        let sentences: Vec<_> = sentences.chain(self.bad.values()).cloned().collect();
+        (sentences != self.told).then(|| {
+            self.told.clone_from(&sentences);
+            sentences
+        })
+    }
+
+    /// Keeps the pod, or what was known of it where it cannot be read. Gives it if it is different.
+    fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
+        let (name, stage) = (name_of(&object), stage_of(&object));
+        let manifest = manifest_of(object);
+        let is_same = known.as_ref().is_some_and(|known| *known.manifest == manifest && known.stage == stage);
+        let read = match &known {
+            Some(known) if is_same => Ok(known.clone()),
+            _ => parse(&name, manifest, stage),
+        };
+        match read {
+            Ok(pod) => {
+                self.bad.remove(&name);
+                self.pods.insert(pod.pod.identity.uid.clone(), pod.clone());
+                (!is_same).then_some(pod)
+            }
+            Err(error) => {
+                self.bad.insert(name, format!("{error}; podfs cannot serve the pod as it is now"));
+                self.pods.extend(known.map(|known| (known.pod.identity.uid.clone(), known)));
+                None
+            }
+        }
+    }
+
+    fn note(&mut self, error: &ApiError, now: Instant) {
+        let since = self.trouble.as_ref().map_or(now, |(since, _)| *since);
+        let may_pass = error.class.passes() && !error.is_outage();
+        let sentence = match error.class {
+            _ if may_pass && now.saturating_duration_since(since) < SETTLE => String::new(),
+            Class::Forbidden | Class::Unauthorized => format!(
+                "{}; podfs asks again, and the pods stay as they are; its credentials must be those of the node {}, or may \
+                 list and watch pods",
+                error.sentence, self.node
+            ),
+            _ => format!("{}; podfs asks again, and the pods stay as they are", error.sentence),
+        };
+        self.trouble = Some((since, sentence));
+    }
+}
+
+fn parse(name: &str, manifest: Value, stage: PodStage) -> Result<NodePod, ManifestError> {
+    let document = Document::of_server(origin(&format!("Pod {name}")), manifest.clone())?;
+    let pod = Arc::new(Pod::parse(document)?);
+    Ok(NodePod { pod, manifest: Arc::new(manifest), origin: PodOrigin::Api, stage })
+}
+
+/// What of a pod decides about its volumes. Its status changes all the time, and with it the version.
+fn manifest_of(mut pod: Value) -> Value {
+    strip(&mut pod);
+    if let Some(fields) = pod.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("resourceVersion");
+    }
+    pod
+}
+
+fn stage_of(pod: &Value) -> PodStage {
+    match pod.pointer("/status/phase").and_then(Value::as_str) {
+        Some("Succeeded" | "Failed") => PodStage::Terminal,
+        _ if pod.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string) => PodStage::Terminating,
+        _ => PodStage::Desired,
+    }
+}
+
+fn uid_of(pod: &Value) -> Option<PodUid> {
+    PodUid::parse(pod.pointer("/metadata/uid")?.as_str()?).ok()
+}
+
+fn name_of(pod: &Value) -> String {
+    let field = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    format!("{}/{}", field("/metadata/namespace"), field("/metadata/name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, labels: Value, status: Value) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"namespace": "default", "name": name, "uid": uid, "labels": labels, "resourceVersion": "1"},
+            "spec": {"containers": []}, "status": status,
+        })
+    }
+
+    fn plain(name: &str, uid: &str) -> Value {
+        pod(name, uid, json!({}), json!({"phase": "Running"}))
+    }
+
+    fn shown(change: Option<PodChange>) -> String {
+        let show = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, pod.stage);
+        match change {
+            Some(PodChange::All(pods)) => pods.iter().map(show).collect::<Vec<_>>().join(", "),
+            Some(PodChange::Put(pod)) => format!("put {}", show(&pod)),
+            Some(PodChange::Gone(uid)) => format!("gone {uid}"),
+            None => "nothing".to_owned(),
+        }
+    }
+
+    fn server() -> (ServerPods, Instant) {
+        (ServerPods::new("n1".to_owned()), Instant::now())
+    }
+
+    #[test]
+    fn a_pod_is_told_when_what_matters_of_it_is_different() {
+        let (mut pods, now) = server();
+        let mut take = |news| shown(pods.take(news, now));
+        assert_eq!(take(News::Listed(vec![plain("a", "u1")])), "u1 Desired");
+        let mut beat = plain("a", "u1");
+        beat["metadata"]["resourceVersion"] = "2".into();
+        beat["status"]["conditions"] = json!([{"type": "Ready"}]);
+        assert_eq!(take(News::Put(beat)), "nothing");
+        assert_eq!(take(News::Put(pod("a", "u1", json!({"a": "b"}), json!({})))), "put u1 Desired");
+        let mut deleted = pod("a", "u1", json!({"a": "b"}), json!({}));
+        deleted["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z".into();
+        assert_eq!(take(News::Put(deleted.clone())), "put u1 Terminating");
+        deleted["status"]["phase"] = "Failed".into();
+        assert_eq!(take(News::Put(deleted.clone())), "put u1 Terminal");
+        assert_eq!(take(News::Deleted(deleted.clone())), "gone u1");
+        assert_eq!(take(News::Deleted(deleted)), "nothing");
+        assert_eq!(take(News::Put(pod("b", "u2", json!({}), json!({"phase": "Succeeded"})))), "put u2 Terminal");
+        assert_eq!(take(News::Listed(vec![plain("c", "u3")])), "u3 Desired");
+    }
+
+    #[test]
+    fn a_pod_that_cannot_be_read_stays_as_it_was_and_is_told() {
+        let (mut pods, now) = server();
+        pods.take(News::Listed(vec![plain("a", "u1")]), now);
+        let mut bad = plain("a", "u1");
+        bad["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "app", "defaultMode": 9999}}]);
+        assert_eq!(shown(pods.take(News::Put(bad.clone()), now)), "nothing");
+        let trouble = pods.take_trouble().expect("trouble");
+        assert!(trouble[0].starts_with("Pod default/a: spec.volumes[0]"), "{trouble:?}");
+        assert_eq!(pods.take_trouble(), None, "it was told");
+        assert_eq!(shown(pods.take(News::Listed(vec![bad]), now)), "u1 Desired");
+        assert_eq!(shown(pods.take(News::Put(pod("a", "u1", json!({"a": "b"}), json!({}))), now)), "put u1 Desired");
+        assert_eq!(pods.take_trouble(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_refusal_is_told_at_once_and_a_busy_server_when_it_lasts() {
+        let (mut pods, now) = server();
+        let error = |class, sentence: &str| News::Trouble(ApiError::new(class, sentence));
+        pods.take(error(Class::Busy, "busy"), now);
+        assert_eq!(pods.take_trouble(), None);
+        pods.take(error(Class::Busy, "busy"), now + SETTLE);
+        assert_eq!(pods.take_trouble(), Some(vec!["busy; podfs asks again, and the pods stay as they are".to_owned()]));
+        pods.take(error(Class::Forbidden, "pods is forbidden"), now);
+        let expected = "pods is forbidden; podfs asks again, and the pods stay as they are; its credentials must be those of \
+                        the node n1, or may list and watch pods";
+        assert_eq!(pods.take_trouble(), Some(vec![expected.to_owned()]));
+        pods.take(News::Listed(Vec::new()), now);
+        assert_eq!(pods.take_trouble(), Some(Vec::new()));
+    }
+}

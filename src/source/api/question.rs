@@ -1,0 +1,32 @@
+//! What the server was asked and has not answered yet, and when that becomes a problem.
+
+use tokio::time::Instant;
+
+use super::complaints::SETTLE;
+use crate::kube::error::ApiError;
+
+/// What the server was asked about something that is not known yet.
+pub(crate) struct Question {
+    asked: Instant,
+    /// What came instead of an answer, the last time.
+    pub(crate) trouble: Option<ApiError>,
+}
+
+impl Question {
+    pub(crate) fn new() -> Question {
+        Question { asked: Instant::now(), trouble: None }
+    }
+
+    /// Until when no answer is no problem: the server may just have started, or have a lot to do.
+    pub(crate) fn settles(&self) -> Option<Instant> {
+        self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.asked + SETTLE)
+    }
+
+    /// Why there is no answer.
+    pub(crate) fn why(&self, what: &str) -> String {
+        match &self.trouble {
+            Some(trouble) => trouble.sentence.clone(),
+            None => format!("{what}: the API server has not answered yet"),
+        }
+    }
+}
