@@ -153,6 +153,10 @@ impl<'a> Cleanup<'a> {
             let fate = leftovers.remove_file(file);
             all &= self.settle(file, fate);
         }
+        for file in &record.written {
+            let fate = leftovers.remove_written(file);
+            all &= self.settle(file, fate);
+        }
         let mut in_use: Vec<&Path> = Vec::new();
         for directory in record.directories.iter().rev() {
             let fate = leftovers.remove_directory(directory);

@@ -2,7 +2,8 @@
 //!
 //! Each is reached from the directory above the outermost that was made, without symbolic links and without crossing into
 //! what is mounted in between: the kernel refuses (`RESOLVE_NO_XDEV`), so nothing can be mounted there between the
-//! question and the deed. Directories go by rmdir, files only while they are empty.
+//! question and the deed. Directories go by rmdir, files only while they are empty, but for those that podfs wrote for
+//! containers.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -56,6 +57,16 @@ impl<'a> Leftovers<'a> {
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let as_made = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0;
             Ok((!as_made).then(|| Fate::InUse("it is not the empty file that podfs made".to_owned())))
+        });
+        self.carry_out(path, fate, AtFlags::empty())
+    }
+
+    /// Removes a file that was written for containers, whatever they have made of its content.
+    pub(super) fn remove_written(&mut self, path: &Path) -> Fate {
+        let fate = self.judge(path, |parent, name| {
+            let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            Ok((!is_file).then(|| Fate::InUse("it is not the file that podfs wrote".to_owned())))
         });
         self.carry_out(path, fate, AtFlags::empty())
     }

@@ -9,6 +9,7 @@ mod manual;
 mod metrics;
 mod mount;
 mod mount_nfs;
+mod mounts;
 mod push;
 mod render;
 mod run;
@@ -47,6 +48,7 @@ enum Command {
     Metrics(metrics::Metrics),
     Trace(trace::Trace),
     Push(push::Push),
+    Mounts(mounts::Mounts),
     Upgrade(upgrade::Upgrade),
     Cleanup(cleanup::Cleaning),
     Config(config::show::Show),
@@ -78,6 +80,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
         Command::Metrics(metrics) => metrics.execute(),
         Command::Trace(trace) => trace.execute(),
         Command::Push(push) => push.execute(),
+        Command::Mounts(mounts) => mounts.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),
         Command::Cleanup(cleanup) => cleanup.execute(),
         Command::Config(show) => show.execute(config),

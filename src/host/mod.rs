@@ -11,6 +11,7 @@
 //! | [`fs_group`] | giving a volume to a group |
 //! | [`serve`] | whether a source is served by podfs or by a bind mount |
 //! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
+//! | [`sub_path`] | a part of a volume: found or made, never outside of it |
 //! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
 //! | [`error`] | what can go wrong, one sentence each |
 
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod neighbours;
 pub mod open;
 pub mod serve;
+pub mod sub_path;
 pub mod walk;
 
 pub use error::HostError;

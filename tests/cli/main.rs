@@ -11,6 +11,7 @@ mod config;
 mod lifecycle;
 mod manual;
 mod mount;
+mod mounts;
 mod progress;
 mod push;
 mod render;

@@ -20,8 +20,22 @@ pub fn bind(source: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, MountErro
         .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
         .union(OpenTreeFlags::AT_EMPTY_PATH)
         .union(OpenTreeFlags::AT_RECURSIVE);
+    clone(source, CLONE, access)
+}
+
+/// As [`bind()`], without the mounts below it (`bind`); what is mounted below the source later appears below the clone.
+///
+/// # Errors
+/// As [`bind()`].
+pub fn bind_alone(source: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, MountError> {
+    const CLONE: OpenTreeFlags =
+        OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC).union(OpenTreeFlags::AT_EMPTY_PATH);
+    clone(source, CLONE, access)
+}
+
+fn clone(source: BorrowedFd<'_>, how: OpenTreeFlags, access: Access) -> Result<OwnedFd, MountError> {
     let failed = |cause: std::io::Error| MountError::new("cannot bind the source", cause);
-    let clone = open_tree(source, c"", CLONE).map_err(|errno| failed(errno.into()))?;
+    let clone = open_tree(source, c"", how).map_err(|errno| failed(errno.into()))?;
     let flags = if access == Access::ReadOnly { libc::MOUNT_ATTR_RDONLY } else { 0 };
     set_attributes(&clone, flags, Reach::AllBelow { propagation: libc::MS_SLAVE }).map_err(failed)?;
     Ok(clone)

@@ -72,6 +72,19 @@ impl Directories {
         again(|| self.make_missing_file(path)).map_err(|cause| explain("file", path, cause))
     }
 
+    /// Takes back what was made at `path` and below it, and then the directories above it up to `top`, as far as they were
+    /// made and are empty.
+    pub fn take_back(&mut self, path: &Path, top: &Path) {
+        let is_inside = |made: &Path| made.starts_with(path);
+        self.files.iter().filter(|file| is_inside(file)).for_each(|file| take_back_file(file));
+        self.files.retain(|file| !is_inside(file) || is_there(file));
+        let is_in_the_way = |made: &Path| is_inside(made) || (path.starts_with(made) && made.starts_with(top));
+        for directory in self.made.iter().rev().filter(|made| is_in_the_way(made)) {
+            take_back_directory(directory);
+        }
+        self.made.retain(|made| !is_in_the_way(made) || is_there(made));
+    }
+
     fn make_missing_file(&mut self, path: &Path) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             self.make_missing(parent)?;
@@ -126,6 +139,10 @@ fn take_back_directory(directory: &Path) {
             _ => return,
         }
     }
+}
+
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 fn is_unmounted(directory: &Path) -> bool {
@@ -208,6 +225,24 @@ mod tests {
         assert!(path.is_file());
         drop(directories);
         assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 0);
+    }
+
+    #[test]
+    fn a_part_is_taken_back_with_the_empty_directories_above_it() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (top, file, other) =
+            (base.path().join("top"), base.path().join("top/a/b/file"), base.path().join("top/a/c"));
+        let mut directories = Directories::default();
+        directories.make_file(&file).expect("made");
+        directories.make(&other).expect("made");
+        directories.take_back(&base.path().join("top/a/b"), &top);
+        assert!(!base.path().join("top/a/b").exists() && other.is_dir());
+        assert_eq!((directories.made().len(), directories.files().len()), (3, 0));
+        directories.take_back(&other, &top.join("a"));
+        assert!(top.is_dir() && !top.join("a").exists());
+        directories.make_file(&file).expect("made again");
+        directories.take_back(&file, &top);
+        assert!(directories.made().is_empty() && !top.exists());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
@@ -234,6 +234,20 @@ impl VisibleMount {
         }
         let over = table.iter().find(|mount| mount.parent == entry.id && mount.at == self.path);
         over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
+    }
+
+    /// The root of the mount, for a look at what is in it. Nothing is asked of the file system.
+    ///
+    /// # Errors
+    /// When its path cannot be opened or leads to something else, because another process has unmounted or covered it.
+    pub fn open(&self) -> Result<OwnedFd, MountError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = open(&self.path, flags, Mode::empty()).map_err(|errno| MountError::at("open", &self.path, errno))?;
+        let id = mount_id(root.as_fd()).map_err(|errno| MountError::at("look at", &self.path, errno))?;
+        match &self.entry {
+            Some(entry) if self.mounted && entry.id == id => Ok(root),
+            _ => Err(MountError::at("open the volume at", &self.path, Errno::STALE)),
+        }
     }
 
     /// Another process has unmounted it. What is mounted at its path from now on is not unmounted with it.

@@ -9,6 +9,7 @@ use podfs_fuse::protocol::send;
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::Reading;
+use crate::mounts::{ContainerMount, Environment};
 use crate::source::{Push, Taken};
 use crate::supervisor::status::PodStatus;
 
@@ -16,8 +17,8 @@ use crate::supervisor::status::PodStatus;
 pub(super) const PROTOCOL: u32 = 1;
 /// How long a question may take to arrive, and how long an answer may take to be taken.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a question.
-pub(super) const LONGEST_QUESTION: usize = 16 << 10;
+/// Most bytes of a question: the environment of a container may be as long as Linux takes.
+pub(super) const LONGEST_QUESTION: usize = 4 << 20;
 /// Most bytes of a question with objects.
 pub const LONGEST_PUSH: usize = 16 << 20;
 /// Most bytes of an answer: a few hundred for each volume.
@@ -40,6 +41,28 @@ pub enum Question {
     Push(Push),
     /// Its metrics.
     Metrics,
+    /// To make ready what a container mounts, which is about to start.
+    PrepareContainer(ContainerRequest),
+    /// To take away what was made for a container that has ended.
+    ReleaseContainer {
+        /// The container; without one, all of the pod.
+        #[serde(default)]
+        container: Option<String>,
+    },
+}
+
+/// A container that is about to start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerRequest {
+    /// Its name.
+    pub container: String,
+    /// What only the agent that starts it knows.
+    #[serde(default)]
+    pub environment: Environment,
+    /// Its runtime can make mounts read-only with everything below them.
+    #[serde(default)]
+    pub recursive_read_only: bool,
 }
 
 /// What it answers.
@@ -56,6 +79,10 @@ pub enum Answer {
     Pushed(Taken),
     /// Its metrics at this moment.
     Metrics(Box<Reading>),
+    /// The container's mounts; every source is there.
+    Prepared(Vec<ContainerMount>),
+    /// Nothing of the container is left.
+    Released,
     /// It cannot be done, for this reason.
     Refused(String),
     /// It cannot be done at this moment, for this reason.

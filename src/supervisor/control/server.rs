@@ -3,7 +3,8 @@
 //! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
 //! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
-//! 4. Only a wish for an upgrade is handed over to the supervisor's task, one at a time.
+//! 4. Only a wish for an upgrade is handed over to the supervisor's task, one at a time. Errands are done there, too, but the
+//!    client's thread waits for their end, for a moment only, and answers.
 //! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
 //!    answer.
 
@@ -23,6 +24,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::errand::{self, Errand, Task};
 use super::protocol::{Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Question, TIMEOUT, Upgrade, put};
 use super::questions::Questions;
 use crate::source::{Inbox, Push};
@@ -71,14 +73,20 @@ impl AsFd for Upgrading {
     }
 }
 
+/// The ways to the supervisor's task.
+pub(in crate::supervisor) struct Desks {
+    pub(in crate::supervisor) upgrades: Sender<Upgrading>,
+    pub(in crate::supervisor) errands: Sender<Errand>,
+}
+
 /// The socket of a supervisor. Dropping it ends the answers; the file goes with the claim on the pod.
 pub struct Control {
     listener: UnixListener,
 }
 
 impl Control {
-    /// Answers in this directory, which the caller has claimed, from `store`; those who wish for an upgrade
-    /// are handed over to `upgrades`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
+    /// Answers in this directory, which the caller has claimed, from `store`; what is for the supervisor's
+    /// task goes to `desks`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
     /// has left in the place of the socket is replaced.
     ///
     /// # Errors
@@ -87,14 +95,14 @@ impl Control {
         directory: &Path,
         store: StatusStore,
         inbox: Option<Inbox>,
-        upgrades: Sender<Upgrading>,
+        desks: Desks,
     ) -> io::Result<Control> {
         let listener = socket::make(directory, CONTROL)?;
         listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
         let listener = UnixListener::from(listener);
         let accepting = listener.try_clone()?;
         let reception = Reception {
-            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, upgrades }),
+            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, desks }),
             clients: Vec::new(),
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
@@ -120,7 +128,7 @@ struct Desk {
     store: StatusStore,
     questions: Questions,
     inbox: Option<Inbox>,
-    upgrades: Sender<Upgrading>,
+    desks: Desks,
 }
 
 /// Somebody who is being answered. Their thread holds the stream, too, until it is done.
@@ -189,6 +197,8 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
             Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
             Question::Push(push) => desk.push(push),
             Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
+            Question::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
+            Question::ReleaseContainer { container } => errand::ask(&desk.desks.errands, Task::Release(container)),
             Question::Upgrade => match desk.hand_over(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
                 Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
@@ -231,7 +241,7 @@ impl Desk {
     /// Gives the client to the supervisor's task, or the reason why that does not take it.
     fn hand_over(&self, stream: &UnixStream) -> io::Result<Result<(), String>> {
         let upgrading = Upgrading { connection: stream.try_clone()? };
-        Ok(self.upgrades.try_send(upgrading).map_err(|error| match error {
+        Ok(self.desks.upgrades.try_send(upgrading).map_err(|error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
             TrySendError::Closed(_) => "podfs ends and unmounts the volumes".to_owned(),
         }))

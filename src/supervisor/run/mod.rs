@@ -6,6 +6,7 @@
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
+//! | `containers` | making ready what containers mount, and taking it away |
 //! | `work` | what is done on blocking threads |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `upgrade` | going on as another version of podfs |
@@ -16,6 +17,7 @@
 
 pub(in crate::supervisor) mod adoption;
 mod assignment;
+mod containers;
 mod heartbeat;
 pub mod machine;
 mod orders;
@@ -45,6 +47,7 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{End, PodVolume, Refresh};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
+use containers::Containers;
 use heartbeat::Heartbeat;
 use orders::{Order, Orders};
 use sharing::Sharing;
@@ -105,6 +108,7 @@ struct Supervisor {
     /// NFS servers that are silent.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
+    containers: Containers,
 }
 
 impl Supervisor {
@@ -112,6 +116,7 @@ impl Supervisor {
         self.report.started();
         let mut heartbeat = Heartbeat::of_unit();
         loop {
+            self.start_errands();
             self.start_work();
             self.report.progress();
             let next = self.next_work();
@@ -129,6 +134,7 @@ impl Supervisor {
                 }
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
+                news = self.containers.next() => self.take_news(news),
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
                 () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
@@ -181,6 +187,7 @@ impl Supervisor {
                         "the volumes of a pod cannot change while it runs; the new ones take effect when it is restarted"
                     );
                 }
+                self.containers.pod = Some(Arc::clone(pod));
                 pod.facts.clone()
             }
             None => self.refresh.facts.clone(),

@@ -32,6 +32,11 @@ impl Sharing {
         (Sharing { leaders }, mounted)
     }
 
+    /// The place of the volume that is mounted for the one at this place.
+    pub(super) fn leader(&self, place: usize) -> Option<usize> {
+        self.leaders.get(place).copied()
+    }
+
     /// The places of all volumes that `leader` is mounted for.
     pub(in crate::supervisor) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
         self.leaders.iter().enumerate().filter(move |(_, other)| **other == leader).map(|(place, _)| place)

@@ -17,14 +17,15 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::adoption::{self, Kept};
+use super::containers::Containers;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
 use super::upgrade::Continuing;
 use super::{Assignment, Supervisor, SupervisorError, machine};
-use crate::manifest::pod::PodIdentity;
+use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
-use crate::supervisor::control::{Control, Upgrading};
+use crate::supervisor::control::{Control, Desks, Errand, Upgrading};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, Claim, Inheritance};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -37,6 +38,9 @@ use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, Refresh, Setting};
 use crate::volume::{Volume, VolumeSource};
+
+/// Most containers that wait to be prepared or released.
+const MAX_ERRANDS: usize = 8;
 
 /// A supervisor that has not touched a volume yet.
 pub(super) struct Prepared {
@@ -54,6 +58,8 @@ pub(super) struct Prepared {
     report: Report,
     control: Option<Control>,
     upgrades: mpsc::Receiver<Upgrading>,
+    pod: Option<Arc<Pod>>,
+    errands: mpsc::Receiver<Errand>,
 }
 
 /// A supervisor whose volumes are adopted or about to be mounted.
@@ -81,7 +87,7 @@ impl Prepared {
         });
         let allocatable = machine::allocatable(site.path());
         let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let Snapshot { objects, tokens, is_settling, .. } = snapshot;
+        let Snapshot { pod, objects, tokens, is_settling, .. } = snapshot;
         let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable, is_settling };
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
@@ -91,8 +97,9 @@ impl Prepared {
         }
         report.contacts(source.contacts());
         report.tokens(refresh.tokens.clone());
-        let (wishes, upgrades) = mpsc::channel(1);
-        let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), wishes));
+        let ((wishes, upgrades), (asks, errands)) = (mpsc::channel(1), mpsc::channel(MAX_ERRANDS));
+        let desks = Desks { upgrades: wishes, errands: asks };
+        let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), desks));
         let server_program = Arc::new(server_program);
         Prepared {
             identity,
@@ -109,6 +116,8 @@ impl Prepared {
             report,
             control,
             upgrades,
+            pod,
+            errands,
         }
     }
 
@@ -118,7 +127,8 @@ impl Prepared {
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
-        let Prepared { trace, keep_old_generations, refresh, source, report, control, upgrades, .. } = self;
+        let Prepared { trace, keep_old_generations, refresh, source, report, control, upgrades, pod, errands, .. } =
+            self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes);
@@ -141,7 +151,7 @@ impl Prepared {
             let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
-        let unmount_watch = UnmountWatch::of(&site);
+        let (unmount_watch, containers_site) = (UnmountWatch::of(&site), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
         let setting = Setting {
             server: server.client(),
@@ -159,6 +169,7 @@ impl Prepared {
             };
             (place, volume)
         });
+        let containers = Containers::new(pod, containers_site, Arc::clone(&mount_points), errands);
         let mut supervisor = Supervisor {
             identity,
             source,
@@ -176,6 +187,7 @@ impl Prepared {
             upgrades,
             searches: Searches::default(),
             unmount_watch,
+            containers,
         };
         supervisor.report_server();
         supervisor.report_volumes();
@@ -199,8 +211,8 @@ fn profile(volumes: &[Volume]) -> Profile {
 }
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.
-fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, upgrades: mpsc::Sender<Upgrading>) -> Option<Control> {
-    let control = Control::open(claim.directory(), report.store(), inbox, upgrades);
+fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, desks: Desks) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.store(), inbox, desks);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 

@@ -7,17 +7,18 @@ use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
+use super::containers::PartDone;
 use super::{Supervisor, SupervisorError};
 use crate::supervisor::volume::{Attempt, PodVolume, State};
 
 /// Work that was done on a blocking thread.
 pub(in crate::supervisor) struct Done {
-    place: usize,
-    volume: PodVolume,
-    outcome: Outcome,
+    pub(super) place: usize,
+    pub(super) volume: PodVolume,
+    pub(super) outcome: Outcome,
 }
 
-enum Outcome {
+pub(super) enum Outcome {
     /// The volume was refreshed.
     Refreshed {
         attempt: Attempt,
@@ -26,6 +27,8 @@ enum Outcome {
     },
     /// Old generations were removed.
     Cleared,
+    /// It has done its part of an errand.
+    Errand(PartDone),
 }
 
 impl Supervisor {
@@ -77,12 +80,16 @@ impl Supervisor {
     pub(in crate::supervisor) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
         let done = done.expect("a blocking thread that panics ends the process");
         let Done { place, volume, outcome } = done;
-        if let Outcome::Refreshed { attempt, mounting } = outcome
-            && let Err(cause) = self.take_attempt(place, &volume, attempt, mounting)
-        {
-            let name = volume.spec().name.to_string();
-            self.idle.insert(place, volume);
-            return Err(SupervisorError::Mount { volume: name, cause });
+        match outcome {
+            Outcome::Refreshed { attempt, mounting } => {
+                if let Err(cause) = self.take_attempt(place, &volume, attempt, mounting) {
+                    let name = volume.spec().name.to_string();
+                    self.idle.insert(place, volume);
+                    return Err(SupervisorError::Mount { volume: name, cause });
+                }
+            }
+            Outcome::Cleared => {}
+            Outcome::Errand(part) => self.containers.take(part),
         }
         self.report_volume(place, &volume);
         self.idle.insert(place, volume);
@@ -123,5 +130,6 @@ impl Supervisor {
                 self.idle.insert(place, volume);
             }
         }
+        self.containers.finish().await;
     }
 }

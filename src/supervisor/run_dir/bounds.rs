@@ -53,6 +53,7 @@ impl Bounds {
         });
         let is_below = |path: &Path| self.roots.iter().any(|root| path.starts_with(root) && path != root);
         keep(&mut record.files, &is_below);
+        keep(&mut record.written, &is_below);
         keep(&mut record.mounts, &is_below);
         if let Some(cgroup) = record.cgroup.take_if(|cgroup| !self.is_cgroup_of_server(cgroup))
             && is_there(&cgroup)
@@ -93,6 +94,7 @@ mod tests {
             run: paths(&["/none", "/none/run", "/none/run/u1", "/none/run/u2", "/etc"]),
             directories: paths(&["/none/root", "/none/root/pods", "/none/rootkit", "/none/root/../etc", "etc"]),
             files: paths(&["/none/root/pods/file", "/etc/passwd"]),
+            written: paths(&["/none/root/pods/etc-hosts", "/etc/hosts"]),
             mounts: paths(&["/none/root/pods/volume", "/none/root", "/home", "/none/root/pods/../../home"]),
             ..Record::default()
         };
@@ -100,6 +102,7 @@ mod tests {
         assert_eq!(record.run, paths(&["/none", "/none/run", "/none/run/u1"]));
         assert_eq!(record.directories, paths(&["/none/root", "/none/root/pods"]));
         assert_eq!(record.files, paths(&["/none/root/pods/file"]));
+        assert_eq!(record.written, paths(&["/none/root/pods/etc-hosts"]));
         assert_eq!(record.mounts, paths(&["/none/root/pods/volume"]));
         let left = [
             "/none/run/u2",
@@ -108,6 +111,7 @@ mod tests {
             "/none/root/../etc",
             "etc",
             "/etc/passwd",
+            "/etc/hosts",
             "/none/root",
             "/home",
             "/none/root/pods/../../home",

@@ -95,6 +95,8 @@ pub struct Inheritance {
     pub directories: Directories,
     /// Paths it had mounted on, or was about to.
     pub mounts: Vec<PathBuf>,
+    /// Files that it had written for containers.
+    pub written: Vec<PathBuf>,
 }
 
 /// What the lock file says.
@@ -112,9 +114,12 @@ pub struct Record {
     /// Files in these that are mounted on.
     #[serde(default)]
     pub files: Vec<PathBuf>,
-    /// Where volumes are mounted.
+    /// Where volumes are mounted, and parts of them.
     #[serde(default)]
     pub mounts: Vec<PathBuf>,
+    /// Files in these directories that go whatever is in them.
+    #[serde(default)]
+    pub written: Vec<PathBuf>,
     /// The cgroup of the server.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
@@ -207,8 +212,9 @@ impl Claim {
                 let cgroup = record.cgroup;
                 let mut claim =
                     Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
-                claim.record(&directories, &record.mounts).map_err(failed)?;
-                return Ok((claim, Inheritance { directories, mounts: record.mounts }));
+                claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
+                let Record { mounts, written, .. } = record;
+                return Ok((claim, Inheritance { directories, mounts, written }));
             }
         }
     }
@@ -248,7 +254,7 @@ impl Claim {
     ///
     /// # Errors
     /// When the lock file cannot be written.
-    pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf]) -> io::Result<()> {
+    pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf], written: &[PathBuf]) -> io::Result<()> {
         let record = Record {
             pid: std::process::id(),
             pod: self.pod.clone(),
@@ -256,6 +262,7 @@ impl Claim {
             directories: directories.made().to_vec(),
             files: directories.files().to_vec(),
             mounts: mounts.to_vec(),
+            written: written.to_vec(),
             cgroup: self.cgroup.clone(),
         };
         let text = serde_json::to_vec(&record)?;

@@ -8,11 +8,13 @@
 //! | `socket` | sockets in the run directory, however long its path is |
 //! | [`site`] | where volumes appear |
 //! | [`mount_points`] | directories and mount points, made and taken back |
+//! | `container_files` | the pod's `/etc/hosts`, and files for termination messages |
 //! | `cgroup` | where the server's memory is counted and limited |
 
 pub mod bounds;
 pub(crate) mod cgroup;
 pub mod claim;
+pub(in crate::supervisor) mod container_files;
 pub mod mount_points;
 pub mod site;
 pub(crate) mod socket;

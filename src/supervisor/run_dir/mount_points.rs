@@ -12,6 +12,7 @@ use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away}
 use tracing::warn;
 
 use super::claim::{Claim, Inheritance};
+use super::site::SUB_PATHS;
 
 /// Why something could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,10 @@ pub struct MountPoints {
     /// What an earlier podfs had mounted.
     left: Vec<PathBuf>,
     mounts: Vec<PathBuf>,
+    /// Parts of volumes that are mounted for containers, by this podfs or an earlier one.
+    targets: Vec<PathBuf>,
+    /// Files that were written for containers, likewise.
+    written: Vec<PathBuf>,
     homes: Vec<PathBuf>,
     claim: Option<Claim>,
 }
@@ -47,8 +52,9 @@ pub struct MountPoints {
 impl MountPoints {
     /// Begins with what a podfs that was killed has left.
     pub fn new(claim: Option<Claim>, inheritance: Inheritance) -> MountPoints {
-        let Inheritance { directories, mounts } = inheritance;
-        MountPoints { directories, left: mounts, mounts: Vec::new(), homes: Vec::new(), claim }
+        let Inheritance { directories, mounts, written } = inheritance;
+        let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
+        MountPoints { directories, left, mounts: Vec::new(), targets, written, homes: Vec::new(), claim }
     }
 
     /// The mount of an earlier podfs at `path`, if there is one and it lives. It is this one's from now on.
@@ -124,24 +130,108 @@ impl MountPoints {
         Ok(path)
     }
 
+    /// Makes a place ready for a part of a volume, and writes it down. What is mounted there already goes first.
+    ///
+    /// # Errors
+    /// When the place is taken, cannot be made, or cannot be written down.
+    pub fn prepare_target(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountPointsError> {
+        if !self.has_target(path) {
+            self.targets.push(path.to_owned());
+        }
+        take_away(path)?;
+        let point = MountPoint::prepare_shape(path, shape, Leftovers::Cover, &mut self.directories)?;
+        self.record()?;
+        Ok(point)
+    }
+
+    /// Whether a part of a volume is mounted there, as far as this podfs and those before it have written down.
+    pub fn has_target(&self, path: &Path) -> bool {
+        self.targets.iter().any(|target| target == path)
+    }
+
+    /// The parts of volumes that are mounted at `directory` or below it.
+    pub fn targets_below(&self, directory: &Path) -> Vec<PathBuf> {
+        self.targets.iter().filter(|target| target.starts_with(directory)).cloned().collect()
+    }
+
+    /// Unmounts the parts of volumes at `directory` and below it, and removes what was made for them, up to `top`.
+    ///
+    /// # Errors
+    /// When the kernel does not unmount one, which stays written down, or when nothing can be written down.
+    pub fn remove_targets(&mut self, directory: &Path, top: &Path) -> Result<(), MountPointsError> {
+        let targets = self.targets_below(directory);
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for target in targets {
+            match take_away(&target) {
+                Ok(()) => self.targets.retain(|other| *other != target),
+                Err(error) => outcome = Err(error.into()),
+            }
+        }
+        self.directories.take_back(directory, top);
+        self.record()?;
+        outcome
+    }
+
+    /// Makes the directory for a file that is written for containers, and writes both down. The file goes with the pod,
+    /// whatever is in it.
+    ///
+    /// # Errors
+    /// When the directory cannot be made, or nothing can be written down.
+    pub fn prepare_written(&mut self, file: &Path) -> Result<(), MountPointsError> {
+        if let Some(parent) = file.parent() {
+            self.directories.make(parent)?;
+        }
+        if !self.written.iter().any(|other| other == file) {
+            self.written.push(file.to_owned());
+        }
+        self.record()
+    }
+
+    /// The files at `path` and below it that were written for containers, the oldest first.
+    pub fn written_below(&self, path: &Path) -> Vec<PathBuf> {
+        self.written.iter().filter(|file| file.starts_with(path)).cloned().collect()
+    }
+
+    /// Removes these files, which were written for containers, and the directories that were made for them, up to `top`.
+    ///
+    /// # Errors
+    /// When nothing can be written down.
+    pub fn remove_written(&mut self, files: &[PathBuf], top: &Path) -> Result<(), MountPointsError> {
+        for file in files {
+            // What is not there is removed already; what another process has put there is not podfs's to remove.
+            let _ = std::fs::remove_file(file);
+            if let Some(parent) = file.parent().filter(|parent| parent.starts_with(top)) {
+                self.directories.take_back(parent, top);
+            }
+        }
+        self.written.retain(|other| !files.contains(other));
+        if files.is_empty() { Ok(()) } else { self.record() }
+    }
+
     /// Writes down what was made so far.
     ///
     /// # Errors
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), MountPointsError> {
-        let MountPoints { directories, left, mounts, claim, .. } = self;
-        let mounts = [&left[..], mounts].concat();
-        claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts)).map_err(MountPointsError::Record)
+        let MountPoints { directories, left, mounts, targets, written, claim, .. } = self;
+        // A part goes before its volume does: what was mounted last is unmounted first.
+        let mounts = [&left[..], mounts, targets].concat();
+        let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
+        recorded.map_err(MountPointsError::Record)
     }
 
     /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.
     pub fn take_back(self) {
-        let MountPoints { directories, left, homes, claim, .. } = self;
-        for path in left {
+        let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
+        for path in targets.into_iter().chain(left) {
             if let Err(error) = take_away(&path) {
                 warn!("a mount of an earlier podfs stays: {error}");
             }
         }
+        written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);
         if let Some(claim) = claim
             && homes.iter().any(|home| home.exists())
@@ -149,4 +239,9 @@ impl MountPoints {
             claim.leave_record();
         }
     }
+}
+
+/// Whether a recorded mount is a part of a volume: `volume-subpaths/VOLUME/CONTAINER/INDEX`.
+fn is_target(path: &Path) -> bool {
+    path.ancestors().nth(3).and_then(Path::file_name).is_some_and(|name| name == SUB_PATHS)
 }

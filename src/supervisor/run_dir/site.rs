@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::manifest::pod::PodUid;
 
+/// The kubelet's name for the directory of parts of volumes.
+pub(super) const SUB_PATHS: &str = "volume-subpaths";
+
 /// Where the volumes of one supervisor appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
@@ -33,6 +36,21 @@ impl Site {
             Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir").join(name)),
             Site::Exactly(_) => None,
         }
+    }
+
+    /// The pod's own directory as mount tables name it, absolute and without symbolic links, if there is a pod.
+    pub(in crate::supervisor) fn pod(&self) -> Option<PathBuf> {
+        match self {
+            // It may not have been made yet.
+            Site::Pod(pod) => pod.canonicalize().or_else(|_| std::path::absolute(pod)).ok(),
+            Site::Exactly(_) => None,
+        }
+    }
+
+    /// Where parts of volumes are mounted for containers: below it, a directory for each volume, in there one for each
+    /// container.
+    pub(in crate::supervisor) fn sub_paths(&self) -> Option<PathBuf> {
+        self.pod().map(|pod| pod.join(SUB_PATHS))
     }
 
     /// A path on the file system the volumes are on.

@@ -55,7 +55,7 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) kind: String,
     pub(in crate::supervisor) path: Option<PathBuf>,
     pub(in crate::supervisor) group: Option<u32>,
-    is_read_only: bool,
+    pub(in crate::supervisor) is_read_only: bool,
     pub(in crate::supervisor) state: State,
     /// Whether a refresh of it has ended, or its source is being looked for.
     pub(in crate::supervisor) tried: bool,

@@ -135,7 +135,7 @@ impl PodVolume {
         }
     }
 
-    fn visible(&mut self) -> Option<&mut VisibleMount> {
+    pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         match &mut self.body {
             Body::Projected(projected) => projected.visible(),
             Body::Passthrough(passthrough) => passthrough.visible(),

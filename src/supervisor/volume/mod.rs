@@ -6,6 +6,7 @@
 //! | `passthrough` | volumes that show something as it is |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `nfs` | finding an export and its server |
+//! | [`sub_path`] | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
 mod hidden;
@@ -13,6 +14,7 @@ mod nfs;
 mod passthrough;
 mod projected;
 pub mod search;
+pub(in crate::supervisor) mod sub_path;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -46,7 +48,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// Where SELinux shows that it is in use.
-const SELINUX: &str = "/sys/fs/selinux/enforce";
+pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// What all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
@@ -454,6 +456,7 @@ impl PodVolume {
     /// # Errors
     /// When the kernel does not unmount it.
     pub fn take_down(self, end: End) -> Result<(), MountError> {
+        self.release_sub_paths(None).unwrap_or_else(|reason| warn!("{reason}"));
         match self.body {
             Body::Projected(projected) => projected.take_down(),
             Body::Passthrough(passthrough) => passthrough.take_down(self.spec.name.as_str(), end),

@@ -135,6 +135,10 @@ impl PassthroughVolume {
         Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
     }
 
+    pub(super) fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
     /// Its mount, once it is mounted.
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)

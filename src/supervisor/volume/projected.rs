@@ -78,6 +78,10 @@ impl ProjectedVolume {
         &self.point
     }
 
+    pub(super) fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
     /// Its mount, once it is mounted.
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)

@@ -1,0 +1,187 @@
+//! `podfs mounts`: what a container of a pod mounts, made ready for its runtime.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::{Args, ValueEnum, ValueHint};
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+use super::status::{pod_directory, print};
+use crate::mounts::output::Format;
+use crate::mounts::{ContainerMount, Environment};
+use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+
+/// How often a pod is asked whose volumes do not answer in time. It takes a second and a half to say so.
+const TRIES: u32 = 4;
+
+/// Make ready what a container of a pod mounts, or take it away.
+///
+/// prepare is for the moment before a container starts, each time it starts. It prints the container's mounts as its runtime
+/// reads them: its volumeMounts with the kubelet's rules, /etc/hosts and a file for its termination message. A subPath is
+/// mounted below pods/UID/volume-subpaths of the root directory; a missing directory is made in volumes that are no
+/// projections. One that no volume has yet, or that leads out of its volume, is refused with a sentence.
+///
+/// release is for the moment after a container has ended and does not start again: its subPath mounts and its termination
+/// messages are removed. What is not released goes when podfs run of the pod ends.
+#[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  everything the container mounts is there, or nothing of it is left
+  1  there is no such pod or container, or a mount cannot be made
+  2  bad arguments or settings
+  3  a privilege is missing
+
+EXAMPLES:
+  podfs mounts prepare --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web --pod-ip 10.1.2.3
+  podfs mounts prepare --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web --env web.env --output podman
+  podfs mounts release --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web")]
+pub(super) struct Mounts {
+    /// What to do.
+    #[arg(value_name = "prepare|release", value_enum, hide_possible_values = true)]
+    action: Action,
+    /// The pod; podfs status lists all.
+    #[arg(long, value_name = "UID")]
+    pod: String,
+    /// The container, as it is called in the pod's manifest. Without it, release is for all containers of the pod.
+    #[arg(long, value_name = "NAME")]
+    container: Option<String>,
+    /// The container's environment variables, for subPathExpr: lines NAME=VALUE as env(1) prints them, or entries that end
+    /// with a zero byte as /proc/PID/environ has them; - reads standard input. Empty lines and lines that begin with # are
+    /// skipped.
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
+    env: Option<PathBuf>,
+    /// An address of the pod, for /etc/hosts. May be given several times.
+    #[arg(long = "pod-ip", value_name = "IP")]
+    pod_ips: Vec<IpAddr>,
+    /// The pod's name in its network, for /etc/hosts, with its domain if it has one. Without it, the hostname of the manifest,
+    /// or the pod's name.
+    #[arg(long, value_name = "NAME")]
+    hostname: Option<String>,
+    /// The pod shares the node's network, and so its /etc/hosts, even if the manifest does not say so.
+    #[arg(long)]
+    host_network: bool,
+    /// The runtime cannot make a mount read-only together with what is mounted below it. Always so with docker and podman.
+    #[arg(long)]
+    no_recursive_read_only: bool,
+    /// How the mounts are printed: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
+    /// (runtime.v1); docker and podman are arguments of their run, one a line; json is everything that podfs knows.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
+    output: Output,
+    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
+    run_dir: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Action {
+    /// Before a container starts.
+    Prepare,
+    /// After it has ended.
+    Release,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Oci,
+    Cri,
+    Docker,
+    Podman,
+    Json,
+}
+
+impl From<Output> for Format {
+    fn from(output: Output) -> Format {
+        match output {
+            Output::Oci => Format::Oci,
+            Output::Cri => Format::Cri,
+            Output::Docker => Format::Docker,
+            Output::Podman => Format::Podman,
+            Output::Json => Format::Json,
+        }
+    }
+}
+
+impl Mounts {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        match self.action {
+            Action::Prepare => self.prepare(),
+            Action::Release => self.release(),
+        }
+    }
+
+    fn prepare(self) -> Result<(), Failure> {
+        let needed = || Failure::input(anyhow!("prepare is for one container; name it with --container"));
+        let format = Format::from(self.output);
+        let environment = Environment {
+            variables: self.env.as_deref().map(variables).transpose().map_err(Failure::input)?.unwrap_or_default(),
+            pod_ips: self.pod_ips,
+            hostname: self.hostname,
+            host_network: self.host_network,
+        };
+        let request = ContainerRequest {
+            container: self.container.ok_or_else(needed)?,
+            environment,
+            recursive_read_only: format.has_recursive_read_only() && !self.no_recursive_read_only,
+        };
+        let directory = pod_directory(&self.run_dir, &self.pod)?;
+        let mounts: Vec<ContainerMount> = match answer(&directory, &Question::PrepareContainer(request))? {
+            Answer::Prepared(mounts) => mounts,
+            other => return Err(unexpected(&other)),
+        };
+        print(&format.print(&mounts).map_err(Failure::general)?)
+    }
+
+    fn release(self) -> Result<(), Failure> {
+        let directory = pod_directory(&self.run_dir, &self.pod)?;
+        match answer(&directory, &Question::ReleaseContainer { container: self.container })? {
+            Answer::Released => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::general(anyhow!("the supervisor gave an answer to another question: {answer:?}"))
+}
+
+/// What the pod's supervisor answers. What it was busy with may be over when it is asked again.
+fn answer(directory: &Path, question: &Question) -> Result<Answer, Failure> {
+    let mut reason = String::new();
+    for _ in 0..TRIES {
+        match ask(directory, question, None).map_err(Failure::general)? {
+            Answer::Busy(busy) => reason = busy,
+            Answer::Refused(reason) => return Err(Failure::general(anyhow!(reason))),
+            other => return Ok(other),
+        }
+    }
+    Err(Failure::general(anyhow!(reason)))
+}
+
+/// The variables of a file. Errors name lines and never what is in them, which may be secret.
+fn variables(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let (name, bytes) = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
+    } else {
+        (path, std::fs::read(path))
+    };
+    let bytes = bytes.with_context(|| format!("{}: cannot be read", name.display()))?;
+    let separator = if bytes.contains(&0) { 0 } else { b'\n' };
+    let mut variables = BTreeMap::new();
+    for (index, entry) in bytes.split(|byte| *byte == separator).enumerate() {
+        if entry.is_empty() || (separator != 0 && entry.starts_with(b"#")) {
+            continue;
+        }
+        let entry = std::str::from_utf8(entry).ok().and_then(|entry| entry.split_once('='));
+        let (variable, value) = entry.filter(|(variable, _)| !variable.is_empty()).ok_or_else(|| {
+            anyhow!("{}: entry {} is no variable; write NAME=VALUE in UTF-8", name.display(), index + 1)
+        })?;
+        variables.insert(variable.to_owned(), value.to_owned());
+    }
+    Ok(variables)
+}

@@ -1,0 +1,155 @@
+//! A part of a volume for a container (`subPath`): found, or made where it is missing.
+//!
+//! A container can change the volume at any moment, and podfs is root on the node. Nothing outside of the volume is ever
+//! opened or made:
+//! 1. The kernel resolves the whole path in one call, from the volume's root, and refuses a step that would leave it
+//!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
+//!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,
+//!    CVE-2021-25741).
+//! 2. The result is a descriptor (`O_PATH`). What is mounted is what it is open on, whatever its path leads to by then.
+//! 3. A missing directory is made in a directory that was opened so, by its name alone, and entered without following a
+//!    link. Its mode is set on the descriptor, and on no directory that this process did not make.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RawMode, ResolveFlags, fchmod, fstat, mkdirat, openat, openat2, statat,
+};
+use rustix::io::Errno;
+
+/// How often a path is resolved again when the kernel cannot say whether it left the volume, because something was renamed
+/// meanwhile (`EAGAIN`). A container that renames all the time could keep it there for ever.
+const TRIES: u32 = 1000;
+/// How often a directory is found missing that was there before. A container may remove it all the time.
+const ROUNDS: u32 = 16;
+
+/// What to do with a path that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing: it may come.
+    Refuse,
+    /// Directories are made, with the mode of the volume's root (SP-02).
+    Make,
+}
+
+/// Why a part of a volume cannot be used. The texts name nothing but what the manifest says: they reach the pod's user,
+/// and what a link leads to on the node is none of that user's business.
+#[derive(Debug, thiserror::Error)]
+pub enum SubPathError {
+    /// There is nothing of this name.
+    #[error("the volume has no {0:?} yet")]
+    Missing(String),
+    /// A symbolic link leads out.
+    #[error("{0:?} leads out of the volume by a symbolic link; use a link that stays in it")]
+    Outside(String),
+    /// Links lead to each other, or the path is one of the kernel's own links.
+    #[error("{0:?} has a symbolic link that cannot be followed")]
+    Loop(String),
+    /// A file stands where a directory should.
+    #[error("{0:?} leads through a file; only a directory has something in it")]
+    NotADirectory(String),
+    /// A name, or all of it, is longer than the file system takes.
+    #[error("{0:?} is too long for the volume's file system")]
+    TooLong(String),
+    /// It cannot be made.
+    #[error("a missing directory cannot be made: {0}")]
+    Make(#[source] io::Error),
+    /// Anything else.
+    #[error("it cannot be opened: {0}")]
+    Open(#[source] io::Error),
+}
+
+/// Opens (`O_PATH`) what is at `path` of the volume whose root is open. The path is relative; `missing` says what happens
+/// where it leads to nothing.
+///
+/// # Errors
+/// See [`SubPathError`].
+pub fn open(root: BorrowedFd<'_>, path: &str, missing: Missing) -> Result<OwnedFd, SubPathError> {
+    for _ in 0..ROUNDS {
+        match resolve(root, path, OFlags::empty()) {
+            Err(Errno::NOENT) if missing == Missing::Make => match make(root, path) {
+                // Made, or removed again meanwhile.
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno @ (Errno::XDEV | Errno::LOOP | Errno::NOTDIR | Errno::NAMETOOLONG)) => {
+                    return Err(explain(path, errno));
+                }
+                Err(errno) => return Err(SubPathError::Make(errno.into())),
+            },
+            outcome => return outcome.map_err(|errno| explain(path, errno)),
+        }
+    }
+    Err(SubPathError::Missing(path.to_owned()))
+}
+
+/// Makes the directories that are missing of `path`.
+fn make(root: BorrowedFd<'_>, path: &str) -> Result<(), Errno> {
+    let mode = Mode::from_raw_mode(fstat(root)?.st_mode as RawMode & 0o7777);
+    let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+    let (mut parent, missing) = deepest(root, &names)?;
+    for name in missing {
+        let is_made = match mkdirat(&parent, *name, mode) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(errno),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let child = match openat(&parent, *name, flags, Mode::empty()) {
+            // A link to nothing, which another process may turn into one to something.
+            Err(Errno::LOOP | Errno::NOTDIR) if !is_made => return Err(link_or_file(&parent, name)),
+            child => child?,
+        };
+        if is_made {
+            // Without the process's umask, and with the bits that mkdir(2) leaves out.
+            fchmod(&child, mode)?;
+        }
+        parent = child;
+    }
+    Ok(())
+}
+
+/// The deepest directory of the path that is there, and the names that are missing below it.
+fn deepest<'a>(root: BorrowedFd<'_>, names: &'a [&'a str]) -> Result<(OwnedFd, &'a [&'a str]), Errno> {
+    for there in (0..names.len()).rev() {
+        let path = if there == 0 { ".".to_owned() } else { names[..there].join("/") };
+        match resolve(root, &path, OFlags::DIRECTORY) {
+            Err(Errno::NOENT) => {}
+            outcome => return Ok((outcome?, &names[there..])),
+        }
+    }
+    Err(Errno::NOENT)
+}
+
+fn link_or_file(parent: &OwnedFd, name: &str) -> Errno {
+    let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+    let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
+    if is_link { Errno::LOOP } else { Errno::NOTDIR }
+}
+
+/// Links are followed where they stay below `root`.
+fn resolve(root: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    for _ in 0..TRIES {
+        match openat2(root.as_fd(), path, flags, Mode::empty(), within) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+fn explain(path: &str, errno: Errno) -> SubPathError {
+    let path = path.to_owned();
+    match errno {
+        Errno::NOENT => SubPathError::Missing(path),
+        Errno::XDEV => SubPathError::Outside(path),
+        Errno::LOOP => SubPathError::Loop(path),
+        Errno::NOTDIR => SubPathError::NotADirectory(path),
+        Errno::NAMETOOLONG => SubPathError::TooLong(path),
+        other => SubPathError::Open(other.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

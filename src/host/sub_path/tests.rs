@@ -1,0 +1,162 @@
+//! The kubelet's rows of "prepare directory" and "bind" (4.2), and races with a container that swaps what it can reach.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A directory with a volume in it and something outside.
+fn base() -> TempDir {
+    let base = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(base.path().join("volume/dir/inner")).expect("a directory");
+    fs::write(base.path().join("volume/file"), "inside").expect("written");
+    fs::create_dir(base.path().join("outside")).expect("a directory");
+    fs::write(base.path().join("outside/file"), "secret").expect("written");
+    base
+}
+
+fn try_open(base: &Path, path: &str, missing: Missing) -> Result<OwnedFd, String> {
+    let root = File::open(base.join("volume")).expect("the volume");
+    open(root.as_fd(), path, missing).map_err(|error| error.to_string())
+}
+
+fn opens(base: &TempDir, path: &str, missing: Missing, leads_to: &str) {
+    let opened = try_open(base.path(), path, missing).expect(path);
+    let (opened, there) =
+        (fstat(&opened).expect("a status"), fs::metadata(base.path().join(leads_to)).expect(leads_to));
+    assert_eq!((opened.st_dev, opened.st_ino), (there.dev(), there.ino()), "{path}");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("a status").mode() & 0o7777
+}
+
+#[test]
+fn sp_01_directories_files_sockets_and_fifos_are_opened() {
+    let base = base();
+    let volume = base.path().join("volume");
+    let _socket = UnixListener::bind(volume.join("socket")).expect("a socket");
+    nix::unistd::mkfifo(&volume.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    for path in ["dir", "dir/inner", "dir//./inner/", ".", "file", "socket", "fifo"] {
+        opens(&base, path, Missing::Make, &format!("volume/{path}"));
+    }
+}
+
+#[test]
+fn sp_02_missing_directories_have_the_mode_of_the_root() {
+    for bits in [0o755, 0o700, 0o2770, 0o4755, 0o1777] {
+        let base = base();
+        let volume = base.path().join("volume");
+        fs::set_permissions(&volume, Permissions::from_mode(bits)).expect("a mode");
+        opens(&base, "new/deep/er", Missing::Make, "volume/new/deep/er");
+        opens(&base, "dir/more", Missing::Make, "volume/dir/more");
+        for made in ["new", "new/deep", "new/deep/er", "dir/more"] {
+            assert_eq!(mode(&volume.join(made)), bits, "{made}");
+        }
+        assert_eq!(mode(&volume.join("dir")), 0o755, "it was there before");
+    }
+}
+
+#[test]
+fn sp_03_links_that_stay_inside_are_followed() {
+    let base = base();
+    let volume = base.path().join("volume");
+    symlink("dir", volume.join("link")).expect("a link");
+    symlink("../../file", volume.join("dir/inner/up")).expect("a link");
+    opens(&base, "link", Missing::Refuse, "volume/dir");
+    opens(&base, "link/inner", Missing::Refuse, "volume/dir/inner");
+    opens(&base, "dir/inner/up", Missing::Refuse, "volume/file");
+    opens(&base, "link/new", Missing::Make, "volume/dir/new");
+}
+
+#[test]
+fn sp_03_whatever_leads_outside_is_refused_and_nothing_is_made_there() {
+    let base = base();
+    let volume = base.path().join("volume");
+    let outside = base.path().join("outside");
+    symlink(&outside, volume.join("absolute")).expect("a link");
+    symlink("../outside", volume.join("relative")).expect("a link");
+    symlink("../../outside", volume.join("dir/middle")).expect("a link");
+    symlink("../nowhere", volume.join("dangling-out")).expect("a link");
+    symlink("nothing", volume.join("dangling")).expect("a link");
+    symlink("loop", volume.join("loop")).expect("a link");
+    symlink("/proc/self/root", volume.join("magic")).expect("a link");
+    let leads_out = "leads out of the volume by a symbolic link; use a link that stays in it";
+    let rows = [
+        ("absolute", leads_out),
+        ("absolute/file", leads_out),
+        ("absolute/new", leads_out),
+        ("relative", leads_out),
+        ("relative/file", leads_out),
+        ("relative/new", leads_out),
+        ("dir/middle/file", leads_out),
+        ("dir/middle/new/deep", leads_out),
+        ("dangling-out", leads_out),
+        ("dangling-out/new", leads_out),
+        ("magic", leads_out),
+        ("../outside", leads_out),
+        ("dangling", "has a symbolic link that cannot be followed"),
+        ("loop", "has a symbolic link that cannot be followed"),
+        ("loop/new", "has a symbolic link that cannot be followed"),
+        ("file/new", "leads through a file; only a directory has something in it"),
+        ("file/new/deep", "leads through a file; only a directory has something in it"),
+    ];
+    for (path, reason) in rows {
+        let refused = try_open(base.path(), path, Missing::Make).expect_err(path);
+        assert_eq!(refused, format!("{path:?} {reason}"));
+    }
+    let long = "x".repeat(300);
+    let refused = try_open(base.path(), &long, Missing::Make).expect_err("too long");
+    assert!(refused.ends_with("is too long for the volume's file system"), "{refused}");
+    let left: Vec<_> =
+        fs::read_dir(&outside).expect("a listing").map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(left, ["file"]);
+    assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 2);
+}
+
+#[test]
+fn sp_08_what_may_come_later_is_waited_for_by_name() {
+    let base = base();
+    let refused = try_open(base.path(), "key", Missing::Refuse).expect_err("missing");
+    assert_eq!(refused, "the volume has no \"key\" yet");
+    assert!(!base.path().join("volume/key").exists());
+}
+
+/// Swaps a directory and a link to the outside as fast as it can while `look` looks.
+fn while_swapped(base: &Path, looks: u32, look: impl Fn(u32)) {
+    let volume = base.join("volume");
+    symlink("../outside", volume.join("other")).expect("a link");
+    fs::create_dir(volume.join("swapped")).expect("a directory");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let directory = File::open(&volume).expect("the volume");
+            let exchange = rustix::fs::RenameFlags::EXCHANGE;
+            while !done.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(&directory, "swapped", &directory, "other", exchange).expect("swapped");
+            }
+        });
+        (0..looks).for_each(look);
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn sp_04_a_directory_that_is_swapped_with_a_link_leads_nowhere_else() {
+    let base = base();
+    let (swapped, outside) = (base.path(), fs::metadata(base.path().join("outside")).expect("a status").ino());
+    while_swapped(base.path(), 5000, |round| {
+        let path = if round % 2 == 0 { "swapped".to_owned() } else { format!("swapped/made/{round}") };
+        if let Ok(opened) = try_open(swapped, &path, Missing::Make) {
+            assert_ne!(fstat(&opened).expect("a status").st_ino, outside);
+        }
+    });
+    let left: Vec<_> = fs::read_dir(base.path().join("outside")).expect("a listing").collect();
+    assert_eq!(left.len(), 1, "nothing was made outside: {left:?}");
+}

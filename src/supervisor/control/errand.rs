@@ -1,0 +1,69 @@
+//! Questions that take work on volumes. The supervisor's task does it and gives the answer to the client's thread, which
+//! waits for a moment: a volume that hangs costs its client that moment, and nobody else anything.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::protocol::{Answer, ContainerRequest};
+
+/// How long the volumes may take. A client waits two seconds for an answer.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// What the supervisor's task is asked to do.
+#[derive(Debug)]
+pub(in crate::supervisor) enum Task {
+    /// To make ready what a container mounts.
+    Prepare(ContainerRequest),
+    /// To take away what was made for a container, or for all.
+    Release(Option<String>),
+}
+
+/// A task, and the thread that waits for its end.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Errand {
+    /// What is to be done.
+    pub(in crate::supervisor) task: Task,
+    answer: SyncSender<Answer>,
+    until: Instant,
+}
+
+impl Errand {
+    fn new(task: Task) -> (Errand, Receiver<Answer>) {
+        let (answer, answered) = sync_channel(1);
+        (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
+    }
+
+    /// Whether the client waits no more. What is done by then stays done: it finds it when it asks again.
+    pub(in crate::supervisor) fn is_late(&self) -> bool {
+        self.until <= Instant::now()
+    }
+
+    /// Gives the answer. The client may have gone.
+    pub(in crate::supervisor) fn answer(self, answer: Answer) {
+        let _ = self.answer.try_send(answer);
+    }
+}
+
+/// Has the supervisor's task do this.
+pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> Answer {
+    let (errand, answered) = Errand::new(task);
+    match desk.try_send(errand) {
+        Ok(()) => {}
+        Err(TrySendError::Full(_)) => return Answer::Busy("other containers are being prepared; try again".to_owned()),
+        Err(TrySendError::Closed(_)) => return ending(),
+    }
+    match answered.recv_timeout(TIMEOUT) {
+        Ok(answer) => answer,
+        Err(RecvTimeoutError::Timeout) => {
+            Answer::Busy("a volume does not answer; podfs status says which one; try again".to_owned())
+        }
+        Err(RecvTimeoutError::Disconnected) => ending(),
+    }
+}
+
+fn ending() -> Answer {
+    Answer::Refused("podfs ends and unmounts the volumes".to_owned())
+}

@@ -1,0 +1,374 @@
+//! Errands for containers: what one mounts is made ready before it starts, and taken away after its end.
+//!
+//! An errand takes work on several volumes. It waits for each by itself: as soon as a volume has nothing to do, the errand
+//! sends it to a blocking thread with its part. So a volume that hangs delays this errand and no other volume. When all
+//! volumes have done their parts, one more thread writes the files that are no volume's, and the client has its answer.
+//!
+//! A shutdown ends errands as it ends other work: what is under way is awaited, and nothing new is begun.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use podfs_fuse::mount::table::{Mounted, Restrictions, mounts};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tracing::error;
+
+use super::Supervisor;
+use super::work::{Done, Outcome};
+use crate::manifest::pod::Pod;
+use crate::mounts::hosts;
+use crate::mounts::{
+    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource, plan,
+};
+use crate::supervisor::control::{Answer, ContainerRequest, Errand, Task};
+use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
+use crate::supervisor::run_dir::mount_points::MountPoints;
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::status::store::VolumeReport;
+use crate::supervisor::volume::sub_path::SubPathRequest;
+use crate::supervisor::volume::{SELINUX, Shown, State};
+use crate::types::is_dns_label;
+use crate::volume::{Volume, VolumeSource};
+
+/// The node's own names of hosts.
+const HOSTS: &str = "/etc/hosts";
+
+/// The errands of a supervisor.
+pub(super) struct Containers {
+    /// The pod as its source describes it now; none of a volume that is served without its pod.
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) site: Site,
+    pub(super) mount_points: Arc<Mutex<MountPoints>>,
+    pub(super) errands: mpsc::Receiver<Errand>,
+    under_way: Vec<UnderWay>,
+    last: u64,
+    /// The last step of errands.
+    filing: JoinSet<Filed>,
+}
+
+/// An errand whose end is not reached.
+struct UnderWay {
+    number: u64,
+    errand: Errand,
+    /// What is left to be done by volumes, by their place.
+    waiting: Vec<(usize, Part)>,
+    /// How many volumes are at it.
+    busy: usize,
+    /// Where parts of volumes are mounted, by the index of their mount.
+    sources: BTreeMap<usize, PathBuf>,
+    /// What went wrong first.
+    refused: Option<String>,
+    last_step: LastStep,
+}
+
+/// What a volume does for an errand.
+pub(super) enum Part {
+    Prepare(Vec<SubPathRequest>),
+    Release(Option<String>),
+}
+
+/// What came of it: where parts of the volume are mounted.
+pub(super) struct PartDone {
+    pub(super) number: u64,
+    pub(super) outcome: Result<Vec<(usize, PathBuf)>, String>,
+}
+
+/// What is done after the volumes.
+enum LastStep {
+    Prepare { container: String, mounts: Vec<PlannedMount>, hosts: HostsFile },
+    Release { container: Option<String> },
+}
+
+/// What is written to the pod's hosts file.
+enum HostsFile {
+    OfPod(String),
+    /// The node's file, which is read when it is written.
+    OfNode(Arc<Pod>),
+}
+
+/// Something for the supervisor's task.
+pub(super) enum News {
+    /// A client asks for something.
+    Errand(Errand),
+    /// An errand has come to its end.
+    Filed(Filed),
+}
+
+/// A last step that is done.
+pub(super) struct Filed {
+    errand: Errand,
+    answer: Answer,
+}
+
+impl Containers {
+    pub(super) fn new(
+        pod: Option<Arc<Pod>>,
+        site: Site,
+        mount_points: Arc<Mutex<MountPoints>>,
+        errands: mpsc::Receiver<Errand>,
+    ) -> Self {
+        Self { pod, site, mount_points, errands, under_way: Vec::new(), last: 0, filing: JoinSet::new() }
+    }
+
+    /// The next errand, or the next last step that is done. Dropping the future loses nothing.
+    pub(super) async fn next(&mut self) -> News {
+        tokio::select! {
+            Some(errand) = self.errands.recv() => News::Errand(errand),
+            Some(filed) = self.filing.join_next() => {
+                News::Filed(filed.expect("a blocking thread that panics ends the process"))
+            }
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Waits for last steps, without answering.
+    pub(super) async fn finish(&mut self) {
+        while self.filing.join_next().await.is_some() {}
+    }
+
+    /// Takes note of what a volume has done for an errand.
+    pub(super) fn take(&mut self, done: PartDone) {
+        let Some(under_way) = self.under_way.iter_mut().find(|other| other.number == done.number) else { return };
+        under_way.busy -= 1;
+        match done.outcome {
+            Ok(sources) => under_way.sources.extend(sources),
+            Err(reason) => drop(under_way.refused.get_or_insert(reason)),
+        }
+    }
+
+    /// Begins the last step of errands that no volume has to do anything for any more.
+    fn finish_errands(&mut self) {
+        let is_over = |one: &mut UnderWay| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
+        for UnderWay { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
+            if let Some(reason) = refused {
+                errand.answer(Answer::Refused(reason));
+                continue;
+            }
+            let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
+            self.filing.spawn_blocking(move || {
+                let answer = last_step.carry_out(&site, &mount_points, &sources);
+                Filed { errand, answer: answer.unwrap_or_else(Answer::Refused) }
+            });
+        }
+        // What was begun for a client that has gone is done; what was not is not.
+        self.under_way.retain(|one| one.busy > 0 || !one.errand.is_late());
+    }
+}
+
+impl Supervisor {
+    /// Takes an errand, or gives the answer to one.
+    pub(super) fn take_news(&mut self, news: News) {
+        match news {
+            News::Errand(errand) => self.take_errand(errand),
+            News::Filed(Filed { errand, answer }) => errand.answer(answer),
+        }
+    }
+
+    /// What has to be done for an errand, by which volumes.
+    fn take_errand(&mut self, errand: Errand) {
+        let planned = match &errand.task {
+            Task::Prepare(request) => self.plan(request),
+            Task::Release(container) => self.plan_release(container.as_deref()),
+        };
+        match planned {
+            Ok((waiting, last_step)) => {
+                let (busy, sources, refused) = (0, BTreeMap::new(), None);
+                self.containers.last += 1;
+                let number = self.containers.last;
+                let under_way = UnderWay { number, errand, waiting, busy, sources, refused, last_step };
+                self.containers.under_way.push(under_way);
+            }
+            Err(reason) => errand.answer(Answer::Refused(reason)),
+        }
+    }
+
+    /// Sends volumes that have nothing to do to blocking threads with their parts of errands.
+    pub(super) fn start_errands(&mut self) {
+        for under_way in &mut self.containers.under_way {
+            if under_way.refused.is_some() || under_way.errand.is_late() {
+                continue;
+            }
+            let (ready, waiting) = std::mem::take(&mut under_way.waiting)
+                .into_iter()
+                .partition(|(place, _)| self.idle.contains_key(place));
+            under_way.waiting = waiting;
+            let ready: Vec<(usize, Part)> = ready;
+            for (place, part) in ready {
+                // A volume has one part of an errand.
+                let Some(mut volume) = self.idle.remove(&place) else { continue };
+                under_way.busy += 1;
+                let number = under_way.number;
+                self.working.spawn_blocking(move || {
+                    let outcome = match part {
+                        Part::Prepare(requests) => {
+                            let prepare =
+                                |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
+                            requests.iter().map(prepare).collect()
+                        }
+                        Part::Release(container) => volume.release_sub_paths(container.as_deref()).map(|()| Vec::new()),
+                    };
+                    Done { place, volume, outcome: Outcome::Errand(PartDone { number, outcome }) }
+                });
+            }
+        }
+        self.containers.finish_errands();
+    }
+
+    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, Part)>, LastStep), String> {
+        let ContainerRequest { container, environment, recursive_read_only } = request;
+        let pod = self.containers.pod.as_ref().ok_or("a volume without its pod has no containers")?;
+        check_name(container)?;
+        let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
+        let volumes = self.mounted_volumes();
+        let inputs = Inputs { pod, container, volumes: &volumes, environment, features };
+        let mounts = plan(inputs).map_err(|error| error.to_string())?;
+        let mut parts: BTreeMap<usize, Vec<SubPathRequest>> = BTreeMap::new();
+        for mount in &mounts {
+            let PlannedSource::SubPath(path) = &mount.source else { continue };
+            let place = self.volumes.iter().position(|volume| volume.name.as_str() == mount.name);
+            let leader = place.and_then(|place| self.sharing.leader(place));
+            let leader = leader.ok_or_else(|| format!("volume {:?} is not served", mount.name))?;
+            parts.entry(leader).or_default().push(SubPathRequest {
+                volume: mount.name.clone(),
+                container: container.clone(),
+                index: mount.index,
+                path: path.clone(),
+                read_only: mount.read_only,
+            });
+        }
+        let parts = parts.into_iter().map(|(place, requests)| (place, Part::Prepare(requests))).collect();
+        let hosts = HostsFile::of(pod, environment);
+        Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
+    }
+
+    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, Part)>, LastStep), String> {
+        container.map_or(Ok(()), check_name)?;
+        let container = container.map(str::to_owned);
+        let is_concerned = |volume: &Volume| {
+            let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
+            // A thread that has the lock may wait; then its volume is asked, too.
+            let mount_points = self.containers.mount_points.try_lock();
+            directory.is_some_and(|directory| {
+                mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())
+            })
+        };
+        let concerned = (0..self.volumes.len()).filter(|place| is_concerned(&self.volumes[*place]));
+        let parts = concerned.map(|place| (place, Part::Release(container.clone()))).collect();
+        Ok((parts, LastStep::Release { container }))
+    }
+
+    /// The pod's volumes as the last refresh has left them.
+    fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedVolume, String>> {
+        let store = self.report.store();
+        let known = store.known();
+        let volume = |(place, report): (&usize, &VolumeReport)| {
+            let is_empty_dir =
+                self.volumes.get(*place).is_some_and(|one| matches!(one.source, VolumeSource::EmptyDir(_)));
+            (report.name.clone(), mounted(report, is_empty_dir))
+        };
+        known.volumes.iter().map(volume).collect()
+    }
+}
+
+/// What a container can mount of a volume.
+fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, String> {
+    let (State::Live(shown) | State::Behind(shown, _)) = &report.state else {
+        return Err(report.state.reason().unwrap_or("it is not mounted").to_owned());
+    };
+    let path = report.path.clone().ok_or("its place is not known")?;
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let read_only = report.is_read_only;
+    // A bind mount of the pod's own has no label of its own.
+    Ok(MountedVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == Shown::Bind })
+}
+
+/// The name becomes a part of paths.
+fn check_name(container: &str) -> Result<(), String> {
+    if is_dns_label(container) {
+        return Ok(());
+    }
+    Err(format!(
+        "{container:?} is no container: a container's name is at most 63 lower-case letters, digits and '-', with a letter or \
+         digit at both ends"
+    ))
+}
+
+impl HostsFile {
+    fn of(pod: &Arc<Pod>, environment: &Environment) -> Self {
+        if environment.host_network || pod.network.host_network {
+            return HostsFile::OfNode(Arc::clone(pod));
+        }
+        let (host, domain) = environment.host_and_domain(pod);
+        HostsFile::OfPod(hosts::of_pod(&environment.pod_ips, host, domain, &pod.network.aliases))
+    }
+
+    fn text(&self) -> Result<Vec<u8>, String> {
+        match self {
+            HostsFile::OfPod(text) => Ok(text.clone().into_bytes()),
+            HostsFile::OfNode(pod) => {
+                let of_node =
+                    std::fs::read(HOSTS).map_err(|cause| format!("cannot read the node's {HOSTS}: {cause}"))?;
+                Ok(hosts::of_host_network(&of_node, &pod.network.aliases))
+            }
+        }
+    }
+}
+
+impl LastStep {
+    fn carry_out(
+        self,
+        site: &Site,
+        mount_points: &Mutex<MountPoints>,
+        sources: &BTreeMap<usize, PathBuf>,
+    ) -> Result<Answer, String> {
+        let pod = site.pod().ok_or("a volume without its pod has no containers")?;
+        let files = ContainerFiles { pod: &pod, mount_points };
+        match self {
+            LastStep::Release { container } => {
+                files.remove(container.as_deref()).map_err(|error| failed(&error))?;
+                Ok(Answer::Released)
+            }
+            LastStep::Prepare { container, mounts: planned, hosts } => {
+                let table = mounts().map_err(|cause| format!("cannot read the mount table: {cause}"))?;
+                let complete = |mount: PlannedMount| {
+                    let source = match &mount.source {
+                        PlannedSource::Volume(path) => path.clone(),
+                        PlannedSource::SubPath(_) => {
+                            sources.get(&mount.index).cloned().ok_or("a part of a volume is not mounted")?
+                        }
+                        PlannedSource::Hosts => files.write_hosts(&hosts.text()?).map_err(|error| failed(&error))?,
+                        PlannedSource::TerminationLog => {
+                            files.make_termination_log(&container).map_err(|error| failed(&error))?
+                        }
+                        PlannedSource::Image { reference, sub_path } => {
+                            let image = MountSource::Image { reference: reference.clone(), sub_path: sub_path.clone() };
+                            return Ok(mount.with_source(image));
+                        }
+                    };
+                    with_path(mount, source, &table)
+                };
+                Ok(Answer::Prepared(planned.into_iter().map(complete).collect::<Result<_, String>>()?))
+            }
+        }
+    }
+}
+
+fn failed(error: &ContainerFileError) -> String {
+    error!("{error}");
+    error.to_string()
+}
+
+/// The mount of a path of the host, with what is denied there.
+fn with_path(mount: PlannedMount, path: PathBuf, table: &[Mounted]) -> Result<ContainerMount, String> {
+    if path.to_str().is_none() {
+        return Err(format!("the path {} is not UTF-8; choose a root directory whose path is", path.display()));
+    }
+    // The directory above is no part of the volume.
+    let real = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());
+    let real = real.map(|(parent, name)| parent.join(name));
+    let mounted = table.iter().rfind(|mounted| Some(&mounted.at) == real.as_ref());
+    let Restrictions { nosuid, nodev, noexec } = mounted.map(|mounted| mounted.restrictions).unwrap_or_default();
+    Ok(ContainerMount { nosuid, nodev, noexec, ..mount.with_source(MountSource::HostPath(path)) })
+}

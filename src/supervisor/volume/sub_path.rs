@@ -1,0 +1,146 @@
+//! Parts of the volume that are mounted for containers (`subPath`).
+//!
+//! 1. The part is looked up on the volume's blocking thread, which may wait for the server or the source. The thread has the
+//!    volume, so no commit switches generations meanwhile (SP-07).
+//! 2. What is mounted is what the look found, by descriptor, with its flags set before it is attached. See
+//!    [`host::sub_path`](crate::host::sub_path) for why it is never outside of the volume.
+//! 3. The place is written down before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
+//! 4. A container that starts again keeps its mount when it shows the same file still (SP-10), else it has a new one (SP-06).
+//! 5. Parts go before their volume does (SP-09).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::private::{Access, Shape};
+use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
+use tracing::{debug, error};
+
+use super::{Body, PodVolume, Setting, State};
+use crate::host::sub_path::{self, Missing, SubPathError};
+use crate::supervisor::run_dir::mount_points::MountPointsError;
+use crate::volume::VolumeSource;
+
+/// A part of the volume that a container wants.
+#[derive(Clone, Debug)]
+pub(in crate::supervisor) struct SubPathRequest {
+    /// The volume's name in the `volumeMount`, for what is told.
+    pub(in crate::supervisor) volume: String,
+    /// The container; a DNS label.
+    pub(in crate::supervisor) container: String,
+    /// The place of the `volumeMount` in the container.
+    pub(in crate::supervisor) index: usize,
+    /// The part: relative, and without `..`.
+    pub(in crate::supervisor) path: String,
+    /// The container does not change it.
+    pub(in crate::supervisor) read_only: bool,
+}
+
+/// Why a part cannot be mounted.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{}", not_there(.0))]
+    NotThere(Option<String>),
+    #[error(transparent)]
+    SubPath(#[from] SubPathError),
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error(transparent)]
+    MountPoints(#[from] MountPointsError),
+}
+
+fn not_there(reason: &Option<String>) -> String {
+    format!("it is not mounted{}", reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())
+}
+
+impl PodVolume {
+    /// Mounts a part of the volume for a container, and gives where.
+    ///
+    /// # Errors
+    /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
+    /// the log.
+    pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, String> {
+        self.mount_sub_path(request).map_err(|trouble| {
+            let SubPathRequest { volume, container, path, .. } = request;
+            error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
+            let what = match &trouble {
+                Trouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
+                _ => "failed to prepare subPath",
+            };
+            let reason = match &trouble {
+                Trouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
+                Trouble::SubPath(error) => format!(": {error}"),
+                Trouble::NotThere(_) => format!(": {trouble}"),
+                Trouble::Mount(_) | Trouble::MountPoints(_) => String::new(),
+            };
+            format!("{what} for volumeMount {volume:?} of container {container:?}{reason}")
+        })
+    }
+
+    /// Unmounts the parts of the volume for this container, or for all.
+    ///
+    /// # Errors
+    /// What the kernel does not unmount, or what cannot be written down.
+    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), String> {
+        let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
+        let of_volume = top.join(self.spec.name.as_str());
+        let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));
+        let removed = self.setting().mount_points().remove_targets(&directory, &top);
+        removed.map_err(|error| format!("volume {:?}: a subPath mount stays: {error}", self.spec.name.as_str()))
+    }
+
+    fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, Trouble> {
+        let reason = self.state.reason().map(str::to_owned);
+        let missing = match self.spec.source {
+            VolumeSource::Projection(_) => Missing::Refuse,
+            _ => Missing::Make,
+        };
+        if matches!(self.state, State::Hidden(..)) {
+            return Err(Trouble::NotThere(reason));
+        }
+        let root = self.visible().ok_or(Trouble::NotThere(reason))?.open()?;
+        let part = sub_path::open(root.as_fd(), &request.path, missing)?;
+        let setting = self.setting();
+        let top = setting.site.sub_paths().ok_or(Trouble::NotThere(None))?;
+        let target = top.join(self.spec.name.as_str()).join(&request.container).join(request.index.to_string());
+        if setting.mount_points().has_target(&target) && shows(&target, &part) {
+            debug!("{} shows {:?} already", target.display(), request.path);
+            return Ok(target);
+        }
+        let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let clone = bind_alone(part.as_fd(), access)?;
+        let mut mount_points = setting.mount_points();
+        let point = mount_points.prepare_target(&target, shape(&part)?)?;
+        // From here on its path is what it is known by.
+        point.attach(&clone)?.lose();
+        Ok(target)
+    }
+
+    fn setting(&self) -> &Setting {
+        match &self.body {
+            Body::Projected(projected) => projected.setting(),
+            Body::Passthrough(passthrough) => passthrough.setting(),
+        }
+    }
+}
+
+/// Whether what is mounted at `target` is what `part` is open on (SP-10).
+fn shows(target: &Path, part: &OwnedFd) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let (Ok(there), Ok(part)) = (statx(CWD, target, flags, StatxFlags::INO), status(part)) else { return false };
+    let is_mounted = there.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    let file = |status: &Statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
+    is_mounted && file(&there) == file(&part)
+}
+
+/// Directories are mounted on directories, everything else on files (SP-01).
+fn shape(part: &OwnedFd) -> Result<Shape, Trouble> {
+    let status = status(part).map_err(|errno| SubPathError::Open(errno.into()))?;
+    let is_directory = FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory;
+    Ok(if is_directory { Shape::Directory } else { Shape::File })
+}
+
+fn status(part: &OwnedFd) -> rustix::io::Result<Statx> {
+    statx(part, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::TYPE)
+}
