@@ -5,6 +5,7 @@ mod api_server;
 mod api_server_itself;
 #[path = "../common/mod.rs"]
 mod common;
+mod feed;
 mod metrics;
 mod rig;
 mod soak;

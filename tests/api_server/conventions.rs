@@ -52,7 +52,8 @@ fn path(asked: &Asked, problems: &mut Vec<String>) {
     if asked.path.contains('%') {
         problems.push("no name needs to be escaped in a path".to_owned());
     }
-    if resource.namespaced != asked.namespace.is_some() {
+    let of_all_namespaces = matches!(asked.verb.as_str(), "list" | "watch") && asked.name.is_none();
+    if resource.namespaced != asked.namespace.is_some() && !(resource.namespaced && of_all_namespaces) {
         problems.push(format!(
             "{} are {}in a namespace",
             resource.plural,

@@ -154,8 +154,7 @@ impl ObjectFollower {
 
     fn take_token(&mut self, key: &TokenKey, told: Told<Token>) {
         if let Some(tokens) = &mut self.tokens {
-            let title = format!("{} of pod {}", tokens.title(key), self.pod.pod.identity);
-            self.registry.note(&title, &told);
+            self.registry.note_token(&title(tokens, key, &self.pod), &told);
             tokens.take(key, told);
         }
     }
@@ -186,6 +185,9 @@ impl ObjectFollower {
 
 impl Drop for ObjectFollower {
     fn drop(&mut self) {
+        if let Some(tokens) = &self.tokens {
+            tokens.each().for_each(|(key, _)| self.registry.forget_token(&title(tokens, key, &self.pod)));
+        }
         self.wants.iter().for_each(|want| self.registry.unsubscribe(want, &self.changed));
     }
 }
@@ -196,6 +198,11 @@ struct Waits {
     first: Option<Instant>,
     /// Until what is unknown is a problem.
     settles: Option<Instant>,
+}
+
+/// What a token of the pod goes by in the log.
+fn title(tokens: &Issued, key: &TokenKey, pod: &NodePod) -> String {
+    format!("{} of pod {}", tokens.title(key), pod.pod.identity)
 }
 
 fn references_of(pod: &NodePod) -> References {

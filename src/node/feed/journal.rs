@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use crate::manifest::tokens::Token;
 use crate::source::{Journal, Task, Told};
 
 /// One journal for all tasks that follow objects.
@@ -30,9 +31,18 @@ impl SharedJournal {
 
     /// Logs what is wrong with an object, or that it is over.
     pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+        self.write(|journal| journal.note(title, told));
+    }
+
+    /// Logs what is wrong with a token, or that it is over.
+    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
+        self.write(|journal| journal.note_token(title, told));
+    }
+
+    fn write(&self, write: impl FnOnce(&mut Journal)) {
         let mut journal = self.shared.lock();
         let before = journal.due();
-        journal.note(title, told);
+        write(&mut journal);
         if journal.due() != before {
             self.shared.changed.notify_one();
         }

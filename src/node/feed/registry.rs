@@ -25,6 +25,7 @@ use super::directory::FileObjects;
 use super::object::WholeObject;
 use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+use crate::manifest::tokens::Token;
 use crate::source::{Issued, SETTLE, Told};
 
 /// What a pod refers to.
@@ -178,9 +179,16 @@ impl Registry {
     }
 
     /// Logs what was said about a token.
-    pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
         if let Some(server) = &self.server {
-            server.note(title, told);
+            server.note_token(title, told);
+        }
+    }
+
+    /// No pod has this token any more.
+    pub(super) fn forget_token(&self, title: &str) {
+        if let Some(server) = &self.server {
+            server.forget_token(title);
         }
     }
 

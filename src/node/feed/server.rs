@@ -11,6 +11,7 @@ use super::journal::SharedJournal;
 use super::object::WholeObject;
 use super::registry::{Absence, Registry, Want};
 use crate::kube::client::Client;
+use crate::manifest::tokens::Token;
 use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task, Told, title_of_signer};
 
 /// The API server that objects are followed at.
@@ -65,6 +66,16 @@ impl ObjectServer {
     /// Logs what was said.
     pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
         self.journal.note(title, told);
+    }
+
+    /// Logs what was said about a token.
+    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
+        self.journal.note_token(title, told);
+    }
+
+    /// No pod has this token any more.
+    pub(super) fn forget_token(&self, title: &str) {
+        self.journal.forget(title);
     }
 
     /// Nothing refers to it any more.

@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::single::Told;
 use crate::kube::error::{ApiError, Class};
+use crate::manifest::tokens::Token;
 
 /// How long what may pass by itself has to last.
 pub(crate) const SETTLE: Duration = Duration::from_secs(10);
@@ -43,6 +44,13 @@ impl Journal {
                 self.away = false;
             }
             _ => {}
+        }
+    }
+
+    /// Logs what is wrong with a token. That one has expired ends no trouble.
+    pub(crate) fn note_token(&mut self, title: &str, told: &Told<Token>) {
+        if !matches!(told, Told::Absent) {
+            self.note(title, told);
         }
     }
 

@@ -208,7 +208,7 @@ impl Follow {
                 self.signers.take(&signer, told)
             }
             News::Token(key, told) => {
-                self.journal.note(&self.tokens.title(&key), &told);
+                self.journal.note_token(&self.tokens.title(&key), &told);
                 self.tokens.take(&key, told)
             }
             News::Settled => true,

@@ -102,10 +102,7 @@ impl Issued {
                 wanted.question.trouble = None;
                 true
             }
-            Told::Absent => {
-                wanted.token = None;
-                false
-            }
+            Told::Absent => wanted.token.take().is_some(),
             Told::Alive => false,
             Told::Trouble(error) => {
                 wanted.question.trouble = Some(error);
@@ -197,12 +194,15 @@ async fn keep_issued(
             Err(mut error) => {
                 contacts.trouble(&title, "waiting", &error);
                 let pause = retry.failed(&error);
-                if life.as_ref().is_some_and(Life::is_over) {
+                let is_over = life.as_ref().is_some_and(Life::is_over);
+                if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
-                    // Whoever does not listen any more is found out below.
-                    let _ = tell.send((key.clone(), Told::Absent)).await;
                 }
                 if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
+                    return;
+                }
+                // The reason first, so that the token never misses without one.
+                if is_over && tell.send((key.clone(), Told::Absent)).await.is_err() {
                     return;
                 }
                 retry.wait(&pause).await;
