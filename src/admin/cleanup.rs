@@ -8,6 +8,10 @@
 //! 3. A mount is taken away lazily, when nobody answers behind it and nothing else is mounted inside it.
 //! 4. Files and directories go as `leftovers` says: those that podfs has written down, empty ones only.
 //! 5. The run files go last. They stay when something has to be found by the next podfs of the pod.
+//!
+//! A pod that is retired ([`Cleanup::retire`]) does not come back: its server is ended in any case, its mounts are taken away with
+//! what is mounted inside them, and the content of its emptyDirs is deleted. The order is the same, so a retirement that was
+//! killed is finished by the next one: what is still there is still written down, or is found by its name.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -17,8 +21,10 @@ use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts};
 use podfs_fuse::mount::visible::detach;
 use uuid::Uuid;
 
-use super::leftovers::{Fate, Leftovers, remove_if_empty};
+use super::leftovers::{Fate, HOMES, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
+use crate::host::empty_dir;
+use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::run_dir::cgroup;
@@ -69,12 +75,14 @@ pub struct Cleanup<'a> {
     kept: Vec<PathBuf>,
     /// Mounts that were told of.
     told: Vec<PathBuf>,
+    /// The directory of the pod that is retired, if this is no cleanup of a node.
+    retired: Option<PathBuf>,
 }
 
 impl<'a> Cleanup<'a> {
     /// Tells each deed when it is done. With `dry_run`, nothing is done.
     pub fn new(dry_run: bool, tell: &'a mut dyn FnMut(&Deed)) -> Self {
-        Self { dry_run, tell, kept: Vec::new(), told: Vec::new() }
+        Self { dry_run, tell, kept: Vec::new(), told: Vec::new(), retired: None }
     }
 
     /// Cleans up after the pods of `run_directory`, then takes away dead mounts below `root_directory` that no pod knows.
@@ -92,33 +100,60 @@ impl<'a> Cleanup<'a> {
         entries.sort();
         for directory in entries {
             match Record::read(&directory) {
-                Some(record) => self.pod(&directory, &Bounds::new(&directory, root_directory)?, record),
+                Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
                 // Its podfs was killed between its first and its last step.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
                 None => {}
             }
         }
-        self.unknown_mounts(&std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned()))
+        self.unknown_mounts(&std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned()))?;
+        Ok(())
     }
 
-    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: Record) {
+    /// Takes away everything of a pod that does not come back: its server, its mounts, the content of its emptyDirs, its
+    /// directories as far as they are empty, its run files. Gives whether nothing is left that podfs has made.
+    ///
+    /// # Errors
+    /// When a directory cannot be trusted, or the mount table cannot be read.
+    pub fn retire(mut self, run_directory: &Path, root_directory: &Path, uid: &PodUid) -> io::Result<bool> {
+        let directory = std::path::absolute(run_directory)?.join(uid.as_str());
+        trust::check(&directory)?;
+        trust::check(root_directory)?;
+        let root = std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned());
+        let pod = root.join("pods").join(uid.as_str());
+        self.retired = Some(pod.clone());
+        match Record::read(&directory) {
+            Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
+            // The node was started anew, or a retirement was killed before its last step.
+            None => {
+                let all = self.unknown_mounts(&pod)? && self.contents(&pod);
+                let fate = remove_if_empty(&directory, self.dry_run);
+                Ok(self.settle(&directory, fate) && all)
+            }
+        }
+    }
+
+    /// Gives whether nothing has to be found by the next podfs of the pod.
+    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: Record) -> bool {
         let (claim, mut record) = match Claim::take_leftovers(directory) {
             Ok(claimed) => claimed,
-            Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return,
+            Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return true,
             Err(error) => {
                 self.kept.extend(before.mounts);
                 let reason = match error {
                     ClaimError::Taken { pid, .. } => format!("podfs (pid {pid}) has the pod"),
                     other => other.to_string(),
                 };
-                return self.leave(directory, &reason);
+                self.leave(directory, &reason);
+                return false;
             }
         };
         if let Ok(server) = call(directory, SERVER) {
-            if !is_unmounted(&record) {
+            if self.retired.is_none() && !is_unmounted(&record) {
                 self.kept.extend(record.mounts);
                 claim.leave_record();
-                return self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+                self.leave(directory, "the pod is still served; podfs run of the pod takes it over");
+                return false;
             }
             self.end(directory, peer(&server));
         }
@@ -126,10 +161,19 @@ impl<'a> Cleanup<'a> {
         outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // Empty: the server is gone. It holds nothing that anybody could miss.
-            cgroup::remove(cgroup);
+            match &self.retired {
+                Some(_) => cgroup::remove_after_keeper(cgroup),
+                None => cgroup::remove(cgroup),
+            }
+            cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);
         }
         let all = self.volumes(&record) && outside.is_empty();
-        if all { self.run_files(directory, claim, &record) } else { claim.leave_record() }
+        if all {
+            self.run_files(directory, claim, &record)
+        } else {
+            claim.leave_record()
+        }
+        all
     }
 
     /// Ends the server that listens in this directory.
@@ -147,6 +191,9 @@ impl<'a> Cleanup<'a> {
         let mut all = true;
         for path in record.mounts.iter().rev() {
             if self.unmount_all(path) { unmounted.push(path.clone()) } else { all = false }
+        }
+        if let Some(pod) = self.retired.clone() {
+            all &= self.unknown_mounts(&pod).unwrap_or(false) && self.contents(&pod);
         }
         let mut leftovers = Leftovers::new(&record.directories, &unmounted, self.dry_run);
         for file in &record.files {
@@ -190,6 +237,8 @@ impl<'a> Cleanup<'a> {
         let path = &mounted.at;
         self.told.push(path.clone());
         let reason = match inside(mounted, table) {
+            // It was served by the server that was ended.
+            _ if self.retired.is_some() => None,
             Some(inner) => Some(format!("{} is mounted inside it", inner.display())),
             // A bind mount of a host's directory has nobody behind it.
             None if mounted.fs_type != FS_TYPE => None,
@@ -231,22 +280,55 @@ impl<'a> Cleanup<'a> {
         }
     }
 
-    /// Dead mounts that nobody has written down: their run directory is lost, or a `podfs mount` was killed.
-    fn unknown_mounts(&mut self, root: &Path) -> io::Result<()> {
+    /// Deletes the content of the emptyDirs of a pod, which are not mounted any more. Gives whether nothing is left.
+    fn contents(&mut self, pod: &Path) -> bool {
+        let mut all = true;
+        let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+        for home in homes.filter(|home| home.is_dir() && !home.is_symlink()) {
+            match empty_dir::remove(&home) {
+                Ok(left) if left.is_empty() => (self.tell)(&Deed::Removed(home)),
+                Ok(left) => {
+                    self.leave(&home, &left.to_string());
+                    all = false;
+                }
+                Err(error) => {
+                    self.leave(&home, &error.to_string());
+                    all = false;
+                }
+            }
+        }
+        all
+    }
+
+    /// Dead mounts that nobody has written down: their run directory is lost, or a `podfs mount` was killed. Gives whether
+    /// none stays below `root`.
+    fn unknown_mounts(&mut self, root: &Path) -> io::Result<bool> {
         let table = mounts()?;
         let known = |path: &PathBuf| self.kept.contains(path) || self.told.contains(path);
         let unknown: Vec<_> = table.iter().filter(|it| it.fs_type == FS_TYPE && !known(&it.at)).collect();
+        let mut all = true;
         for mounted in unknown.into_iter().rev() {
-            if mounted.at.starts_with(root) {
-                if pulse(&mounted.at) == Pulse::Dead {
-                    self.unmount(mounted, &table);
+            let is_below = mounted.at.starts_with(root);
+            if !is_below && self.retired.is_some() {
+                continue;
+            }
+            let path = &mounted.at;
+            match (pulse(path), is_below) {
+                (Pulse::Dead, true) => all &= self.unmount(mounted, &table),
+                (Pulse::Dead, false) => {
+                    self.leave(path, &format!("nobody answers for it; umount -l {} takes it away", path.display()));
                 }
-            } else if pulse(&mounted.at) == Pulse::Dead {
-                let path = &mounted.at;
-                self.leave(path, &format!("nobody answers for it; umount -l {} takes it away", path.display()));
+                (_, true) if self.retired.is_some() => {
+                    self.leave(
+                        path,
+                        "a server answers for it, and podfs does not know its supervisor; end that server",
+                    );
+                    all = false;
+                }
+                _ => {}
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Tells what became of a path. Gives whether the next podfs need not know of it.

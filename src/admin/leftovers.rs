@@ -35,8 +35,8 @@ pub(super) struct Leftovers<'a> {
     dry_run: bool,
 }
 
-/// Never entered: where podfs keeps the content of emptyDirs, in the pod's directory.
-const HOMES: &str = "plugins/kubernetes.io~empty-dir";
+/// Where podfs keeps the content of emptyDirs, in the pod's directory. A cleanup never enters it.
+pub(super) const HOMES: &str = "plugins/kubernetes.io~empty-dir";
 
 const IN_PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 

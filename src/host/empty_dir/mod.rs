@@ -83,6 +83,19 @@ impl Content {
     }
 }
 
+/// Deletes the content in `home`, and `home` itself if it is empty then. It is not mounted anywhere else any more.
+///
+/// # Errors
+/// When the home cannot be read.
+pub fn remove(home: &Path) -> Result<Left, HostError> {
+    let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
+    let left = clear(home, &directory)?;
+    drop(directory);
+    // Others may have put something beside the content.
+    let _in_use = fs::remove_dir(home);
+    Ok(left)
+}
+
 /// Deletes whatever content there is. What is mounted on it is unmounted if it is a file system of podfs' own making;
 /// anything else that is mounted is left alone (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {

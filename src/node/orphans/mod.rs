@@ -99,8 +99,7 @@ impl Orphans {
         let due: Vec<_> = orphans.into_iter().filter(|uid| self.is_due(uid)).collect();
         if !due.is_empty() {
             let pods = self.pods.canonicalize()?;
-            let mounted: Vec<PathBuf> =
-                mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(&pods)).collect();
+            let mounted = mounted_below(&pods)?;
             let directory = File::open(&pods)?;
             for uid in due {
                 match remove(&pods, directory.as_fd(), &uid, &mounted)? {
@@ -135,6 +134,23 @@ impl Orphans {
             kept.looked.elapsed() >= LOOK_AGAIN || kept.changed != changed(&self.pods.join(uid.as_str()))
         })
     }
+}
+
+/// Removes the directory of a pod that is not served any more, as far as it is empty. Gives why something of it stays, if it
+/// does.
+///
+/// # Errors
+/// When the directory of all pods or the mount table cannot be read.
+pub(super) fn remove_pod(root_directory: &Path, uid: &PodUid) -> io::Result<Option<String>> {
+    let pods = match root_directory.join("pods").canonicalize() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        pods => pods?,
+    };
+    remove(&pods, File::open(&pods)?.as_fd(), uid, &mounted_below(&pods)?)
+}
+
+fn mounted_below(pods: &Path) -> io::Result<Vec<PathBuf>> {
+    Ok(mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(pods)).collect())
 }
 
 /// Removes the directory of a pod, as far as it is empty. Gives why something of it stays, if it does.

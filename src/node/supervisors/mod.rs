@@ -2,6 +2,266 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | `pod` | the task of one pod: what its operations come to |
+//! | `waiting` | the operations that wait for a supervisor |
+//! | `life` | the life of a supervisor, from its start to its end |
+//! | `launch` | starting one, as a unit of systemd or detached |
+//! | `control` | talking to one |
 //! | [`checkpoint`] | what is written down of a pod for the next daemon |
+//! | `retire` | taking away what is left of a pod without a supervisor |
+//!
+//! The daemon has a pod by the lock in its run directory, not by being the parent of its supervisor: when the daemon is killed, its
+//! supervisors go on, and the next daemon follows them ([`Supervisors::adopt`]).
 
 pub mod checkpoint;
+mod control;
+mod launch;
+mod life;
+mod pod;
+mod retire;
+mod waiting;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
+
+use self::checkpoint::Checkpoints;
+use self::launch::Launcher;
+use self::pod::{PodTask, Request};
+use super::pod::NodePod;
+use super::reconstruct::Reconstructed;
+use crate::manifest::pod::PodUid;
+use crate::source::{Push, Taken};
+use crate::supervisor::status::PodStatus;
+
+/// How many supervisors start at once: more of them are not ready sooner, and take memory at the same time.
+const STARTS: usize = 8;
+/// So many reports wait for the manager; then supervisors are followed no further.
+const REPORTS: usize = 256;
+
+/// The supervisors of a node. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Supervisors {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    checkpoints: Checkpoints,
+    launcher: Launcher,
+    /// A permit is held while a supervisor starts.
+    starts: Arc<Semaphore>,
+    reports: mpsc::Sender<(PodUid, SupervisorReport)>,
+    /// The tasks of pods.
+    tasks: DashMap<PodUid, mpsc::UnboundedSender<Request>>,
+}
+
+/// Where pods are, and how their supervisors are started.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    run_directory: PathBuf,
+    root_directory: PathBuf,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+/// What is heard of a supervisor.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SupervisorReport {
+    /// It answers: the process with this id was started, was found, or has become another version of podfs. Of the objects that were
+    /// pushed before, it may know none.
+    Up(u32),
+    /// How the pod is: at once, and after each change. One that does not answer any more is reported as such.
+    Status(Box<PodStatus>),
+    /// It has ended by itself. The next mount of a volume starts another one with all volumes that it served.
+    Gone,
+}
+
+/// Why a volume is not mounted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct MountFailure {
+    /// The reason, a sentence.
+    pub reason: String,
+    /// What that means for the volume.
+    pub kind: FailureKind,
+}
+
+/// The kubelet's classes of errors (5.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// Nothing of the volume is there.
+    Final,
+    /// The volume may be there, now or later: its supervisor goes on with it, and it has to be unmounted.
+    Uncertain,
+    /// It was not tried.
+    Transient,
+}
+
+impl MountFailure {
+    fn transient(reason: &str) -> MountFailure {
+        MountFailure { reason: reason.to_owned(), kind: FailureKind::Transient }
+    }
+}
+
+impl Settings {
+    /// Supervisors of the pods below these directories are started from the program of this process.
+    ///
+    /// # Errors
+    /// When `/proc` is not there, or there is no working directory that a relative path could begin at.
+    pub fn new(run_directory: &Path, root_directory: &Path) -> io::Result<Settings> {
+        let (run_directory, root_directory) =
+            (std::path::absolute(run_directory)?, std::path::absolute(root_directory)?);
+        let arguments = [("--root-dir", &root_directory), ("--run-dir", &run_directory)];
+        let arguments = arguments.into_iter().flat_map(|(option, path)| [option.into(), path.clone().into_os_string()]);
+        let arguments = arguments.collect();
+        Ok(Settings { run_directory, root_directory, program: own_program()?, arguments })
+    }
+
+    /// The same, with further arguments of `podfs run`.
+    #[must_use]
+    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> Settings {
+        self.arguments.extend(arguments);
+        self
+    }
+
+    /// The same, started from another program.
+    #[must_use]
+    pub fn with_program(mut self, program: PathBuf) -> Settings {
+        self.program = program;
+        self
+    }
+}
+
+/// The path of this program: that of a newer one, if an upgrade has put one in its place.
+fn own_program() -> io::Result<PathBuf> {
+    let path = std::fs::read_link("/proc/self/exe")?;
+    let replaced = path.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(PathBuf::from);
+    Ok(replaced.unwrap_or(path))
+}
+
+impl Supervisors {
+    /// Nothing is started yet. The receiver hears of all supervisors; it has to be read for operations to go on.
+    pub fn new(settings: Settings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
+        let (reports, heard) = mpsc::channel(REPORTS);
+        let shared = Shared {
+            checkpoints: Checkpoints::of(&settings.run_directory),
+            launcher: Launcher::new(settings.program.clone(), settings.arguments.clone()),
+            settings,
+            starts: Arc::new(Semaphore::new(STARTS)),
+            reports,
+            tasks: DashMap::new(),
+        };
+        (Supervisors { shared: Arc::new(shared) }, heard)
+    }
+
+    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. Of one that is dead, nothing is heard; the next
+    /// mount of a volume starts it again.
+    pub fn adopt(&self, pod: &Reconstructed) {
+        if pod.checkpoint.is_some() {
+            self.shared.send(&pod.uid, Request::Adopt);
+        }
+    }
+
+    /// Mounts a volume of the pod: has its supervisor serve it, which is started if there is none, and waits until it is there. After
+    /// `limit`, gives the reason why it waits; its supervisor goes on with it.
+    ///
+    /// # Errors
+    /// When the supervisor cannot be started, ends, or the volume is not there in time.
+    pub async fn mount(&self, pod: &NodePod, volume: &str, limit: Duration) -> Result<(), MountFailure> {
+        let (answer, answered) = oneshot::channel();
+        let deadline = Instant::now() + limit;
+        let request = Request::Mount { pod: pod.clone(), volume: volume.to_owned(), deadline, answer };
+        self.shared.send(&pod.pod.identity.uid, request);
+        answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
+    }
+
+    /// Unmounts a volume. With the last one, the supervisor ends, and nothing of the pod is left.
+    ///
+    /// # Errors
+    /// Why something of the volume may still be there, in a sentence.
+    pub async fn unmount(&self, pod: &PodUid, volume: &str) -> Result<(), String> {
+        self.ask(pod, |answer| Request::Unmount { volume: volume.to_owned(), answer }).await
+    }
+
+    /// Takes away everything of a pod, whether it has a supervisor or not.
+    ///
+    /// # Errors
+    /// What stays, in a sentence.
+    pub async fn retire(&self, pod: &PodUid) -> Result<(), String> {
+        self.ask(pod, Request::End).await
+    }
+
+    /// Gives objects to the pod's supervisor.
+    ///
+    /// # Errors
+    /// When there is none, or it does not take them.
+    pub async fn push(&self, pod: &PodUid, push: Push) -> Result<Taken, String> {
+        control::push(&self.shared.settings.run_directory.join(pod.as_str()), push).await
+    }
+
+    /// Has the pod's supervisor refresh volumes, and mount those again that another process has unmounted.
+    ///
+    /// # Errors
+    /// When there is none, or it does not know the volumes.
+    pub async fn remount(&self, pod: &PodUid, volumes: Vec<String>) -> Result<(), String> {
+        control::remount(&self.shared.settings.run_directory.join(pod.as_str()), volumes).await
+    }
+
+    /// The pod is described anew: what is written down of it follows.
+    pub fn update(&self, pod: &NodePod) {
+        self.shared.send(&pod.pod.identity.uid, Request::Update(pod.clone()));
+    }
+
+    /// Writes down whether an agent has released the pod.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn set_released(&self, pod: &PodUid, released: bool) -> Result<(), String> {
+        self.ask(pod, |answer| Request::Released(released, answer)).await
+    }
+
+    async fn ask(
+        &self,
+        pod: &PodUid,
+        request: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Request,
+    ) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        self.shared.send(pod, request(answer));
+        answered.await.unwrap_or_else(|_| Err("podfs node ends".to_owned()))
+    }
+}
+
+impl Shared {
+    /// Gives a request to the task of the pod, which is started if there is none.
+    fn send(self: &Arc<Self>, pod: &PodUid, request: Request) {
+        match self.tasks.entry(pod.clone()) {
+            Entry::Occupied(task) => drop(task.get().send(request)),
+            Entry::Vacant(free) => {
+                let (requests, received) = mpsc::unbounded_channel();
+                let _ = requests.send(request);
+                free.insert(requests);
+                tokio::spawn(Arc::clone(self).follow(pod.clone(), received));
+            }
+        }
+    }
+
+    /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry is there, requests are
+    /// sent to its receiver; it is removed only when that is empty, and no other request comes in between.
+    async fn follow(self: Arc<Self>, pod: PodUid, mut requests: mpsc::UnboundedReceiver<Request>) {
+        loop {
+            requests = PodTask::new(pod.clone(), Arc::clone(&self), requests).run().await;
+            if self.tasks.remove_if(&pod, |_, _| requests.is_empty()).is_some() {
+                return;
+            }
+        }
+    }
+}

@@ -14,10 +14,13 @@
 //!    server that is taken over stays where it is.
 //!
 //! Without such a cgroup everything works, and the server shares that of podfs.
+//!
+//! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the daemon where
+//! there is a place for it: those who kill all of the daemon's cgroup do not kill the volumes.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -30,6 +33,8 @@ use crate::manifest::pod::PodUid;
 
 /// Where supervisors go when their cgroup must not have processes of its own.
 const SUPERVISORS: &str = "podfs-supervisors";
+/// What the name of a supervisor's cgroup begins with.
+const OF_SUPERVISOR: &str = "podfs-pod-";
 /// Processes enter by it, and are listed in it.
 const PROCESSES: &str = "cgroup.procs";
 
@@ -106,6 +111,53 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         remove(&self.path);
+    }
+}
+
+/// The cgroup of a supervisor that a daemon starts. It stays when the daemon ends.
+pub(crate) fn of_supervisor(uid: &PodUid) -> io::Result<OwnedFd> {
+    let path = path_of_supervisor(uid)?;
+    match fs::create_dir(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(io::Error::other(format!("cannot make {}: {error}", path.display())))
+        }
+        _ => Ok(File::open(&path)?.into()),
+    }
+}
+
+/// Removes the cgroup that [`of_supervisor`] makes, when no process is in it.
+pub(crate) fn remove_named_of_supervisor(uid: &PodUid) {
+    if let Ok(path) = path_of_supervisor(uid) {
+        remove_of_supervisor(&path);
+    }
+}
+
+fn path_of_supervisor(uid: &PodUid) -> io::Result<PathBuf> {
+    let own = own()?;
+    let is_outermost = visible(&own_path()?)?.is_none_or(|(top, path)| path == top);
+    // In the cgroup of a unit that systemd has delegated, that of the unit is podfs' to divide and the one above is not.
+    let is_unit = own.extension().is_some_and(|kind| kind == "service" || kind == "scope");
+    let parent = own.parent().filter(|_| !is_outermost && !is_unit).unwrap_or(&own);
+    Ok(parent.join(format!("{OF_SUPERVISOR}{}", uid.as_str())))
+}
+
+/// Where the supervisor of this pod has a cgroup that a daemon made for it: that of this process, or the one above the cgroup of
+/// the server.
+pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
+    let all = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = PathBuf::from(all.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let name = format!("{OF_SUPERVISOR}{}", uid.as_str());
+    let own = own.ancestors().find(|path| path.ends_with(&name))?;
+    let all = mounts().ok()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
+    all.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
+}
+
+/// Removes the cgroup of a supervisor that has ended, if it is one that a daemon made.
+pub(crate) fn remove_of_supervisor(cgroup: &Path) {
+    let is_one = cgroup.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OF_SUPERVISOR));
+    if is_one {
+        remove(&cgroup.join(SUPERVISORS));
+        remove(cgroup);
     }
 }
 
@@ -198,6 +250,19 @@ fn listed(cgroup: &Path) -> io::Result<Vec<u32>> {
 
 fn has_processes(cgroup: &Path) -> bool {
     listed(cgroup).is_ok_and(|all| !all.is_empty())
+}
+
+/// Waits until the keeper of a server that was killed has ended, and removes the cgroup of both.
+pub(crate) fn remove_after_keeper(cgroup: &Path) {
+    const TRIES: u32 = 500;
+    (0..TRIES).find(|_| {
+        let is_empty = !has_processes(cgroup);
+        if !is_empty {
+            thread::sleep(Duration::from_millis(2));
+        }
+        is_empty
+    });
+    remove(cgroup);
 }
 
 /// Removes a cgroup, if nobody is in it.

@@ -9,7 +9,7 @@ mod keeper;
 pub(super) mod oom;
 mod process;
 pub(crate) mod program;
-mod spawn;
+pub(crate) mod spawn;
 mod unkillable;
 mod watchdog;
 
@@ -30,9 +30,8 @@ use super::run_dir::cgroup::Cgroup;
 use super::status::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use keeper::{Change, Keeper};
-use process::Process;
 pub(super) use process::Program;
-pub(crate) use process::kill_server;
+pub(crate) use process::{Process, kill_server};
 use program::ServerProgram;
 use watchdog::Rounds;
 

@@ -1,5 +1,6 @@
 //! One server process: started, watched, killed.
 
+use std::ffi::OsStr;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::program::{ServerProgram, this_podfs};
-use super::spawn::Start;
+use super::spawn::{Role, Start};
 use super::unkillable;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::run_dir::cgroup::Cgroup;
@@ -36,7 +37,7 @@ pub(in crate::supervisor) enum Program<'a> {
 }
 
 /// A process that is not one's own, and perhaps not one's child either.
-pub(in crate::supervisor) struct Process {
+pub(crate) struct Process {
     pid: Pid,
     /// Readable once it has ended. The process keeps its number until then, and no other is taken for it.
     watch: AsyncFd<OwnedFd>,
@@ -71,9 +72,9 @@ impl Process {
         let (pod_name, uid) = (format!("--pod={pod}"), format!("--uid={}", pod.uid));
         let words =
             [name, "server", &pod_name, &uid, "--profile", profile.name(), "--log-format", audience.log_format()];
-        let words: Vec<_> = words.into_iter().chain(started_by).collect();
-        let start =
-            Start { program: &path, arguments: &words, input: theirs.into(), cgroup: cgroup.map(Cgroup::directory) };
+        let words: Vec<_> = words.into_iter().chain(started_by).map(OsStr::new).collect();
+        let cgroup = cgroup.map(Cgroup::directory);
+        let start = Start { program: &path, arguments: &words, input: theirs.into(), cgroup, role: Role::Server };
         let mut process = Self::with_pid(start.spawn()?)?;
         oom::protect_server(process.pid());
         process.control = Some(ours.try_clone()?);
@@ -84,7 +85,7 @@ impl Process {
     ///
     /// # Errors
     /// When there is no such process.
-    pub(super) fn with_pid(pid: i32) -> io::Result<Self> {
+    pub(crate) fn with_pid(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         let watch = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
         // SAFETY: the descriptor is owned by what watches it, and stays open for as long.
@@ -92,12 +93,12 @@ impl Process {
         Ok(Self { pid, watch, control: None })
     }
 
-    pub(super) fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
     /// How it ended: all of its threads.
-    pub(super) async fn ended(&self) -> String {
+    pub(crate) async fn ended(&self) -> String {
         // Only a descriptor that is none fails here, and then nothing can be known.
         let _ = self.watch.readable().await;
         self.reap()
@@ -144,9 +145,13 @@ impl Process {
         }
     }
 
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
         // It may have ended by itself.
-        let _ = pidfd_send_signal(self.watch.get_ref(), Signal::KILL);
+        let _ = pidfd_send_signal(self.watch.get_ref(), signal);
     }
 
     /// The kernel forgets a child when its end was asked for; of others nobody can tell how they ended.

@@ -1,4 +1,4 @@
-//! Starting a server, in its cgroup from its first moment.
+//! Starting a server, or a supervisor, in its cgroup from its first moment.
 //!
 //! `clone3(2)` makes the child there (`CLONE_INTO_CGROUP`, Linux 5.7). To enter a cgroup later takes the kernel about ten
 //! milliseconds, since it waits for all CPUs: longer than everything else that happens between the end of a server and the
@@ -23,35 +23,55 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// container has taken over could read them.
 const VARIABLES: [&str; 4] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM"];
 
+/// What a supervisor does not get of the environment: what a service manager says to the process that starts it.
+const OF_PARENT: [&str; 7] =
+    ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
+
 /// What is started.
-pub(super) struct Start<'a> {
+pub(crate) struct Start<'a> {
     /// The program's path.
-    pub(super) program: &'a Path,
+    pub(crate) program: &'a Path,
     /// Its arguments, the first of which is its name.
-    pub(super) arguments: &'a [&'a str],
+    pub(crate) arguments: &'a [&'a OsStr],
     /// Its standard input.
-    pub(super) input: OwnedFd,
-    /// The directory of its cgroup. A server outside serves as well, where this cannot be had.
-    pub(super) cgroup: Option<BorrowedFd<'a>>,
+    pub(crate) input: OwnedFd,
+    /// The directory of its cgroup. A process outside does its work as well, where this cannot be had.
+    pub(crate) cgroup: Option<BorrowedFd<'a>>,
+    /// What it is.
+    pub(crate) role: Role,
+}
+
+/// What a process is started as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// In a process group of its own: a Ctrl-C is for the supervisor, which unmounts first. A server ignores SIGTERM and SIGHUP:
+    /// those who tell a whole unit or a whole machine to end tell the supervisor, which unmounts before it ends the server.
+    Server,
+    /// In a session of its own, with the environment of this process: it goes on when this process and its terminal are gone.
+    Supervisor,
 }
 
 impl Start<'_> {
-    /// Starts it, in the root directory and in a process group of its own: a Ctrl-C is for the supervisor, which unmounts
-    /// first. Gives its process id.
+    /// Starts it, in the root directory. Gives its process id.
     ///
     /// # Errors
     /// When there are no more processes or descriptors, or the program cannot be executed.
-    pub(super) fn spawn(self) -> io::Result<i32> {
+    pub(crate) fn spawn(self) -> io::Result<i32> {
         let program = CString::new(self.program.as_os_str().as_bytes())?;
-        let arguments = self.arguments.iter().map(|argument| CString::new(*argument)).collect::<Result<Vec<_>, _>>()?;
-        let set = VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-        let environment = set.map(|(name, value)| variable(name.as_ref(), &value)).collect::<Result<Vec<_>, _>>()?;
+        let arguments =
+            self.arguments.iter().map(|argument| CString::new(argument.as_bytes())).collect::<Result<Vec<_>, _>>()?;
+        let is_given = |name: &OsStr| match self.role {
+            Role::Server => VARIABLES.iter().any(|given| name == *given),
+            Role::Supervisor => !OF_PARENT.iter().any(|kept| name == *kept),
+        };
+        let set = std::env::vars_os().filter(|(name, _)| is_given(name));
+        let environment = set.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
         let (argv, envp) = (pointers(&arguments), pointers(&environment));
         let (failure, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.
         let pid = unsafe {
             match fork_into(self.cgroup)? {
-                0 => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd()),
+                0 => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd(), self.role),
                 pid => pid,
             }
         };
@@ -112,18 +132,23 @@ unsafe fn become_program(
     envp: &[*const libc::c_char],
     input: RawFd,
     tell: RawFd,
+    role: Role,
 ) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
     unsafe {
-        let ready = libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0 && libc::setpgid(0, 0) == 0;
+        let alone = match role {
+            Role::Server => libc::setpgid(0, 0) == 0,
+            Role::Supervisor => libc::setsid() >= 0,
+        };
+        let ready = alone && libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0;
         if ready {
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            // Whoever tells a whole unit or a whole machine to end tells the supervisor, which unmounts before it ends this one.
-            libc::signal(libc::SIGTERM, libc::SIG_IGN);
-            libc::signal(libc::SIGHUP, libc::SIG_IGN);
+            let told_to_end = if role == Role::Server { libc::SIG_IGN } else { libc::SIG_DFL };
+            libc::signal(libc::SIGTERM, told_to_end);
+            libc::signal(libc::SIGHUP, told_to_end);
             libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
         }
         let errno = *libc::__errno_location();

@@ -1,0 +1,187 @@
+//! Starting the supervisor of a pod, so that it goes on when the daemon ends, however that happens.
+//!
+//! 1. Where systemd runs, the supervisor is a transient unit, `podfs-pod-UID.service`, with the settings of the packaged unit
+//!    `podfs@.service`: systemd starts it again when it dies, also while there is no daemon.
+//! 2. Elsewhere it is a child of the daemon in a session and, where there is a place for it, a cgroup of its own.
+//!
+//! In both cases the lock in the pod's run directory says that the pod has its supervisor, not who started it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tracing::debug;
+
+use crate::manifest::pod::PodUid;
+use crate::supervisor::run_dir::cgroup;
+use crate::supervisor::server::spawn::{Role, Start};
+
+/// The unit whose settings supervisors have.
+const UNIT: &str = include_str!("../../../packaging/systemd/podfs@.service");
+/// There is this directory where systemd is the service manager (`sd_booted(3)`).
+const BOOTED: &str = "/run/systemd/system";
+/// Settings of the unit that are given in another way, or that only a file can have.
+const NOT_TRANSIENT: [&str; 4] = ["Type", "ExecStart", "EnvironmentFile", "Slice"];
+
+/// Starts supervisors.
+#[derive(Clone, Debug)]
+pub(super) struct Launcher {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    is_systemd: bool,
+}
+
+/// A supervisor that was started.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Launched {
+    /// This child of the daemon.
+    Child(i32),
+    /// A unit, whose process is known when it listens.
+    Unit,
+}
+
+impl Launcher {
+    /// Starts this program with these arguments for each pod, besides its manifest and its uid.
+    pub(super) fn new(program: PathBuf, arguments: Vec<OsString>) -> Launcher {
+        Launcher { program, arguments, is_systemd: Path::new(BOOTED).is_dir() }
+    }
+
+    /// Starts the supervisor of a pod.
+    ///
+    /// # Errors
+    /// When the process cannot be started, in a sentence.
+    pub(super) fn launch(&self, uid: &PodUid, manifest: &Path) -> Result<Launched, String> {
+        if self.is_systemd {
+            return self.launch_unit(uid, manifest).map(|()| Launched::Unit);
+        }
+        let cgroup = cgroup::of_supervisor(uid);
+        let cgroup =
+            cgroup.inspect_err(|error| debug!("the supervisor of pod {uid} has no cgroup of its own: {error}"));
+        let words = [OsStr::new("podfs")].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
+        let words: Vec<OsString> = words.collect();
+        let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
+        let start = |input: OwnedFd| {
+            let cgroup = cgroup.as_ref().ok().map(AsFd::as_fd);
+            Start { program: &self.program, arguments: &arguments, input, cgroup, role: Role::Supervisor }.spawn()
+        };
+        let started = File::open("/dev/null").map(OwnedFd::from).and_then(start);
+        started.map(Launched::Child).map_err(|error| format!("cannot start {}: {error}", self.program.display()))
+    }
+
+    /// The command line behind the program's name.
+    fn words(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
+        let fixed = ["run", "--push", "--uid", uid.as_str(), "--pod"].map(OsString::from);
+        fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
+    }
+
+    fn launch_unit(&self, uid: &PodUid, manifest: &Path) -> Result<(), String> {
+        let mut command = Command::new("systemd-run");
+        command.args(["--quiet", "--no-block", "--collect", "--service-type=notify", "--slice=podfs.slice"]);
+        command.arg(format!("--unit={}", unit_name(uid)));
+        command.args(self.properties(uid).iter().map(|property| format!("--property={property}")));
+        command.arg("--").arg(&self.program).args(self.words(uid, manifest));
+        match complaint(command.output()) {
+            // systemd waits a second before it starts one that has died again.
+            Some(complaint) if complaint.contains("already loaded") || complaint.contains("already exists") => Ok(()),
+            Some(complaint) => Err(format!("systemd-run does not start the unit {}: {complaint}", unit_name(uid))),
+            None => Ok(()),
+        }
+    }
+
+    /// What the packaged unit says, for this pod.
+    fn properties(&self, uid: &PodUid) -> Vec<String> {
+        let program = self.program.display().to_string();
+        let mut properties: Vec<(String, String)> = Vec::new();
+        for (section, key, value) in settings(UNIT) {
+            if section == "Install" || NOT_TRANSIENT.contains(&key.as_str()) || key == "Documentation" {
+                continue;
+            }
+            let value = value.replace("%i", uid.as_str()).replace("/usr/bin/podfs", &program);
+            // Written twice in a file, they are added to each other; given twice as properties, the last one counts.
+            match properties.iter_mut().find(|(other, _)| *other == key && key == "CapabilityBoundingSet") {
+                Some((_, all)) => all.extend([" ", &value]),
+                None => properties.push((key, value)),
+            }
+        }
+        properties.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
+    }
+}
+
+/// Has systemd stop the unit that a process is in, if it is that of the pod's supervisor. Gives whether it is.
+///
+/// # Errors
+/// When systemd refuses, in a sentence.
+pub(super) fn stop_unit(uid: &PodUid, pid: u32) -> Result<bool, String> {
+    let unit = unit_name(uid);
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    if !groups.lines().any(|line| line.split('/').any(|part| part == unit)) {
+        return Ok(false);
+    }
+    match complaint(Command::new("systemctl").args(["stop", "--no-block", &unit]).output()) {
+        Some(complaint) => Err(format!("systemctl does not stop the unit {unit}: {complaint}")),
+        None => Ok(true),
+    }
+}
+
+fn unit_name(uid: &PodUid) -> String {
+    format!("podfs-pod-{uid}.service")
+}
+
+/// What a program that failed said.
+fn complaint(output: io::Result<Output>) -> Option<String> {
+    match output {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// The settings of a unit file: section, key and value, in their order (`systemd.syntax(7)`).
+fn settings(unit: &str) -> Vec<(String, String, String)> {
+    let joined = unit.replace("\\\n", " ");
+    let mut section = String::new();
+    let mut settings = Vec::new();
+    for line in joined.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name.to_owned();
+        } else if !line.starts_with('#')
+            && let Some((key, value)) = line.split_once('=')
+        {
+            settings.push((section.clone(), key.to_owned(), value.to_owned()));
+        }
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transient_unit_has_the_settings_of_the_packaged_one() {
+        let launcher = Launcher::new("/opt/podfs".into(), Vec::new());
+        let uid = PodUid::parse("u1").expect("a uid");
+        let properties = launcher.properties(&uid);
+        for expected in [
+            "KillMode=process",
+            "Restart=always",
+            "RestartKillSignal=SIGUSR1",
+            "Delegate=memory",
+            "OOMScoreAdjust=-999",
+            "ExecReload=/opt/podfs upgrade --pod u1",
+            "LogExtraFields=POD_UID=u1",
+        ] {
+            assert!(properties.iter().any(|property| property == expected), "{expected} in {properties:#?}");
+        }
+        let capabilities: Vec<_> =
+            properties.iter().filter(|property| property.starts_with("CapabilityBoundingSet=")).collect();
+        assert!(
+            matches!(&capabilities[..], [all] if all.contains("CAP_SYS_ADMIN") && all.contains("CAP_NET_BIND_SERVICE"))
+        );
+        assert_eq!(properties.iter().filter(|property| property.starts_with("DeviceAllow=")).count(), 3);
+        assert!(!properties.iter().any(|property| property.contains("%i") || property.starts_with("ExecStart=")));
+    }
+}

@@ -1,0 +1,123 @@
+//! The life of a pod's supervisor, as the task of the pod sees it.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::checkpoint::Checkpoint;
+use super::control::StatusWatch;
+use crate::supervisor::control::AskError;
+use crate::supervisor::server::Process;
+use crate::supervisor::status::PodStatus;
+
+/// The first pause before a supervisor is called again; each is half as long again as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
+/// The life of the supervisor.
+pub(super) enum Life {
+    /// There is none. A mount leads to `Queued`.
+    Absent,
+    /// It waits for its turn to be started.
+    Queued(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
+    /// It was started or found, and does not answer yet, or does not any more.
+    Calling(Calling),
+    /// It tells how it is.
+    Up(Up),
+    /// It was told to end. It is killed when that takes too long.
+    Ending { process: Process, kill_at: Instant, cgroup: Option<PathBuf> },
+}
+
+/// A supervisor that does not answer.
+pub(super) struct Calling {
+    /// The process; systemd does not say which it is.
+    pub(super) process: Option<Process>,
+    /// Whether systemd was asked to start it.
+    pub(super) is_unit: bool,
+    /// Since when it does not answer.
+    pub(super) since: Instant,
+    /// When it is called again, and how long the pause after that is.
+    pub(super) next: Instant,
+    pub(super) pause: Duration,
+    /// Whether its silence is reported.
+    pub(super) is_reported: bool,
+    /// So many supervisors are started at once.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A supervisor that tells how it is.
+pub(super) struct Up {
+    pub(super) watch: StatusWatch,
+    pub(super) process: Process,
+    /// It is being told which volumes are wanted.
+    pub(super) change: Option<Change>,
+    /// Whether it has said what it serves.
+    pub(super) has_spoken: bool,
+}
+
+/// A supervisor is being told what is wanted of it.
+pub(super) struct Change {
+    pub(super) wanted: Checkpoint,
+    pub(super) told: JoinHandle<Result<(), String>>,
+}
+
+/// What happened to the supervisor.
+pub(super) enum Event {
+    /// It is its turn to be started.
+    Turn(Option<OwnedSemaphorePermit>),
+    /// It is to be called again.
+    Call,
+    /// Its process has ended, in this way.
+    Ended(String),
+    /// It says how it is, closed the connection, or cannot be understood.
+    Status(Result<Option<Box<PodStatus>>, AskError>),
+    /// It knows which volumes are wanted, or not.
+    Changed(Result<(), String>),
+    /// It was told to end long ago.
+    Overdue,
+}
+
+impl Calling {
+    /// Begins now.
+    pub(super) fn new(process: Option<Process>, is_unit: bool, permit: Option<OwnedSemaphorePermit>) -> Calling {
+        let now = Instant::now();
+        Calling { process, is_unit, since: now, next: now, pause: FIRST_PAUSE, is_reported: false, permit }
+    }
+}
+
+impl Life {
+    /// What happens next. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Event {
+        match self {
+            Life::Absent => std::future::pending().await,
+            Life::Queued(turn) => Event::Turn(turn.await),
+            Life::Calling(Calling { process: Some(process), next, .. }) => tokio::select! {
+                how = process.ended() => Event::Ended(how),
+                () = sleep_until(*next) => Event::Call,
+            },
+            Life::Calling(Calling { process: None, next, .. }) => {
+                sleep_until(*next).await;
+                Event::Call
+            }
+            Life::Up(Up { watch, process, change, .. }) => tokio::select! {
+                how = process.ended() => Event::Ended(how),
+                status = watch.next() => Event::Status(status.map(|status| status.map(Box::new))),
+                changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
+                    Event::Changed(changed.unwrap_or_else(|error| Err(error.to_string())))
+                }
+            },
+            Life::Ending { process, kill_at, .. } => tokio::select! {
+                how = process.ended() => Event::Ended(how),
+                () = sleep_until(*kill_at) => Event::Overdue,
+            },
+        }
+    }
+}
+
+/// The process with this id, while it is there.
+pub(super) fn process(pid: u32) -> Option<Process> {
+    i32::try_from(pid).ok().and_then(|pid| Process::with_pid(pid).ok())
+}

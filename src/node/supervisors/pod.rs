@@ -1,0 +1,511 @@
+//! The task of one pod: it alone starts, changes and ends the pod's supervisor, so operations on its volumes share one.
+//!
+//! 1. What the supervisor is to serve is written down before the supervisor is told or started. So whoever comes next, this daemon or
+//!    another one, starts it with all volumes that it served before: none is taken from a container by a restart.
+//! 2. A pod has its supervisor while a process holds the lock in its run directory. One is started only when none does.
+//! 3. The supervisor ends with its last volume. What it leaves, if it does not end as it should, is taken away then.
+//! 4. The task ends when there is nothing left to do or to watch. What comes afterwards begins with what is written down.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::checkpoint::Checkpoint;
+use super::control::{self, StatusWatch};
+use super::launch::{Launched, stop_unit};
+use super::life::{Calling, Change, Event, Life, Up, process};
+use super::retire::retire;
+use super::waiting::Waiting;
+use super::{FailureKind, MountFailure, Shared, SupervisorReport};
+use crate::manifest::pod::PodUid;
+use crate::node::pod::NodePod;
+use crate::node::reconstruct::{self, FoundSupervisor};
+use crate::supervisor::run_dir::cgroup;
+use crate::supervisor::server::Process;
+use crate::supervisor::status::{PodState, PodStatus};
+
+/// The longest pause before a supervisor is called again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long a supervisor may be silent before that is reported.
+const SILENT: Duration = Duration::from_secs(3);
+/// How long systemd may take to start a supervisor.
+const UNIT: Duration = Duration::from_secs(30);
+/// How long a supervisor may take to end: to delete the content of an emptyDir takes time (`TimeoutStopSec=` of its unit).
+const STOP: Duration = Duration::from_secs(300);
+
+/// What an operation asks for.
+pub(super) enum Request {
+    /// A volume of the pod is to be served.
+    Mount { pod: NodePod, volume: String, deadline: Instant, answer: oneshot::Sender<Result<(), MountFailure>> },
+    /// A volume is not to be served any more.
+    Unmount { volume: String, answer: oneshot::Sender<Result<(), String>> },
+    /// Nothing of the pod is to be left.
+    End(oneshot::Sender<Result<(), String>>),
+    /// The pod is described anew.
+    Update(NodePod),
+    /// Whether an agent has released the pod, to be written down.
+    Released(bool, oneshot::Sender<Result<(), String>>),
+    /// To look whether there is a supervisor.
+    Adopt,
+}
+
+/// The task of a pod.
+pub(super) struct PodTask {
+    uid: PodUid,
+    shared: Arc<Shared>,
+    requests: mpsc::UnboundedReceiver<Request>,
+    directory: PathBuf,
+    /// What is wanted of the supervisor; none until a volume was.
+    wanted: Option<Checkpoint>,
+    /// What is written down.
+    written: Option<Checkpoint>,
+    /// What the supervisor was started with or told last.
+    told: Option<Checkpoint>,
+    life: Life,
+    waiting: Waiting,
+    status: Option<PodStatus>,
+    /// Whether volumes of the pod may be mounted: by this supervisor, or by one before it.
+    may_be_mounted: bool,
+    /// Whether the supervisor did not take the last change. The next operation has it try again.
+    is_held: bool,
+}
+
+impl PodTask {
+    pub(super) fn new(uid: PodUid, shared: Arc<Shared>, requests: mpsc::UnboundedReceiver<Request>) -> PodTask {
+        let directory = shared.settings.run_directory.join(uid.as_str());
+        PodTask {
+            uid,
+            shared,
+            requests,
+            directory,
+            wanted: None,
+            written: None,
+            told: None,
+            life: Life::Absent,
+            waiting: Waiting::default(),
+            status: None,
+            may_be_mounted: false,
+            is_held: false,
+        }
+    }
+
+    /// Does what is asked for until nothing is left to do. Gives the receiver back: what has come meanwhile is for the next task.
+    pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<Request> {
+        self.begin().await;
+        loop {
+            while let Ok(request) = self.requests.try_recv() {
+                self.take(request).await;
+            }
+            self.act().await;
+            if self.is_over() && self.requests.is_empty() {
+                if let Err(reason) = self.write_down().await {
+                    warn!("{reason}");
+                }
+                return self.requests;
+            }
+            let deadline = self.waiting.deadline();
+            tokio::select! {
+                request = self.requests.recv() => match request {
+                    Some(request) => self.take(request).await,
+                    None => return self.requests,
+                },
+                event = self.life.next() => self.happened(event).await,
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.waiting.expire(self.status.as_ref());
+                }
+            }
+        }
+    }
+
+    /// Goes on from what is written down, and with the supervisor that lives.
+    async fn begin(&mut self) {
+        let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
+        let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
+        match found.0 {
+            Ok(checkpoint) => self.wanted = checkpoint,
+            Err(error) => warn!("what is written down of pod {} is lost: {error}", self.uid),
+        }
+        self.written.clone_from(&self.wanted);
+        self.told.clone_from(&self.wanted);
+        self.may_be_mounted = self.wanted.is_some();
+        if let (Some(_), FoundSupervisor::Alive(pid)) = (&self.wanted, found.1) {
+            self.life = Life::Calling(Calling::new(process(pid), false, None));
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.life, Life::Absent) && self.waiting.is_empty()
+    }
+
+    fn wants_nothing(&self) -> bool {
+        self.waiting.for_end() || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty())
+    }
+
+    async fn take(&mut self, request: Request) {
+        self.is_held = false;
+        match request {
+            Request::Mount { pod, volume, deadline, answer } => {
+                let (mut volumes, released) = match self.wanted.take() {
+                    Some(wanted) => (wanted.volumes, wanted.released),
+                    None => Default::default(),
+                };
+                volumes.insert(volume.clone());
+                self.wanted = Some(Checkpoint::new(pod.origin, pod.manifest, volumes, released));
+                self.waiting.add_mount(volume, deadline, answer);
+                self.answer_mounts();
+            }
+            Request::Unmount { volume, answer } => {
+                if let Some(wanted) = &mut self.wanted {
+                    wanted.volumes.remove(&volume);
+                }
+                self.waiting.add_unmount(volume, answer);
+            }
+            Request::End(answer) => {
+                if let Some(wanted) = &mut self.wanted {
+                    wanted.volumes.clear();
+                }
+                self.waiting.add_end(answer);
+            }
+            Request::Update(pod) => {
+                if let Some(wanted) = &mut self.wanted {
+                    (wanted.origin, wanted.manifest) = (pod.origin, pod.manifest);
+                }
+            }
+            Request::Released(released, answer) => {
+                if let Some(wanted) = &mut self.wanted {
+                    wanted.released = released;
+                }
+                let _ = answer.send(self.write_down().await);
+            }
+            Request::Adopt => {}
+        }
+    }
+
+    /// Does what follows from what is wanted and what is there.
+    async fn act(&mut self) {
+        match &self.life {
+            Life::Absent if self.wants_nothing() && self.waiting.for_removal() => {
+                self.take_away().await;
+            }
+            Life::Absent if !self.waiting.is_empty() => {
+                let turn = Arc::clone(&self.shared.starts);
+                self.life = Life::Queued(Box::pin(async move { Semaphore::acquire_owned(turn).await.ok() }));
+            }
+            Life::Queued(_) if self.wants_nothing() => {
+                self.life = Life::Absent;
+                Box::pin(self.act()).await;
+            }
+            Life::Calling(Calling { process: Some(_), .. }) | Life::Up(_) if self.wants_nothing() => self.stop().await,
+            Life::Up(Up { change: None, has_spoken: true, .. }) if self.told != self.wanted && !self.is_held => {
+                self.change().await;
+            }
+            Life::Up(Up { change: None, has_spoken: true, .. }) if self.told == self.wanted => {
+                let wanted = self.wanted.as_ref();
+                let is_wanted = |name: &str| wanted.is_some_and(|wanted| wanted.volumes.contains(name));
+                self.waiting.unmounted(|volume| !is_wanted(volume), &Ok(()));
+            }
+            _ => {}
+        }
+    }
+
+    async fn happened(&mut self, event: Event) {
+        match event {
+            Event::Turn(permit) => self.start(permit).await,
+            Event::Call => self.call().await,
+            Event::Ended(how) => self.ended(how).await,
+            Event::Status(Ok(Some(status))) => self.hear(*status).await,
+            // It has ended, or becomes another version of podfs.
+            Event::Status(outcome) => {
+                let reason =
+                    outcome.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string());
+                debug!("the supervisor of pod {} is called again: {reason}", self.uid);
+                if let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
+                    self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+                    if let Some(change) = up.change {
+                        self.changed(change.wanted, Err(reason));
+                    }
+                }
+            }
+            Event::Changed(outcome) => {
+                if let Life::Up(Up { change, .. }) = &mut self.life
+                    && let Some(change) = change.take()
+                {
+                    self.changed(change.wanted, outcome);
+                }
+            }
+            Event::Overdue => {
+                warn!("the supervisor of pod {} does not end; podfs kills it", self.uid);
+                if let Life::Ending { process, kill_at, .. } = &mut self.life {
+                    process.kill();
+                    *kill_at = Instant::now() + STOP;
+                }
+            }
+        }
+    }
+
+    /// The supervisor says how it is.
+    async fn hear(&mut self, status: PodStatus) {
+        if let Life::Up(up) = &mut self.life
+            && !std::mem::replace(&mut up.has_spoken, true)
+            && let Some(told) = &mut self.told
+        {
+            // A daemon that was killed may have written down less than it had told.
+            told.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
+        }
+        self.status = Some(status.clone());
+        self.answer_mounts();
+        self.report(SupervisorReport::Status(Box::new(status))).await;
+    }
+
+    /// Starts the supervisor, unless there is one, with what any before it served: what is not wanted of that any more is
+    /// unmounted by it.
+    async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
+        self.life = Life::Absent;
+        let is_known = self.written.is_some();
+        let Some(mut served) = self.wanted.clone() else { return };
+        served.volumes.extend(self.written.iter().flat_map(|written| written.volumes.iter().cloned()));
+        if let Err(reason) = self.write(served.clone()).await {
+            return self.fail_all(FailureKind::Transient, &reason);
+        }
+        self.told = Some(served);
+        let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
+        let manifest = self.shared.checkpoints.manifest_path(&self.uid);
+        let launched = blocking(move || match reconstruct::supervisor(&directory) {
+            FoundSupervisor::Alive(pid) => Err(pid),
+            FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
+        });
+        let (process, is_unit) = match launched.await {
+            Err(pid) if is_known => (process(pid), false),
+            Err(pid) => {
+                let reason = format!(
+                    "the pod is served by podfs run (pid {pid}), which podfs node did not start; stop that one first"
+                );
+                self.fail_all(FailureKind::Final, &reason);
+                return self.forget().await;
+            }
+            Ok(Ok(Launched::Child(pid))) => (Process::with_pid(pid).ok(), false),
+            Ok(Ok(Launched::Unit)) => (None, true),
+            Ok(Err(reason)) => {
+                self.fail_all(self.kind_of_failed_start(), &reason);
+                return if self.wants_nothing() && !self.may_be_mounted {
+                    self.forget().await
+                };
+            }
+        };
+        self.life = Life::Calling(Calling::new(process, is_unit, permit));
+    }
+
+    /// Calls a supervisor that does not answer.
+    async fn call(&mut self) {
+        let watch = StatusWatch::begin(&self.directory).await;
+        let Life::Calling(calling) = &mut self.life else { return };
+        let found = reconstruct::supervisor(&self.directory);
+        if let (None, FoundSupervisor::Alive(pid)) = (&calling.process, found) {
+            calling.process = process(pid);
+        }
+        match (watch, calling.process.take()) {
+            (Ok(watch), Some(process)) => {
+                let pid = process.pid().unsigned_abs();
+                self.life = Life::Up(Up { watch, process, change: None, has_spoken: false });
+                self.may_be_mounted = true;
+                self.report(SupervisorReport::Up(pid)).await;
+            }
+            (outcome, process) => {
+                let silent_for = calling.since.elapsed();
+                calling.next = Instant::now() + calling.pause;
+                calling.pause = (calling.pause * 3 / 2).min(LONGEST_PAUSE);
+                if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
+                    return self.ended("it is gone".to_owned()).await;
+                }
+                if process.is_none() && silent_for > UNIT {
+                    return self
+                        .ended("systemd does not start it; see systemctl status and journalctl".to_owned())
+                        .await;
+                }
+                calling.process = process;
+                if silent_for > SILENT && !std::mem::replace(&mut calling.is_reported, true) {
+                    // Others can start meanwhile.
+                    calling.permit = None;
+                    let reason =
+                        outcome.err().map_or_else(|| "its process is not known".to_owned(), |error| error.to_string());
+                    let status = PodStatus::unspoken(self.uid.as_str(), PodState::NotAnswering, reason);
+                    self.status = Some(status.clone());
+                    self.report(SupervisorReport::Status(Box::new(status))).await;
+                }
+            }
+        }
+    }
+
+    /// The supervisor has ended.
+    async fn ended(&mut self, how: String) {
+        let before = std::mem::replace(&mut self.life, Life::Absent);
+        self.status = None;
+        if let Life::Ending { cgroup, .. } = before {
+            debug!("the supervisor of pod {} has ended: {how}", self.uid);
+            blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
+            return self.take_away().await;
+        }
+        warn!("the supervisor of pod {} is gone: {how}", self.uid);
+        let reason = format!("the supervisor of the pod ended ({how}); its last log line says why");
+        self.fail_all(self.kind_of_failed_start(), &reason);
+        if self.may_be_mounted {
+            self.report(SupervisorReport::Gone).await;
+        } else if self.wants_nothing() {
+            self.forget().await;
+        }
+    }
+
+    /// Tells the supervisor to end.
+    async fn stop(&mut self) {
+        let process = match std::mem::replace(&mut self.life, Life::Absent) {
+            Life::Up(Up { process, .. }) | Life::Calling(Calling { process: Some(process), .. }) => process,
+            other => return self.life = other,
+        };
+        let (uid, pid) = (self.uid.clone(), process.pid().unsigned_abs());
+        let told = blocking(move || (stop_unit(&uid, pid), cgroup::found_of_supervisor(&uid, pid)));
+        let (told, cgroup) = told.await;
+        match told {
+            Ok(true) => {}
+            Ok(false) => process.signal(Signal::TERM),
+            Err(reason) => {
+                warn!("{reason}; its supervisor is told itself");
+                process.signal(Signal::TERM);
+            }
+        }
+        self.life = Life::Ending { process, kill_at: Instant::now() + STOP, cgroup };
+    }
+
+    /// Takes away what is left of the pod, which has no supervisor.
+    async fn take_away(&mut self) {
+        let (settings, checkpoints, uid) =
+            (self.shared.settings.clone(), self.shared.checkpoints.clone(), self.uid.clone());
+        let outcome = blocking(move || retire(&settings.run_directory, &settings.root_directory, &checkpoints, &uid));
+        let outcome = outcome.await;
+        if outcome.is_ok() {
+            (self.wanted, self.written, self.told) = (None, None, None);
+            self.may_be_mounted = false;
+        }
+        self.waiting.removed(&outcome);
+        self.fail(FailureKind::Transient, "the volumes of the pod were taken away meanwhile");
+    }
+
+    /// Tells the supervisor which volumes are wanted.
+    async fn change(&mut self) {
+        let Some(wanted) = self.wanted.clone() else { return };
+        if let Err(reason) = self.write_down().await {
+            self.is_held = true;
+            return self.fail_all(FailureKind::Transient, &reason);
+        }
+        let mut told = self.told.take().unwrap_or_else(|| wanted.clone());
+        let gone: Vec<String> = told.volumes.difference(&wanted.volumes).cloned().collect();
+        // Whatever comes of it, this is what the supervisor may serve.
+        told.volumes.extend(wanted.volumes.iter().cloned());
+        self.told = Some(told);
+        let directory = self.directory.clone();
+        let manifest = wanted.served_manifest();
+        let change = tokio::spawn(async move {
+            if !gone.is_empty() {
+                control::unpublish(&directory, gone).await?;
+            }
+            control::publish(&directory, manifest).await
+        });
+        if let Life::Up(up) = &mut self.life {
+            up.change = Some(Change { wanted, told: change });
+        }
+    }
+
+    /// The supervisor has taken what was wanted, or not.
+    fn changed(&mut self, wanted: Checkpoint, outcome: Result<(), String>) {
+        self.waiting.unmounted(|volume| !wanted.volumes.contains(volume), &outcome);
+        match outcome {
+            Ok(()) => {
+                // What it said before may be older than the change.
+                let status = self.status.iter_mut();
+                status.for_each(|status| status.volumes.retain(|volume| wanted.volumes.contains(&volume.name)));
+                self.told = Some(wanted);
+            }
+            Err(reason) => {
+                self.is_held = true;
+                self.fail(FailureKind::Uncertain, &reason);
+            }
+        }
+    }
+
+    /// Answers the mounts whose volumes are there.
+    fn answer_mounts(&mut self) {
+        if let (Life::Up(Up { change: None, .. }), Some(status), Some(told)) = (&self.life, &self.status, &self.told) {
+            self.waiting.mounted(status, |volume| told.volumes.contains(volume));
+        }
+    }
+
+    /// Answers all mounts. After a final failure, their volumes are not wanted any more.
+    fn fail(&mut self, kind: FailureKind, reason: &str) {
+        for volume in self.waiting.fail_mounts(kind, reason) {
+            if let (FailureKind::Final, Some(wanted)) = (kind, &mut self.wanted) {
+                wanted.volumes.remove(&volume);
+            }
+        }
+    }
+
+    /// Answers all mounts and unmounts.
+    fn fail_all(&mut self, kind: FailureKind, reason: &str) {
+        self.fail(kind, reason);
+        self.waiting.unmounted(|_| true, &Err(reason.to_owned()));
+    }
+
+    fn kind_of_failed_start(&self) -> FailureKind {
+        if self.may_be_mounted { FailureKind::Uncertain } else { FailureKind::Final }
+    }
+
+    /// Writes down what is wanted, if that is not what is written.
+    async fn write_down(&mut self) -> Result<(), String> {
+        match self.wanted.clone() {
+            Some(wanted) => self.write(wanted).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&mut self, checkpoint: Checkpoint) -> Result<(), String> {
+        if self.written.as_ref() == Some(&checkpoint) {
+            return Ok(());
+        }
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        let written = blocking(move || checkpoints.write(&uid, &checkpoint).map(|()| checkpoint)).await;
+        let directory = self.shared.settings.run_directory.display();
+        self.written = Some(
+            written.map_err(|error| format!("cannot write down below {directory} what is to be mounted: {error}"))?,
+        );
+        Ok(())
+    }
+
+    /// A pod of which nothing was mounted leaves nothing.
+    async fn forget(&mut self) {
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        if let Err(error) = blocking(move || checkpoints.remove(&uid)).await {
+            warn!("what is written down of pod {} stays: {error}", self.uid);
+        }
+        let uid = self.uid.clone();
+        blocking(move || cgroup::remove_named_of_supervisor(&uid)).await;
+        (self.wanted, self.written, self.told) = (None, None, None);
+    }
+
+    async fn report(&mut self, report: SupervisorReport) {
+        // The manager ends.
+        let _ = self.shared.reports.send((self.uid.clone(), report)).await;
+    }
+}
+
+/// Does what may take a moment on a thread for that.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(work).await {
+        Ok(done) => done,
+        // The daemon ends, and this task with it.
+        Err(_cancelled) => std::future::pending().await,
+    }
+}

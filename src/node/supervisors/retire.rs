@@ -1,0 +1,45 @@
+//! Taking away what is left of a pod that has no supervisor and that the node does not have any more.
+//!
+//! The checkpoint goes last. A retirement that was killed is finished by the next one, whatever was done of it: each step leaves
+//! alone what is gone already, and what is still there is found by its name or is still written down.
+
+use std::path::Path;
+
+use tracing::debug;
+
+use super::checkpoint::Checkpoints;
+use crate::admin::cleanup::{Cleanup, Deed, Line};
+use crate::manifest::pod::PodUid;
+use crate::node::orphans;
+use crate::supervisor::run_dir::cgroup;
+
+/// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run files and
+/// checkpoint. Files of others in the pod's directory stay, and are reported with the orphaned directories.
+///
+/// # Errors
+/// What stays, in a sentence.
+pub(super) fn retire(
+    run_directory: &Path,
+    root_directory: &Path,
+    checkpoints: &Checkpoints,
+    uid: &PodUid,
+) -> Result<(), String> {
+    let mut left = Vec::new();
+    let mut tell = |deed: &Deed| match deed {
+        Deed::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
+        done => debug!("pod {uid}: {}", Line(done, false)),
+    };
+    let retired = Cleanup::new(false, &mut tell).retire(run_directory, root_directory, uid);
+    match retired {
+        Ok(true) => {}
+        Ok(false) => return Err(format!("cannot take away what is left of pod {uid}: {}", left.join("; "))),
+        Err(error) => return Err(format!("cannot take away what is left of pod {uid}: {error}")),
+    }
+    match orphans::remove_pod(root_directory, uid) {
+        Ok(None) => {}
+        Ok(Some(reason)) => debug!("the directory of pod {uid} stays: {reason}"),
+        Err(error) => debug!("the directory of pod {uid} stays: {error}"),
+    }
+    cgroup::remove_named_of_supervisor(uid);
+    checkpoints.remove(uid).map_err(|error| format!("what is written down of pod {uid} cannot be removed: {error}"))
+}

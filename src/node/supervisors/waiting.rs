@@ -1,0 +1,119 @@
+//! The operations of a pod that wait for its supervisor, and what they are answered.
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{FailureKind, MountFailure};
+use crate::supervisor::status::{PodStatus, VolumeState};
+
+/// What waits.
+#[derive(Default)]
+pub(super) struct Waiting {
+    mounts: Vec<Mounting>,
+    unmounts: Vec<Unmounting>,
+    ends: Vec<oneshot::Sender<Result<(), String>>>,
+}
+
+/// A mount that waits for its volume to be there.
+struct Mounting {
+    volume: String,
+    deadline: Instant,
+    answer: oneshot::Sender<Result<(), MountFailure>>,
+}
+
+/// An unmount that waits for its volume to be gone.
+struct Unmounting {
+    volume: String,
+    answer: oneshot::Sender<Result<(), String>>,
+}
+
+impl Waiting {
+    pub(super) fn is_empty(&self) -> bool {
+        self.mounts.is_empty() && !self.for_removal()
+    }
+
+    /// Whether something waits for a volume, or all of them, to be gone.
+    pub(super) fn for_removal(&self) -> bool {
+        !self.unmounts.is_empty() || self.for_end()
+    }
+
+    /// Whether something waits for everything of the pod to be gone.
+    pub(super) fn for_end(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    /// When the first mount has waited long enough.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.mounts.iter().map(|mount| mount.deadline).min()
+    }
+
+    pub(super) fn add_mount(
+        &mut self,
+        volume: String,
+        deadline: Instant,
+        answer: oneshot::Sender<Result<(), MountFailure>>,
+    ) {
+        self.mounts.push(Mounting { volume, deadline, answer });
+    }
+
+    /// A mount of the same volume is over.
+    pub(super) fn add_unmount(&mut self, volume: String, answer: oneshot::Sender<Result<(), String>>) {
+        for mount in self.mounts.extract_if(.., |mount| mount.volume == volume) {
+            let _ = mount.answer.send(Err(MountFailure::transient("the volume is being unmounted")));
+        }
+        self.unmounts.push(Unmounting { volume, answer });
+    }
+
+    /// All mounts are over.
+    pub(super) fn add_end(&mut self, answer: oneshot::Sender<Result<(), String>>) {
+        self.fail_mounts(FailureKind::Transient, "the pod is being taken away");
+        self.ends.push(answer);
+    }
+
+    /// Answers the mounts of volumes that the supervisor was told of and that are there.
+    pub(super) fn mounted(&mut self, status: &PodStatus, is_told: impl Fn(&str) -> bool) {
+        let is_there = |name: &str| {
+            let is_mounted = |state| matches!(state, VolumeState::Live | VolumeState::Silent);
+            status.volumes.iter().any(|volume| volume.name == name && is_mounted(volume.state))
+        };
+        for mount in self.mounts.extract_if(.., |mount| is_told(&mount.volume) && is_there(&mount.volume)) {
+            let _ = mount.answer.send(Ok(()));
+        }
+    }
+
+    /// Answers the mounts that have waited long enough: with the reason why their volumes wait.
+    pub(super) fn expire(&mut self, status: Option<&PodStatus>) {
+        let now = Instant::now();
+        for mount in self.mounts.extract_if(.., |mount| mount.deadline <= now) {
+            let of_volume = status.and_then(|status| status.volumes.iter().find(|volume| volume.name == mount.volume));
+            let reason = of_volume.and_then(|volume| volume.reason.clone());
+            let reason = reason.or_else(|| status.and_then(|status| status.reason.clone()));
+            let reason = reason.unwrap_or_else(|| "the supervisor of the pod does not answer yet".to_owned());
+            let _ = mount.answer.send(Err(MountFailure { reason, kind: FailureKind::Uncertain }));
+        }
+    }
+
+    /// Answers all mounts. Gives their volumes.
+    pub(super) fn fail_mounts(&mut self, kind: FailureKind, reason: &str) -> Vec<String> {
+        let fail = |mount: Mounting| {
+            let _ = mount.answer.send(Err(MountFailure { reason: reason.to_owned(), kind }));
+            mount.volume
+        };
+        self.mounts.drain(..).map(fail).collect()
+    }
+
+    /// Answers the unmounts of these volumes.
+    pub(super) fn unmounted(&mut self, is_it: impl Fn(&str) -> bool, outcome: &Result<(), String>) {
+        for unmount in self.unmounts.extract_if(.., |unmount| is_it(&unmount.volume)) {
+            let _ = unmount.answer.send(outcome.clone());
+        }
+    }
+
+    /// Everything of the pod is gone, or why not.
+    pub(super) fn removed(&mut self, outcome: &Result<(), String>) {
+        self.unmounted(|_| true, outcome);
+        for answer in self.ends.drain(..) {
+            let _ = answer.send(outcome.clone());
+        }
+    }
+}
