@@ -79,11 +79,13 @@ impl ObjectFollower {
             let (mut now, mut waits) = self.look();
             if let Some(before) = &self.sent {
                 now.keep_what_became_unknown(before);
+                now.limit(Some(before));
                 if let Some(push) = now.since(before) {
                     self.sent = Some(now);
                     return push;
                 }
             } else if waits.first.is_none_or(|until| until <= Instant::now()) {
+                now.limit(None);
                 let push = now.whole();
                 self.sent = Some(now);
                 return push;

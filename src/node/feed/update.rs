@@ -14,6 +14,12 @@ use crate::manifest::tokens::Token;
 use crate::source::{Deletion, Push, Unknown};
 use crate::volume::TokenKey;
 
+/// How many bytes of objects fill a push; one more object may follow. Escapes can make several bytes of one, and the control
+/// socket takes 16 MiB.
+const ROOM: Option<usize> = Some(2 << 20);
+/// Why an object is not in a push that is full.
+const LATER: &str = "podfs node sends it in a moment";
+
 /// Everything that the volumes of a pod refer to, at one moment.
 #[derive(Clone)]
 pub(super) struct View {
@@ -37,6 +43,33 @@ impl View {
             self.objects.extend(kept.map(|object| (key.clone(), Arc::clone(object))));
             kept.is_none()
         });
+    }
+
+    /// Leaves out objects that would make the push too large. They are not known until the next push, or are what they were
+    /// before.
+    pub(super) fn limit(&mut self, before: Option<&View>) {
+        let mut room = ROOM;
+        let mut later = Vec::new();
+        for (key, object) in &self.objects {
+            let sent = before.and_then(|before| before.objects.get(key));
+            if sent.is_some_and(|sent| Arc::ptr_eq(sent, object)) {
+                continue;
+            }
+            match room {
+                Some(left) => room = left.checked_sub(weight(&object.value)),
+                None => later.push((key.clone(), sent.cloned())),
+            }
+        }
+        for (key, sent) in later {
+            match sent {
+                Some(sent) => drop(self.objects.insert(key, sent)),
+                None => {
+                    self.objects.remove(&key);
+                    self.missing.insert(Missing::Object(key), LATER.to_owned());
+                    self.settling = true;
+                }
+            }
+        }
     }
 
     /// All of it.
@@ -79,6 +112,16 @@ impl View {
         let objects = self.missing.iter().map(|(what, reason)| Unknown::missing(what, reason.clone()));
         let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::token(key, reason.clone()));
         objects.chain(tokens).collect()
+    }
+}
+
+/// About how many bytes a value has.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(weight).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + weight(value)).sum(),
     }
 }
 
@@ -140,6 +183,32 @@ mod tests {
         assert_eq!(push.delete, [Deletion { kind: "ConfigMap".to_owned(), name: "a".to_owned() }]);
         next.pod = Arc::new(json!({"kind": "Pod", "metadata": {"name": "web"}}));
         assert_eq!(names(&next.since(&first).expect("the pod, too")), ["web", "b"]);
+    }
+
+    #[test]
+    fn large_objects_come_in_several_pushes_and_none_is_forgotten() {
+        let large = |name: &str| {
+            let text = "x".repeat(900 << 10);
+            format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}, data: {{k: {text}}}}}\n---\n")
+        };
+        let all = view(&["a", "b", "c", "d", "e"].map(large).concat());
+        let mut first = all.clone();
+        first.limit(None);
+        let push = first.whole();
+        assert_eq!((names(&push), push.unknown.len(), push.settling), (vec!["a", "b", "c"], 2, true));
+        let mut second = all.clone();
+        second.limit(Some(&first));
+        let push = second.since(&first).expect("the rest");
+        assert_eq!((names(&push), push.unknown.len(), push.settling), (vec!["d", "e"], 0, false));
+        // When all of them change, the old ones stay until the new ones are sent.
+        let changed = view(&["a", "b", "c", "d", "e"].map(large).concat());
+        let mut third = changed.clone();
+        third.limit(Some(&second));
+        let push = third.since(&second).expect("changes");
+        assert_eq!((names(&push).len(), push.unknown.len(), push.delete.len()), (3, 0, 0));
+        let mut last = changed.clone();
+        last.limit(Some(&third));
+        assert_eq!(names(&last.since(&third).expect("the rest")), ["d", "e"]);
     }
 
     #[test]
