@@ -2,6 +2,8 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`daemon`] | the parts below, put together and started |
+//! | [`manager`] | the one task that knows the pods, decides what has to be done, and publishes what is |
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
@@ -19,8 +21,10 @@
 //! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
 //! the daemon is killed.
 
+pub mod daemon;
 pub mod feed;
 pub mod handle;
+pub mod manager;
 pub mod metrics;
 pub mod operation;
 pub mod orphans;
@@ -35,6 +39,7 @@ pub mod state;
 pub mod supervisors;
 pub mod world;
 
+pub use daemon::{NodeError, NodeOptions, run};
 pub use handle::{Command, NodeHandle, Refusal};
 pub use pod::{NodePod, PodOrigin, PodStage};
 pub use state::{NodeState, PodEntry, VolumeEntry, VolumeMount};

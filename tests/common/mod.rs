@@ -12,6 +12,7 @@ pub mod limit;
 pub mod locker;
 pub mod namespace;
 pub mod network;
+pub mod node;
 pub mod operator;
 pub mod outcome;
 pub mod packages;

@@ -126,6 +126,16 @@ impl Settings {
         Ok(Settings { run_directory, root_directory, program: own_program()?, arguments })
     }
 
+    /// Where pods have their locks and sockets.
+    pub fn run_directory(&self) -> &Path {
+        &self.run_directory
+    }
+
+    /// Where volumes appear.
+    pub fn root_directory(&self) -> &Path {
+        &self.root_directory
+    }
+
     /// The same, with further arguments of `podfs run`.
     #[must_use]
     pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> Settings {

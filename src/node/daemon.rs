@@ -1,0 +1,91 @@
+//! The daemon: its parts, put together and started.
+//!
+//! Order: the lock of the run directory, so that there is one daemon; what earlier daemons left; the sources; the manager; the
+//! socket. Agents that connect find what was left already known.
+
+use std::io;
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use sd_notify::NotifyState;
+use tracing::{info, warn};
+
+use super::feed::{Feed, FeedError, FeedSettings, PodSource};
+use super::manager::Manager;
+use super::manager::recovery::recover;
+use super::metrics::{self, Recorder};
+use super::orphans::Orphans;
+use super::reconstruct::reconstruct;
+use super::service::{self, DaemonError, DaemonLock};
+use super::supervisors::{Settings, Supervisors};
+
+/// What a daemon is started with.
+pub struct NodeOptions {
+    /// Where pods and objects come from.
+    pub feed: FeedSettings,
+    /// The sources of pods among them.
+    pub sources: Vec<PodSource>,
+    /// How supervisors are started, and where volumes appear.
+    pub supervisors: Settings,
+    /// Whether a pod that no source wants to run any more is released without an agent.
+    pub release_when_gone: bool,
+    /// Where metrics are served over HTTP.
+    pub metrics: Option<TcpListener>,
+}
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Another daemon serves the run directory, or its lock or socket cannot be used.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// The sources cannot be read.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// What earlier daemons left cannot be looked for.
+    #[error("cannot look for the volumes of an earlier daemon below {}: {cause}", .path.display())]
+    Reconstruct {
+        /// The root directory.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The socket for agents cannot be served.
+    #[error("cannot serve agents: {0}")]
+    Service(#[source] io::Error),
+}
+
+/// Serves the node until the future is dropped. Supervisors and volumes stay as they are then.
+///
+/// # Errors
+/// When the daemon cannot start.
+pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
+    let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, metrics } = options;
+    let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
+    let mut lock = DaemonLock::take(&run_directory)?;
+    let found = reconstruct(&run_directory, &root_directory)
+        .map_err(|cause| NodeError::Reconstruct { path: root_directory.clone(), cause })?;
+    let recorder = Recorder::default();
+    let (supervisors, reports) = Supervisors::new(settings);
+    found.iter().for_each(|found| supervisors.adopt(found));
+    let found: Vec<_> = found.into_iter().filter_map(|found| recover(found, &recorder)).collect();
+    feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
+    let feed = Feed::open(feed).await?;
+    let orphans = Orphans::new(&run_directory, &root_directory);
+    let (manager, handle) =
+        Manager::new(found, sources, feed.objects(), supervisors, orphans, recorder.clone(), release_when_gone);
+    let listener = lock.listen()?;
+    if let Some(listener) = metrics
+        && let Err(error) = metrics::serve(listener, run_directory.clone(), handle.clone(), recorder)
+    {
+        warn!("metrics are not served: {error}");
+    }
+    info!("podfs serves this node; agents ask at {}", run_directory.join(service::socket::SOCKET).display());
+    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+        warn!("cannot notify the service manager: {error}");
+    }
+    tokio::select! {
+        () = manager.run(feed, reports) => Ok(()),
+        served = service::serve(listener, handle) => served.map_err(NodeError::Service),
+    }
+}

@@ -1,0 +1,40 @@
+//! When directories of pods that are gone are looked at: every two seconds, on a blocking thread, one pass at a time.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tracing::{info, warn};
+
+use crate::manifest::pod::PodUid;
+use crate::node::orphans::Orphans;
+
+/// How often (the kubelet's housekeeping, 5.8).
+pub(super) const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// The passes. The lock is held for one pass.
+pub(super) struct Housekeeping(Arc<Mutex<Orphans>>);
+
+impl Housekeeping {
+    pub(super) fn new(orphans: Orphans) -> Housekeeping {
+        Housekeeping(Arc::new(Mutex::new(orphans)))
+    }
+
+    /// Starts a pass over the directories of all pods but the known ones, unless the last one goes on still.
+    pub(super) fn start_pass(&self, known: BTreeSet<PodUid>) {
+        let orphans = Arc::clone(&self.0);
+        spawn_blocking(move || {
+            let Ok(mut orphans) = orphans.try_lock() else { return };
+            match orphans.pass(|uid| known.contains(uid)) {
+                Ok(pass) => {
+                    pass.removed.iter().for_each(|uid| info!("pod {uid}: its directories are removed"));
+                    if let Some(report) = pass.report {
+                        warn!("{report}");
+                    }
+                }
+                Err(error) => warn!("directories of pods that are gone cannot be looked at: {error}"),
+            }
+        });
+    }
+}

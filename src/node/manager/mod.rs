@@ -1,0 +1,426 @@
+//! The manager: one task that knows the pods of the node, decides what has to be done, and publishes what is.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
+//! | `picture` | the published state of a pod |
+//! | `housekeeping` | when directories of pods that are gone are looked at |
+//! | [`recovery`] | what an earlier daemon left of a pod |
+//! | `pusher` | the way of objects to the supervisor of a pod |
+//!
+//! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from agents,
+//! ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
+//! [reconciler](super::reconciler) what to do, starts that as operations on tasks of their own, and publishes the state. It never
+//! waits for a supervisor, a mount or a server itself.
+
+mod housekeeping;
+mod picture;
+pub mod pods;
+mod pusher;
+pub mod recovery;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+use super::feed::{Feed, FeedEvent, PodObjects, PodSource};
+use super::handle::{Command, NodeHandle};
+use super::metrics::Recorder;
+use super::operation::Executor;
+use super::orphans::Orphans;
+use super::plugin::Registry;
+use super::reconciler::{Action, Operation, reconcile};
+use super::state::{NodeState, VolumeMount};
+use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
+use super::world::VolumeId;
+use super::world::actual::{ActualWorld, Outcome, Seen};
+use super::world::desired::DesiredWorld;
+use crate::manifest::pod::PodUid;
+use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
+use housekeeping::{HOUSEKEEPING, Housekeeping};
+use pods::Pods;
+use pusher::Pushers;
+use recovery::Recovered;
+
+/// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
+const MOUNT: Duration = Duration::from_secs(10);
+/// Most commands that wait for their turn.
+const MAX_COMMANDS: usize = 256;
+
+/// The manager of the node's volumes.
+pub struct Manager {
+    pods: Pods,
+    desired: DesiredWorld,
+    actual: ActualWorld,
+    plugins: Registry,
+    executor: Arc<Executor>,
+    supervisors: Supervisors,
+    /// The process ids of supervisors that have spoken.
+    pids: BTreeMap<PodUid, u32>,
+    pushers: Pushers,
+    housekeeping: Housekeeping,
+    recorder: Recorder,
+    /// Since when volumes are wanted that are not mounted yet.
+    wanted_since: BTreeMap<VolumeId, Instant>,
+    trouble: BTreeMap<PodSource, Vec<String>>,
+    commands: mpsc::Receiver<Command>,
+    ends: mpsc::UnboundedReceiver<Ended>,
+    ended: mpsc::UnboundedSender<Ended>,
+    state: watch::Sender<Arc<NodeState>>,
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+struct Ended {
+    operation: Operation,
+    started: Instant,
+    outcome: Outcome,
+    error: Option<String>,
+}
+
+impl Manager {
+    /// A manager of a node on which this was found. Gives the way to it for agents and people.
+    pub fn new(
+        found: Vec<Recovered>,
+        sources: impl IntoIterator<Item = PodSource>,
+        objects: PodObjects,
+        supervisors: Supervisors,
+        orphans: Orphans,
+        recorder: Recorder,
+        release_when_gone: bool,
+    ) -> (Manager, NodeHandle) {
+        let (sender, commands) = mpsc::channel(MAX_COMMANDS);
+        let (ended, ends) = mpsc::unbounded_channel();
+        let (state, receiver) = watch::channel(Arc::default());
+        let mut manager = Manager {
+            pods: Pods::new(sources, release_when_gone),
+            desired: DesiredWorld::default(),
+            actual: ActualWorld::default(),
+            plugins: Registry::built_in(),
+            executor: Arc::default(),
+            pushers: Pushers::new(objects, supervisors.clone()),
+            supervisors,
+            pids: BTreeMap::new(),
+            housekeeping: Housekeeping::new(orphans),
+            recorder,
+            wanted_since: BTreeMap::new(),
+            trouble: BTreeMap::new(),
+            commands,
+            ends,
+            ended,
+            state,
+        };
+        found.into_iter().for_each(|found| manager.recover(found));
+        (manager, NodeHandle::new(receiver, sender))
+    }
+
+    /// Takes what an earlier daemon left of a pod (5.7).
+    fn recover(&mut self, found: Recovered) {
+        let Recovered { pod, released, volumes } = found;
+        let uid = pod.pod.identity.uid.clone();
+        for volume in volumes {
+            self.actual.reconstruct(VolumeId { pod: uid.clone(), volume });
+        }
+        self.pods.recover(pod, released);
+        self.describe(&uid);
+    }
+
+    /// Serves until the process ends.
+    pub async fn run(mut self, mut feed: Feed, mut reports: mpsc::Receiver<(PodUid, SupervisorReport)>) {
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.start_operations();
+            self.publish();
+            let retry = self.executor.next_retry();
+            tokio::select! {
+                event = feed.next() => self.take_event(event),
+                Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
+                Some(command) = self.commands.recv() => self.take_command(command),
+                Some(ended) = self.ends.recv() => self.take_end(ended),
+                () = sleep_until(retry.unwrap_or_else(far)), if retry.is_some() => {}
+                _ = housekeeping.tick() => self.remove_orphans(),
+            }
+        }
+    }
+
+    fn take_event(&mut self, event: FeedEvent) {
+        let changed = match event {
+            FeedEvent::Pods(source, pods) => {
+                let changed = self.pods.tell_all(source, pods);
+                if self.pods.sources_ready() {
+                    info!("every source has told its pods: {} on this node", self.pods.iter().count());
+                }
+                changed
+            }
+            FeedEvent::Put(pod) => vec![self.pods.put(pod)],
+            FeedEvent::Gone(_, uid) => {
+                self.pods.gone(&uid);
+                vec![uid]
+            }
+            FeedEvent::Trouble(source, trouble) => {
+                trouble.iter().for_each(|sentence| warn!("{sentence}"));
+                self.trouble.insert(source, trouble);
+                Vec::new()
+            }
+        };
+        changed.iter().for_each(|uid| self.describe(uid));
+    }
+
+    /// Brings the desired world up to date with what is known of the pod.
+    fn describe(&mut self, uid: &PodUid) {
+        let Some(known) = self.pods.get(uid) else { return };
+        match known.needs_volumes() {
+            true => {
+                self.desired.put(known.pod.clone(), &self.plugins);
+                self.pushers.describe(&known.pod);
+            }
+            false => self.desired.remove(uid),
+        }
+        let known_volumes = |id: &VolumeId| self.desired.volume(id).is_some();
+        self.actual.forget_unmounted(known_volumes);
+    }
+
+    fn take_report(&mut self, uid: &PodUid, report: SupervisorReport) {
+        match report {
+            SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
+            SupervisorReport::Status(status) => self.see(uid, &status),
+            SupervisorReport::Gone => {
+                warn!("pod {uid}: its supervisor is gone; its volumes are served on, and podfs starts another one");
+                self.pids.remove(uid);
+                self.actual.require_remount(uid);
+            }
+        }
+    }
+
+    /// A supervisor that was started anew knows no objects.
+    fn know_supervisor(&mut self, uid: &PodUid, pid: u32) {
+        self.pids.insert(uid.clone(), pid);
+        if let Some(known) = self.pods.get(uid) {
+            self.pushers.start(&known.pod);
+        }
+    }
+
+    /// Takes what a supervisor says of its volumes.
+    fn see(&mut self, uid: &PodUid, status: &PodStatus) {
+        for volume in &status.volumes {
+            let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
+            let is_mounted = volume.state != VolumeState::Waiting;
+            if !is_mounted && self.actual.volume(&id).is_none() {
+                continue;
+            }
+            if is_mounted {
+                self.executor.forget(&id);
+            }
+            self.actual.saw(&id, is_mounted, seen(volume), volume.reason.clone());
+            self.count_mounted(&id);
+        }
+    }
+
+    fn take_command(&mut self, command: Command) {
+        match command {
+            Command::Reprocess(uid) => self.describe(&uid),
+            Command::RemountRequired(uid) => self.actual.require_remount(&uid),
+            Command::Release(uid, answer) => {
+                let outcome = self.pods.release(&uid);
+                if outcome.is_ok() {
+                    info!("pod {uid} is released: its volumes are unmounted");
+                    self.remember_release(&uid);
+                    self.describe(&uid);
+                }
+                // Whoever asked may have gone.
+                let _ = answer.send(outcome);
+            }
+        }
+    }
+
+    /// A release is written down, so that the pod is not mounted again after the daemon was killed.
+    fn remember_release(&self, uid: &PodUid) {
+        let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
+        tokio::spawn(async move {
+            if let Err(error) = supervisors.set_released(&uid, true).await {
+                warn!(
+                    "pod {uid}: its release cannot be written down: {error}; if podfs node is killed now, release it again"
+                );
+            }
+        });
+    }
+
+    /// Starts what the reconciler asks for and no pause forbids.
+    fn start_operations(&mut self) {
+        let ready = self.pods.sources_ready();
+        let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
+        for operation in operations {
+            if let Err(not_now) = self.executor.begin(&operation.id, operation.action.name()) {
+                debug!("{}: {not_now}", operation.id);
+                continue;
+            }
+            self.start(operation);
+        }
+        self.forget_ended_pods();
+    }
+
+    fn start(&mut self, operation: Operation) {
+        if operation.action == Action::Mount {
+            self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
+        }
+        let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
+        let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
+        let is_served = self.pids.contains_key(&operation.id.pod);
+        tokio::spawn(async move {
+            let started = Instant::now();
+            let VolumeId { pod: uid, volume } = &operation.id;
+            let done = match (operation.action, pod) {
+                // A remount of a volume whose supervisor is gone starts another one.
+                (Action::Remount, Some(_)) if is_served => {
+                    let failed = supervisors.remount(uid, vec![volume.clone()]).await;
+                    failed.map_err(|reason| (Outcome::Transient, reason))
+                }
+                (Action::Mount | Action::Remount, Some(pod)) => {
+                    let failed = supervisors.mount(&pod, volume, MOUNT).await;
+                    failed.map_err(|failure| (outcome(failure.kind), failure.reason))
+                }
+                (Action::Unmount, _) => {
+                    supervisors.unmount(uid, volume).await.map_err(|reason| (Outcome::Uncertain, reason))
+                }
+                (Action::Mount | Action::Remount, None) => Ok(()),
+            };
+            let (outcome, error) = match done {
+                Ok(()) => (Outcome::Done, None),
+                Err((outcome, reason)) => (outcome, Some(reason)),
+            };
+            // Fails only while the daemon ends.
+            let _ = ended.send(Ended { operation, started, outcome, error });
+        });
+    }
+
+    fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
+        let Operation { id, action } = operation;
+        if let Some(error) = &error {
+            warn!("{}", self.event(&id, action, error));
+        }
+        self.executor.end(&id, error.clone());
+        let plugin = self.plugin(&id);
+        self.recorder.operation(&plugin, action.name(), started, error.is_none());
+        match action {
+            Action::Unmount => {
+                self.wanted_since.remove(&id);
+                self.actual.unmounted(&id, outcome, error);
+            }
+            Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, error),
+        }
+        self.count_mounted(&id);
+        self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+    }
+
+    /// A volume that is mounted was waited for.
+    fn count_mounted(&mut self, id: &VolumeId) {
+        let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
+        if is_mounted && let Some(since) = self.wanted_since.remove(id) {
+            self.recorder.mounted(&self.plugin(id), since);
+        }
+    }
+
+    /// The plugin that serves the volume.
+    fn plugin(&self, id: &VolumeId) -> String {
+        let seen = self.actual.volume(id).and_then(|volume| volume.seen.plugin.clone());
+        let wanted = || self.desired.volume(id).map(|volume| volume.plugin.to_owned());
+        seen.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    /// What failed, in the kubelet's words (5.11).
+    fn event(&self, id: &VolumeId, action: Action, error: &str) -> String {
+        let operation = match action {
+            Action::Mount | Action::Remount => "MountVolume.SetUp",
+            Action::Unmount => "UnmountVolume.TearDown",
+        };
+        let pod = self.pods.get(&id.pod).map(|known| known.pod.pod.identity.to_string());
+        let pod = pod.unwrap_or_else(|| id.pod.to_string());
+        format!("pod {pod}: {operation} failed for volume {:?} : {error}", id.volume)
+    }
+
+    /// Forgets pods that need no volumes and have none.
+    fn forget_ended_pods(&mut self) {
+        let idle = |uid: &PodUid| !self.actual.has_mounts(uid) && self.actual.of_pod(uid).next().is_none();
+        let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
+        let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.described)).collect();
+        for (uid, described) in ended {
+            self.pushers.stop(&uid);
+            self.pids.remove(&uid);
+            // While its source describes it, it is remembered that it was released.
+            if !described {
+                self.retire(&uid);
+                self.pods.forget(&uid);
+            }
+        }
+    }
+
+    /// Nothing of a pod stays that its supervisor may have left.
+    fn retire(&self, uid: &PodUid) {
+        let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
+        tokio::spawn(async move {
+            if let Err(reason) = supervisors.retire(&uid).await {
+                warn!("pod {uid}: something of it stays: {reason}");
+            }
+        });
+    }
+
+    fn remove_orphans(&mut self) {
+        if self.pods.sources_ready() {
+            let mounted = self.actual.volumes().map(|(id, _)| id.pod.clone());
+            self.housekeeping.start_pass(self.pods.iter().map(|(uid, _)| uid.clone()).chain(mounted).collect());
+        }
+    }
+
+    fn publish(&mut self) {
+        let before = Arc::clone(&self.state.borrow());
+        let uids: BTreeSet<&PodUid> =
+            self.pods.iter().map(|(uid, _)| uid).chain(self.actual.volumes().map(|(id, _)| &id.pod)).collect();
+        let entries = uids.into_iter().map(|uid| {
+            let pid = self.pids.get(uid).copied();
+            let entry = picture::of_pod(uid, self.pods.get(uid), &self.desired, &self.actual, pid);
+            match before.pods.get(uid).filter(|known| ***known == entry) {
+                Some(known) => (uid.clone(), Arc::clone(known)),
+                None => (uid.clone(), Arc::new(entry)),
+            }
+        });
+        let pods = entries.collect();
+        let states_synced = !self.actual.volumes().any(|(_, volume)| volume.reconstructed);
+        let state = NodeState {
+            sources_ready: self.pods.sources_ready(),
+            states_synced: self.pods.sources_ready() && states_synced,
+            trouble: self.trouble.values().flatten().cloned().collect(),
+            pods,
+        };
+        if *before != state {
+            self.state.send_replace(Arc::new(state));
+        }
+    }
+}
+
+/// What a supervisor says of a volume.
+fn seen(volume: &VolumeStatus) -> Seen {
+    let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
+    Seen {
+        path: volume.path.clone(),
+        plugin: plugin.map(|directory| directory.replace('~', "/")),
+        group: volume.supplemental_group,
+        read_only: volume.read_only,
+    }
+}
+
+fn outcome(kind: FailureKind) -> Outcome {
+    match kind {
+        FailureKind::Final => Outcome::Final,
+        FailureKind::Uncertain => Outcome::Uncertain,
+        FailureKind::Transient => Outcome::Transient,
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}

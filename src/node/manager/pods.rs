@@ -1,0 +1,147 @@
+//! The pods of the node: what their sources say of them, and until when their volumes are needed. Plain data.
+//!
+//! | what the source says | the pod's volumes |
+//! |---|---|
+//! | it is to run | are wanted |
+//! | it is being deleted, has ended, or is gone | stay until an agent has released the pod: its containers may still run (VM-11) |
+//! | it is being deleted or has ended when it is first seen | are never mounted |
+//!
+//! The kubelet mounts the volumes of a pod that is being deleted if it sees the pod first just after its own start, because
+//! containers may run still (VM-12). podfs knows better: the pod's checkpoint says whether an earlier daemon served it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::manifest::pod::PodUid;
+use crate::node::feed::PodSource;
+use crate::node::handle::Refusal;
+use crate::node::pod::{NodePod, PodOrigin, PodStage};
+
+/// The source that described a pod.
+fn source_of(origin: &PodOrigin) -> PodSource {
+    match origin {
+        PodOrigin::File(_) => PodSource::Files,
+        PodOrigin::Api => PodSource::Api,
+    }
+}
+
+/// The pods of the node.
+#[derive(Debug)]
+pub struct Pods {
+    pods: BTreeMap<PodUid, KnownPod>,
+    /// The sources that have not told all their pods yet.
+    awaited: BTreeSet<PodSource>,
+    /// Whether a pod that no source wants to run any more is released without an agent.
+    release_when_gone: bool,
+}
+
+/// A pod.
+#[derive(Clone, Debug)]
+pub struct KnownPod {
+    /// The pod, as its source described it last.
+    pub pod: NodePod,
+    /// Whether a source describes it still.
+    pub described: bool,
+    /// Whether its containers have stopped for good.
+    pub released: bool,
+    /// Whether its volumes are wanted, or were.
+    taken: bool,
+}
+
+impl KnownPod {
+    /// Whether it is to run.
+    pub fn is_wanted(&self) -> bool {
+        self.described && self.pod.stage == PodStage::Desired
+    }
+
+    /// Whether its volumes have to be there.
+    pub fn needs_volumes(&self) -> bool {
+        self.is_wanted() || (self.taken && !self.released)
+    }
+}
+
+impl Pods {
+    /// No pods, from these sources.
+    pub fn new(sources: impl IntoIterator<Item = PodSource>, release_when_gone: bool) -> Pods {
+        Pods { pods: BTreeMap::new(), awaited: sources.into_iter().collect(), release_when_gone }
+    }
+
+    /// Whether every source has told all its pods once.
+    pub fn sources_ready(&self) -> bool {
+        self.awaited.is_empty()
+    }
+
+    /// All pods.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &KnownPod)> {
+        self.pods.iter()
+    }
+
+    /// The pod.
+    pub fn get(&self, uid: &PodUid) -> Option<&KnownPod> {
+        self.pods.get(uid)
+    }
+
+    /// Adds a pod that an earlier daemon served. No source describes it until one says so.
+    pub fn recover(&mut self, pod: NodePod, released: bool) {
+        let uid = pod.pod.identity.uid.clone();
+        self.pods.insert(uid, KnownPod { pod, described: false, released, taken: true });
+    }
+
+    /// Takes the first list of a source: all its pods. Gives the pods that changed.
+    pub fn tell_all(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
+        let mut changed: Vec<_> = pods.into_iter().map(|pod| self.put(pod)).collect();
+        self.awaited.remove(&source);
+        // What an earlier daemon served, and the source does not have any more.
+        let gone = self.pods.iter().filter(|(uid, known)| {
+            !known.described && source_of(&known.pod.origin) == source && !changed.contains(uid)
+        });
+        let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
+        gone.iter().for_each(|uid| self.gone(uid));
+        changed.extend(gone);
+        changed
+    }
+
+    /// Takes a new pod, or one that is described anew. Gives its uid.
+    pub fn put(&mut self, pod: NodePod) -> PodUid {
+        let uid = pod.pod.identity.uid.clone();
+        let (stage, before) = (pod.stage, self.pods.remove(&uid));
+        let taken = match (stage, &before) {
+            (PodStage::Desired, _) => true,
+            (_, Some(before)) => before.taken,
+            (PodStage::Terminating | PodStage::Terminal, None) => false,
+        };
+        // A pod that runs again after it was released, as a static pod whose file came back.
+        let released = before.is_some_and(|before| before.released) && stage != PodStage::Desired;
+        let released = released || (self.release_when_gone && stage == PodStage::Terminal);
+        self.pods.insert(uid.clone(), KnownPod { pod, described: true, released, taken });
+        uid
+    }
+
+    /// No source describes the pod any more.
+    pub fn gone(&mut self, uid: &PodUid) {
+        if let Some(known) = self.pods.get_mut(uid) {
+            known.described = false;
+            known.released |= self.release_when_gone;
+        }
+    }
+
+    /// The pod's containers have stopped for good.
+    ///
+    /// # Errors
+    /// When the node does not have it, or when it is to run.
+    pub fn release(&mut self, uid: &PodUid) -> Result<(), Refusal> {
+        let known = self.pods.get_mut(uid).ok_or_else(|| Refusal::Unknown(uid.to_string()))?;
+        if known.is_wanted() {
+            return Err(Refusal::Wanted(known.pod.pod.identity.to_string()));
+        }
+        known.released = true;
+        Ok(())
+    }
+
+    /// Forgets a pod that no source describes, and of which nothing is left.
+    pub fn forget(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+use super::*;
+use crate::node::sample;
+
+fn pod(uid: &str, stage: PodStage) -> NodePod {
+    NodePod { stage, ..sample::pod(uid, &["{name: a, emptyDir: {}}"], &["a"]) }
+}
+
+fn needs(pods: &Pods, uid: &str) -> bool {
+    pods.get(&sample::uid(uid)).is_some_and(KnownPod::needs_volumes)
+}
+
+#[test]
+fn vm_12_a_pod_that_is_being_deleted_is_taken_only_if_it_was_served_before() {
+    use PodStage::{Desired, Terminal, Terminating};
+    // Whether an earlier daemon served it, what this one knew of it, what is said now, whether its volumes are needed.
+    let rows = [
+        (true, None, Terminating, true),
+        (true, None, Terminal, true),
+        (false, None, Terminating, false),
+        (false, None, Terminal, false),
+        (false, Some(Desired), Terminating, true),
+        (false, Some(Desired), Terminal, true),
+    ];
+    for (is_recovered, before, stage, expected) in rows {
+        let mut pods = Pods::new([PodSource::Api], false);
+        if is_recovered {
+            pods.recover(pod("u", Desired), false);
+        }
+        match before {
+            Some(before) => {
+                pods.tell_all(PodSource::Api, vec![pod("u", before)]);
+                pods.put(pod("u", stage));
+            }
+            None => drop(pods.tell_all(PodSource::Api, vec![pod("u", stage)])),
+        }
+        assert_eq!(needs(&pods, "u"), expected, "{is_recovered} {before:?} {stage:?}");
+    }
+}
+
+#[test]
+fn vm_11_volumes_of_a_pod_that_is_gone_stay_until_it_is_released() {
+    let mut pods = Pods::new([PodSource::Api], false);
+    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired)]);
+    let uid = sample::uid("u");
+    let refused = pods.release(&uid).expect_err("it is to run").to_string();
+    assert!(refused.starts_with("pod default/p-u is to run on this node"), "{refused}");
+    pods.put(pod("u", PodStage::Terminating));
+    pods.gone(&uid);
+    assert!(needs(&pods, "u"), "its containers may still run");
+    pods.release(&uid).expect("it is gone");
+    assert!(!needs(&pods, "u"));
+    assert_eq!(pods.release(&sample::uid("x")), Err(Refusal::Unknown("x".to_owned())));
+}
+
+#[test]
+fn a_pod_is_released_without_an_agent_where_that_was_asked_for() {
+    let mut pods = Pods::new([PodSource::Api], true);
+    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired), pod("v", PodStage::Desired)]);
+    pods.put(pod("u", PodStage::Terminating));
+    assert!(needs(&pods, "u"), "its containers are being stopped");
+    pods.gone(&sample::uid("u"));
+    pods.put(pod("v", PodStage::Terminal));
+    assert!(!needs(&pods, "u") && !needs(&pods, "v"));
+}
+
+#[test]
+fn rc_02_a_pod_that_an_earlier_daemon_served_is_kept_until_its_source_has_spoken_and_it_is_released() {
+    let mut pods = Pods::new([PodSource::Files, PodSource::Api], false);
+    pods.recover(pod("u", PodStage::Desired), false);
+    pods.recover(pod("v", PodStage::Terminating), true);
+    pods.tell_all(PodSource::Files, vec![]);
+    assert!(needs(&pods, "u") && !pods.sources_ready(), "the API server has not spoken");
+    pods.tell_all(PodSource::Api, vec![pod("v", PodStage::Terminating)]);
+    assert!(pods.sources_ready() && needs(&pods, "u"), "nobody has released it");
+    assert!(!needs(&pods, "v"), "it was released before the daemon was killed");
+    pods.release(&sample::uid("u")).expect("its source does not have it");
+    assert!(!needs(&pods, "u"));
+}
+
+#[test]
+fn a_pod_that_comes_back_after_its_release_is_wanted_again() {
+    let mut pods = Pods::new([PodSource::Api], false);
+    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired)]);
+    pods.gone(&sample::uid("u"));
+    pods.release(&sample::uid("u")).expect("it is gone");
+    pods.put(pod("u", PodStage::Desired));
+    assert!(needs(&pods, "u"));
+    pods.gone(&sample::uid("u"));
+    assert!(needs(&pods, "u"), "the release was of its earlier life");
+}

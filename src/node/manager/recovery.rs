@@ -1,0 +1,57 @@
+//! What an earlier daemon left of a pod, as far as it can be gone on with.
+
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use crate::manifest::pod::Pod;
+use crate::manifest::{Document, Origin};
+use crate::node::metrics::Recorder;
+use crate::node::pod::{NodePod, PodStage};
+use crate::node::reconstruct::{FoundSupervisor, Reconstructed};
+
+/// A pod that an earlier daemon served.
+pub struct Recovered {
+    /// The pod, as its source described it then.
+    pub pod: NodePod,
+    /// Whether an agent has released it.
+    pub released: bool,
+    /// The names of the volumes that its supervisor serves, or was to serve.
+    pub volumes: Vec<String>,
+}
+
+/// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
+/// served; supervisors that were not started by a daemon are left alone.
+pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
+    let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
+    if let Some(trouble) = trouble {
+        recorder.reconstructed(false);
+        warn!("pod {uid}: {trouble}; its volumes stay as they are until its source describes it");
+    }
+    let checkpoint = checkpoint?;
+    let origin = Origin::file(uid.as_str().as_ref());
+    let parsed = Document::of_server(origin, (*checkpoint.manifest).clone()).and_then(Pod::parse);
+    let pod = match parsed {
+        Ok(pod) => pod,
+        Err(error) => {
+            recorder.reconstructed(false);
+            warn!(
+                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it"
+            );
+            return None;
+        }
+    };
+    recorder.reconstructed(true);
+    let state = match supervisor {
+        FoundSupervisor::Alive(pid) => format!("with its supervisor (pid {pid})"),
+        FoundSupervisor::Dead => "without a supervisor".to_owned(),
+    };
+    info!("pod {}: found {state}", pod.identity);
+    let pod = NodePod {
+        pod: Arc::new(pod),
+        manifest: checkpoint.manifest,
+        origin: checkpoint.origin,
+        stage: PodStage::Desired,
+    };
+    Some(Recovered { pod, released: checkpoint.released, volumes: checkpoint.volumes.into_iter().collect() })
+}
