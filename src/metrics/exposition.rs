@@ -66,7 +66,10 @@ impl Collector for Exposition {
             }
             let (name, unit) = name_and_unit(family);
             let mut metric = encoder.encode_descriptor(name, family.help, unit.as_ref(), metric_type(family.kind))?;
-            told.into_iter().try_for_each(|(labels, value)| write(metric.encode_family(&labels)?, family.kind, value))
+            told.into_iter().try_for_each(|(labels, value)| match labels.as_slice() {
+                [] => write(&mut metric, family.kind, value),
+                labels => write(&mut metric.encode_family(&labels)?, family.kind, value),
+            })
         })
     }
 }
@@ -93,7 +96,7 @@ fn samples<'a>(
     })
 }
 
-fn write(mut metric: MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
+fn write(metric: &mut MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
     match (kind, value) {
         // Counters are written as they are counted.
         (Kind::Counter, Value::Number(number)) => metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None),
