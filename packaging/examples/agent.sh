@@ -1,15 +1,13 @@
 #!/usr/bin/env bash
-# What podfs-agent(7) asks of an agent of a node, and no more: starts the pods of a directory, waits until their volumes are
-# there, runs a container on each, changes an object, and stops everything.
+# What podfs-agent(7) asks of an agent of a node, and no more: starts podfs node on a directory of manifests, waits for the
+# volumes of each pod, runs a container on them, changes an object, and takes every pod through its end.
 #
-#   agent.sh [--fork] [DIRECTORY]
+#   agent.sh [--fork] [PODS [AGENT]]
 #
-# Where systemd runs, podfs is a unit of it; elsewhere, and with --fork, it is a process of this one. DIRECTORY has a directory for each pod, called by its uid, as podfs@.service has below /etc/podfs/pods:
-#   pod.yaml       the manifest
-#   objects/       what it refers to; where there is none, objects are pushed:
-#   push.yaml      the first ones
-#   update.yaml    the change: is pushed, or takes the place of the only file in objects/
-#   program.sh     what runs in the container
+# Where systemd runs, podfs node is a unit of it; elsewhere, and with --fork, it is a process of this one.
+#   PODS           manifests of pods and of the objects that they refer to
+#   AGENT/NAME.sh  what runs in the container of the pod NAME
+#   AGENT/changes  files that take the place of those of the same name in PODS, while the containers run
 #
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
 # Exit code 0: every pod was served and has stopped well. Nothing is left behind in any case.
@@ -18,134 +16,111 @@ units=no
 [ ! -d /run/systemd/system ] || units=yes
 if [ "${1:-}" = --fork ]; then units=no; shift; fi
 here=$(cd "$(dirname "$0")" && pwd)
-pods=$(cd "${1:-$here/pods}" && pwd)
+pods=${1:-$here/pods} agent=${2:-$here/agent}
 work=$(mktemp -d)
 cp -r "$pods" "$work/pods"
 # Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
-declare -A starting=() serving=() containers=() # processes, by the uid of their pod
+seconds=30           # how long a pod may take
+node=                # the process of podfs node, unless it is a unit
+declare -A containers=() # processes, by the name of their pod
+names=() # NAMESPACE/NAME of every pod
 failed=0
 
 say() { printf 'agent: %s\n' "$*"; }
 fail() { say "$@"; failed=1; }
 
-# Starts podfs for a pod. The process in `starting` ends when podfs is ready, and when it has failed.
-start() {
-  local uid=$1 pod=$work/pods/$1 objects=(--push)
-  [ ! -d "$pod/objects" ] || objects=(--objects "$pod/objects")
+# Starts podfs node, and waits until it answers.
+start_node() {
   if [ $units = yes ]; then
-    # When the supervisor is killed, the server is to go on, so systemd kills the main process only.
-    systemd-run --quiet --collect --unit="podfs-example-$uid" --service-type=notify --slice=podfs.slice \
-      --property=KillMode=process --property=Delegate=memory \
-      --setenv=PODFS_CONFIG --setenv=PODFS_ROOT_DIR --setenv=PODFS_RUN_DIR \
-      "$(command -v podfs)" run --pod "$pod/pod.yaml" "${objects[@]}" &
-    starting[$uid]=$!
+    # When the daemon is stopped or killed, the pods are to go on, so systemd kills the main process only.
+    systemd-run --quiet --collect --unit=podfs-example-node --service-type=notify --slice=podfs.slice \
+      --property=KillMode=process --setenv=PODFS_CONFIG --setenv=PODFS_ROOT_DIR --setenv=PODFS_RUN_DIR \
+      "$(command -v podfs)" node --manifests "$work/pods"
     return
   fi
-  mkfifo "$pod/ready"
   # In a session of its own: a Ctrl-C is for this agent, which ends containers first.
-  setsid podfs run --pod "$pod/pod.yaml" "${objects[@]}" --ready-fd 3 3>"$pod/ready" 2>"$pod/log" &
-  serving[$uid]=$!
-  grep -q . "$pod/ready" &
-  starting[$uid]=$!
-}
-
-# Gives a pod its first objects. podfs takes them a moment after it was started, and is not ready without them.
-push_first() {
-  until podfs push --pod "$1" -f "$work/pods/$1/push.yaml" 2>/dev/null; do
-    kill -0 "${starting[$1]}" 2>/dev/null || return 0 # it has failed, and wait_ready says why
+  setsid podfs node --manifests "$work/pods" 2>"$work/log" &
+  node=$!
+  until podfs node state >"$work/state" 2>&1; do
+    kill -0 "$node" 2>/dev/null || { fail "podfs node ended; it said: $(tail -n 1 "$work/log")"; return 1; }
     sleep 0.05
   done
 }
 
-# Waits until the volumes of a pod are there.
-wait_ready() {
-  local uid=$1 pod=$work/pods/$1 code=0
-  if wait "${starting[$uid]}"; then
-    podfs status --pod "$uid" --output json | jq '.pods[0]' >"$pod/status"
-    say "$(jq -r '"pod \(.namespace)/\(.name) has the volumes \([.volumes[].name] | join(", "))"' "$pod/status")"
-    return
-  fi
-  if [ $units = yes ]; then
-    fail "pod $uid: podfs failed; journalctl -u podfs-example-$uid says why"
-    return 1
-  fi
-  wait "${serving[$uid]}" || code=$?
-  unset "serving[$uid]"
-  fail "pod $uid: podfs ended with exit code $code; it said: $(tail -n 1 "$pod/log")"
-  return 1
+# Starts a container on the volumes of a pod, once they are mounted. Gives when its program has begun.
+start_pod() {
+  local pod=$1 name=${1#*/}
+  podfs node wait "$pod" --timeout $seconds 2>"$work/$name.trouble" ||
+    { fail "pod $pod: $(sed 's/^podfs: //' "$work/$name.trouble")"; return 1; }
+  podfs node volumes "$pod" --output json | jq -r '.volumes[] | "\(.name)\t\(.path)"' >"$work/$name.volumes"
+  say "pod $pod has the volumes $(cut -f 1 "$work/$name.volumes" | paste -sd , | sed 's/,/, /g')"
+  mkdir "$work/$name.root"
+  mkfifo "$work/$name.started"
+  setsid sh "$here/container.sh" "$work/$name.root" "$agent/$name.sh" <"$work/$name.volumes" 4>"$work/$name.started" &
+  containers[$pod]=$!
+  grep -q . "$work/$name.started" &
+  wait $! || { fail "pod $pod: its container ended before it had begun"; return 1; }
 }
 
-# Runs a container on the volumes of a pod. Gives when its program has begun.
-start_container() {
-  local uid=$1 pod=$work/pods/$1
-  mkdir "$pod/container"
-  mkfifo "$pod/started"
-  jq -r '.volumes[] | "\(.name)\t\(.path)"' "$pod/status" >"$pod/volumes"
-  setsid sh "$here/container.sh" "$pod/container" "$pod/program.sh" <"$pod/volumes" 4>"$pod/started" &
-  containers[$uid]=$!
-  grep -q . "$pod/started" &
-  wait $! || { fail "pod $uid: its container ended before it had begun"; return 1; }
-}
-
-# Changes the objects of a pod.
-update() {
-  local pod=$work/pods/$1 file
-  if [ -d "$pod/objects" ]; then
-    file=$(echo "$pod"/objects/*.yaml)
-    mv "$pod/update.yaml" "$file" # by rename, so that podfs never reads half of it
-  else
-    podfs push --pod "$1" -f "$pod/update.yaml"
+# Ends a pod: first the container, then its manifest, then the pod is released, and its volumes are unmounted.
+end_pod() {
+  local pod=$1 file
+  if [ -n "${containers[$pod]:-}" ]; then
+    kill -KILL "${containers[$pod]}" 2>/dev/null || true # unshare(1) takes its program along
+    wait "${containers[$pod]}" 2>/dev/null || true
+    unset "containers[$pod]"
   fi
-}
-
-# Stops a pod: first the container, then podfs, which unmounts.
-stop() {
-  local uid=$1 code=0
-  if [ -n "${containers[$uid]:-}" ]; then
-    kill -KILL "${containers[$uid]}" 2>/dev/null || true # unshare(1) takes its program along
-    wait "${containers[$uid]}" 2>/dev/null || true
-    unset "containers[$uid]"
-  fi
-  if [ $units = yes ]; then
-    systemctl stop "podfs-example-$uid" 2>/dev/null || true
-  elif [ -n "${serving[$uid]:-}" ]; then
-    kill "${serving[$uid]}" 2>/dev/null || true
-    wait "${serving[$uid]}" || code=$?
-    unset "serving[$uid]"
-    [ $code = 0 ] || fail "pod $uid: podfs ended with exit code $code"
-  fi
+  file=$(podfs node state --output json | jq -r --arg pod "$pod" '.pods[] | select("\(.namespace)/\(.name)" == $pod) | .origin.file // empty')
+  [ -z "$file" ] || rm -f "$file"
+  # podfs hears of the removal a moment later, and refuses to release a pod that is to run.
+  for _ in $(seq 100); do
+    if podfs node release "$pod" 2>"$work/trouble" || grep -q 'does not have it' "$work/trouble"; then break; fi
+    sleep 0.05
+  done
+  podfs node wait "$pod" --unmounted --timeout $seconds || fail "pod $pod: $(cat "$work/trouble")"
 }
 
 # shellcheck disable=SC2317 # it is called: when this process ends, however that comes
 leave() {
   trap '' INT TERM
-  for uid in "${uids[@]}"; do stop "$uid"; done
+  for pod in "${names[@]}"; do end_pod "$pod" || true; done
+  if [ "$units" = yes ]; then
+    systemctl stop podfs-example-node 2>/dev/null || true
+  elif [ -n "$node" ]; then
+    kill "$node" 2>/dev/null || true
+    wait "$node" 2>/dev/null || true
+  fi
   # What podfs could not take away itself, because it was killed.
   podfs cleanup || true
   rm -rf --one-file-system "$work"
 }
 
-uids=()
-for directory in "$work"/pods/*/; do uids+=("$(basename "$directory")"); done
 trap leave EXIT
 trap 'say interrupted; exit 130' INT TERM
 
-for uid in "${uids[@]}"; do start "$uid"; done
+start_node || exit 1
+mapfile -t names < <(podfs node state --output json | jq -r '.pods[] | "\(.namespace)/\(.name)"')
+mapfile -t trouble < <(podfs node state --output json | jq -r '.trouble[]')
+for line in "${trouble[@]}"; do fail "podfs node says: $line"; done
+
 ready=()
-for uid in "${uids[@]}"; do
-  [ -d "$work/pods/$uid/objects" ] || push_first "$uid"
-  if wait_ready "$uid" && start_container "$uid"; then ready+=("$uid"); fi
+for pod in "${names[@]}"; do
+  if start_pod "$pod"; then ready+=("$pod"); fi
 done
 
-for uid in "${ready[@]}"; do
-  update "$uid" || { fail "pod $uid: its objects are not changed"; continue; }
+for file in "$agent"/changes/*; do
+  cp "$file" "$work/new"
+  mv "$work/new" "$work/pods/$(basename "$file")" # by rename, so that podfs never reads half of it
+done
+for pod in "${ready[@]}"; do
   # Its program ends when it has seen the change.
-  wait "${containers[$uid]}" || fail "pod $uid: its container failed"
-  unset "containers[$uid]"
+  wait "${containers[$pod]}" || fail "pod $pod: its container failed"
+  unset "containers[$pod]"
 done
 
 say "stopping"
-for uid in "${ready[@]}"; do stop "$uid"; done
+for pod in "${names[@]}"; do end_pod "$pod" || fail "pod $pod: it did not stop"; done
+names=()
 [ $failed = 0 ] && say "all pods have stopped well"
 exit $failed

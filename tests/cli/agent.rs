@@ -1,4 +1,4 @@
-//! The example of a node agent: it does what it shows, and leaves nothing behind, however it ends.
+//! The example of an agent that starts podfs for each pod: it does what it shows, and leaves nothing behind, however it ends.
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples");
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples/single");
 const WEB: &str = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
 const WORKER: &str = "b2a7d1c8-83f5-4f0b-8a36-7c2e94d0f502";
 
@@ -188,11 +188,13 @@ fn a_container_that_fails_is_told() {
 #[test]
 fn the_scripts_are_clean() {
     let pods = [WEB, WORKER].map(|uid| Path::new(EXAMPLES).join("pods").join(uid));
-    let directories = [PathBuf::from(EXAMPLES)].into_iter().chain(pods);
+    let examples = Path::new(EXAMPLES).parent().expect("the examples");
+    let own = [EXAMPLES.into(), examples.to_owned(), examples.join("agent")];
+    let directories = own.into_iter().chain(pods);
     let files = directories.flat_map(|directory| fs::read_dir(directory).expect("examples"));
     let scripts = files.map(|entry| entry.expect("an entry").path());
     let scripts: Vec<_> = scripts.filter(|path| path.extension().is_some_and(|extension| extension == "sh")).collect();
-    assert!(scripts.len() >= 5, "{scripts:?}");
+    assert!(scripts.len() >= 8, "{scripts:?}");
     let checked = Command::new("shellcheck").args(scripts).output().expect("shellcheck");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }

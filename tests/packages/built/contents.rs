@@ -11,6 +11,7 @@ const COMMON: &[&str] = &[
     "/etc/podfs/podfs.toml",
     "/usr/bin/podfs",
     "/usr/libexec/podfs/podfs-fuse",
+    "/usr/lib/systemd/system/podfs-node.service",
     "/usr/lib/systemd/system/podfs.slice",
     "/usr/lib/systemd/system/podfs@.service",
     "/usr/lib/tmpfiles.d/podfs.conf",
@@ -20,13 +21,17 @@ const COMMON: &[&str] = &[
     "/usr/share/doc/podfs/examples/objects/web-config.yaml",
     "/usr/share/doc/podfs/examples/objects/web-secret.yaml",
     "/usr/share/doc/podfs/examples/pod.yaml",
+    "/usr/share/doc/podfs/examples/pods/web.yaml",
+    "/usr/share/doc/podfs/examples/single/agent.sh",
     "/usr/share/doc/podfs/rust-library.html.gz",
     "/usr/share/fish/vendor_completions.d/podfs.fish",
     "/usr/share/man/man5/podfs-pod.5.gz",
     "/usr/share/man/man5/podfs.toml.5.gz",
     "/usr/share/man/man7/podfs-agent.7.gz",
+    "/usr/share/man/man8/podfs-node.8.gz",
     "/usr/share/man/man8/podfs-run.8.gz",
     "/usr/share/man/man8/podfs.8.gz",
+    "/usr/share/podfs/proto/podfs/volumemanager/v1/volumemanager.proto",
 ];
 
 /// Where there may be more files: units, manuals of other commands, examples.

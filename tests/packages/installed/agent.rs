@@ -49,7 +49,7 @@ fn nothing_is_left(machine: &Machine) {
 #[test]
 fn the_example_of_an_agent_starts_units_and_leaves_none() {
     let Some(machine) = machine("the_example_of_an_agent_starts_units_and_leaves_none") else { return };
-    let said = machine.run("bash /examples/agent.sh");
+    let said = machine.run("bash /examples/single/agent.sh");
     assert_eq!(said.code, Some(0), "{said:?}");
     for line in
         ["web: I listen on 9090 now", "worker: my password is the second one now", "agent: all pods have stopped well"]
@@ -64,8 +64,8 @@ fn the_example_of_an_agent_starts_units_and_leaves_none() {
 #[test]
 fn the_example_of_an_agent_tells_where_the_reason_of_a_failure_stands() {
     let Some(machine) = machine("the_example_of_an_agent_tells_where_the_reason_of_a_failure_stands") else { return };
-    machine.write(&format!("/examples/pods/{WORKER}/pod.yaml"), "kind: [");
-    let said = machine.run("bash /examples/agent.sh");
+    machine.write(&format!("/examples/single/pods/{WORKER}/pod.yaml"), "kind: [");
+    let said = machine.run("bash /examples/single/agent.sh");
     assert_eq!(said.code, Some(1), "{said:?}");
     let told = format!("agent: pod {WORKER}: podfs failed; journalctl -u podfs-example-{WORKER} says why");
     assert!(said.out.contains(&told) && said.out.contains("web: I listen on 9090 now"), "{said:?}");

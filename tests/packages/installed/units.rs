@@ -201,12 +201,12 @@ fn metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for() {
 fn systemd_finds_nothing_wrong_with_the_units() {
     let Some(machine) = installed("systemd_finds_nothing_wrong_with_the_units", Init::Nothing) else { return };
     let units = machine.does("ls /usr/lib/systemd/system/podfs*").replace('@', &format!("@{UID}"));
-    assert_eq!(units.lines().count(), 3, "{units}");
+    assert_eq!(units.lines().count(), 4, "{units}");
     let verified = machine.run(&format!("systemd-analyze verify --man=no {}", units.replace('\n', " ")));
     assert_eq!((verified.code, verified.out.trim(), verified.err.trim()), (Some(0), "", ""));
     // The figures in the README are those of systemd.
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/README.md")).expect("a README");
-    for unit in ["podfs@.service", "podfs-metrics.service"] {
+    for unit in ["podfs@.service", "podfs-node.service", "podfs-metrics.service"] {
         let judged = machine.does(&format!("systemd-analyze security --offline=true /usr/lib/systemd/system/{unit}"));
         let exposure = judged.lines().last().and_then(|line| line.split(": ").nth(1)).expect("a figure");
         let figure = exposure.split_whitespace().next().expect("a figure");
