@@ -130,7 +130,7 @@ fn objects(objects: &[ObjectStatus]) -> String {
 }
 
 /// Rows below headings, in columns that are as wide as they have to be; below a row may stand remarks.
-fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
+pub fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
     let width = |column: usize| cells().map(|row| row[column].chars().count()).max();
@@ -180,7 +180,8 @@ fn age(seconds: u64) -> String {
     }
 }
 
-fn one_line(text: &str) -> String {
+/// The text without line breaks.
+pub fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -1,6 +1,7 @@
 //! Logging, to standard error.
 
 use std::env;
+use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
 use podfs_fuse::log::may_be_coloured;
@@ -35,6 +36,13 @@ impl LogOptions {
     }
 }
 
+impl LogOptions {
+    /// The same for another podfs.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        vec!["--log".into(), self.log.as_str().into()]
+    }
+}
+
 fn filter(text: &str) -> Result<String, String> {
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
@@ -57,6 +65,14 @@ impl LogFormat {
         match self {
             Self::Text => lines.with_ansi(may_be_coloured()).init(),
             Self::Json => lines.json().init(),
+        }
+    }
+
+    /// As an argument.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
         }
     }
 

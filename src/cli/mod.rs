@@ -10,6 +10,7 @@ mod metrics;
 mod mount;
 mod mount_nfs;
 mod mounts;
+mod node;
 mod push;
 mod render;
 mod run;
@@ -42,6 +43,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Node(node::Node),
     Mount(mount::Mount),
     Render(render::Render),
     Status(status::Status),
@@ -74,6 +76,7 @@ pub fn main() -> ExitCode {
 fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
     match command {
         Command::Run(run) => run.execute(),
+        Command::Node(node) => node.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Render(render) => render.execute(),
         Command::Status(status) => status.execute(),

@@ -85,10 +85,8 @@ pub(super) struct Run {
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
     #[arg(long, value_name = "N")]
     ready_fd: Option<RawFd>,
-    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the server is killed
-    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
-    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
-    server_memory_max: Option<u64>,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Serve the metrics of this pod at http://ADDR:PORT/metrics. One port for all pods of the node is served by
     /// podfs metrics --all --metrics-addr.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -100,6 +98,15 @@ pub(super) struct Run {
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
+}
+
+/// What servers may take.
+#[derive(Args)]
+pub(super) struct MemoryOptions {
+    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the server is killed
+    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
+    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
+    pub(super) server_memory_max: Option<u64>,
 }
 
 /// How volumes of files change.
@@ -143,7 +150,7 @@ impl Run {
             server_program,
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
-            server_memory: self.server_memory_max,
+            server_memory: self.memory.server_memory_max,
             metrics,
         };
         let report =

@@ -18,6 +18,8 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "kubeconfig", variable: "PODFS_KUBECONFIG" },
     Key { name: "in-cluster", variable: "PODFS_IN_CLUSTER" },
     Key { name: "node-name", variable: "PODFS_NODE_NAME" },
+    Key { name: "release-when-gone", variable: "PODFS_RELEASE_WHEN_GONE" },
+    Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
     Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
     Key { name: "log", variable: "RUST_LOG" },

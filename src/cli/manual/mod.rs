@@ -46,7 +46,8 @@ fn in_sentences(podfs: Command) -> Command {
     };
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true).help("Print help.");
     let podfs = podfs.disable_help_subcommand(true).disable_help_flag(true).mut_args(sentence).arg(help);
-    let mut podfs = podfs.mut_subcommands(|command| description(command.mut_args(sentence)));
+    let inner = |command: Command| description(command.mut_args(sentence));
+    let mut podfs = podfs.mut_subcommands(|command| inner(command).mut_subcommands(inner));
     podfs.build();
     podfs
 }

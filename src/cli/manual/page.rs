@@ -31,6 +31,7 @@ pub(super) fn of_command(command: &Command, podfs: &Command) -> String {
         .and_then(|()| man.render_options_section(&mut text))
         .expect("memory takes everything");
     let mut roff = Roff::new();
+    commands(&mut roff, command);
     if let Some(help) = command.get_after_help() {
         sections(&mut roff, &help.to_string());
     }
@@ -128,6 +129,37 @@ fn sections(roff: &mut Roff, help: &str) {
             }
         }
     }
+}
+
+/// The commands of a command, each with how it is called, what it does, and its own options.
+fn commands(roff: &mut Roff, command: &Command) {
+    for (index, inner) in visible(command).enumerate() {
+        if index == 0 {
+            roff.control("SH", ["COMMANDS"]);
+        }
+        let help = inner.get_long_about().or(inner.get_about()).map(ToString::to_string).unwrap_or_default();
+        roff.control("TP", []).text([bold(call(inner))]).text([roman(one_paragraph(&help))]);
+        let own = inner.get_arguments().filter(|argument| !argument.is_global_set() && argument.get_long().is_some());
+        for option in own {
+            let help = option.get_long_help().or(option.get_help()).map(ToString::to_string).unwrap_or_default();
+            let names = option.get_value_names().unwrap_or_default().join(" ");
+            let names = if option.get_action().takes_values() { format!(" {names}") } else { String::new() };
+            roff.control("RS", []);
+            roff.control("TP", []).text([bold(format!("--{}{names}", option.get_long().unwrap_or_default()))]);
+            roff.text([roman(one_paragraph(&help))]);
+            roff.control("RE", []);
+        }
+    }
+}
+
+/// How a command of a command is called: `wait POD`.
+fn call(command: &Command) -> String {
+    let places = command.get_positionals().flat_map(|place| place.get_value_names().unwrap_or_default());
+    [command.get_name()].into_iter().chain(places.map(|name| name.as_str())).collect::<Vec<_>>().join(" ")
+}
+
+fn one_paragraph(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn environment(roff: &mut Roff, command: &Command) {

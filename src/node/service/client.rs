@@ -28,6 +28,9 @@ pub enum AskError {
     /// No daemon listens.
     #[error("podfs node does not run here: {} does not answer; start it, for instance by: systemctl start podfs-node", .0.display())]
     Absent(PathBuf),
+    /// The daemon has ended, or is about to.
+    #[error("podfs node at {} has ended before it answered; ask again when it has started", .0.display())]
+    Ends(PathBuf),
     /// Only root is answered.
     #[error("podfs node answers only root; run this as root")]
     NotRoot,
@@ -47,6 +50,9 @@ pub enum AskError {
         /// Why.
         reason: String,
     },
+    /// What was given can be the name of no pod.
+    #[error("{0}")]
+    NoPod(String),
     /// The daemon has another answer than the one that was asked for.
     #[error("{0}")]
     Refused(String),
@@ -158,13 +164,13 @@ impl Client {
     fn taken<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AskError> {
         let failed = |reason: String| AskError::Failed { path: self.path.clone(), reason };
         answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
-            Code::InvalidArgument | Code::NotFound | Code::DeadlineExceeded | Code::FailedPrecondition => {
+            Code::InvalidArgument => AskError::NoPod(status.message().to_owned()),
+            Code::NotFound | Code::DeadlineExceeded | Code::FailedPrecondition => {
                 AskError::Refused(status.message().to_owned())
             }
             Code::Unimplemented => failed("it is of another version and does not know the question".to_owned()),
-            Code::Unavailable if std::error::Error::source(&status).is_none() => {
-                AskError::Refused(status.message().to_owned())
-            }
+            // Said by the daemon, or by this side of a connection that was cut.
+            Code::Unavailable => AskError::Ends(self.path.clone()),
             _ => failed(sentence(&status)),
         })
     }

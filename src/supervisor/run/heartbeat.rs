@@ -8,11 +8,11 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use crate::supervisor::status::report::notify;
 
 /// Beats twice in the time after which systemd takes the process for dead.
-pub(in crate::supervisor) struct Heartbeat(Option<Interval>);
+pub(crate) struct Heartbeat(Option<Interval>);
 
 impl Heartbeat {
     /// As the unit wants it; none without one.
-    pub(in crate::supervisor) fn of_unit() -> Self {
+    pub(crate) fn of_unit() -> Self {
         let patience = sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero());
         Self(patience.map(|patience| {
             let mut beats = interval(patience / 2);
@@ -22,7 +22,7 @@ impl Heartbeat {
     }
 
     /// Waits until it is time, and tells.
-    pub(in crate::supervisor) async fn beat(&mut self) {
+    pub(crate) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),
             None => pending().await,

@@ -18,7 +18,7 @@
 pub(in crate::supervisor) mod adoption;
 mod assignment;
 mod containers;
-mod heartbeat;
+pub(crate) mod heartbeat;
 pub mod machine;
 mod orders;
 mod sharing;

@@ -344,7 +344,7 @@ impl VolumeReport {
 }
 
 /// Tells systemd, if it wants to hear of this process.
-pub(in crate::supervisor) fn notify(state: &[NotifyState<'_>]) {
+pub(crate) fn notify(state: &[NotifyState<'_>]) {
     // Without systemd there is nobody to tell, and that is no error.
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify the service manager: {error}");

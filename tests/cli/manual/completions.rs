@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::manual::help::{commands, options, podfs};
+use crate::manual::help::{all_options, commands, inner, podfs};
 
 /// The option as the script of a shell has it.
 type Spelling = fn(&str) -> String;
@@ -31,7 +31,10 @@ fn every_shell_knows_every_command_and_option() {
         );
         for command in commands() {
             assert!(script.contains(&command), "{shell} does not know {command}");
-            for option in options(&command) {
+            for inner in inner(&command) {
+                assert!(script.contains(&inner), "{shell} does not know {command} {inner}");
+            }
+            for option in all_options(&command) {
                 assert!(
                     script.contains(&spelling(&option.name)),
                     "{shell} does not know --{} of {command}",
@@ -54,4 +57,6 @@ fn bash_completes_commands_options_and_words() {
     assert_eq!(complete("podfs", "stat"), "status");
     assert_eq!(complete("podfs run", "--server"), "--server-memory-max");
     assert_eq!(complete("podfs run --log-format", "j"), "json");
+    assert_eq!(complete("podfs node", "rel"), "release");
+    assert_eq!(complete("podfs node wait", "--unm"), "--unmounted");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use crate::common::packages::top;
-use crate::manual::help::{commands, exit_codes, options, settings};
+use crate::manual::help::{all_options, commands, exit_codes, options, settings};
 
 /// The README and all pages of the user's documentation, one after the other.
 pub fn guide() -> String {
@@ -55,7 +55,7 @@ fn every_command_is_called_with_all_its_options() {
     for command in commands() {
         let synopsis = synopsis(&guide, &command);
         assert!(!synopsis.is_empty(), "docs/ does not say how to call podfs {command}");
-        let own = options(&command).into_iter().map(|option| option.name);
+        let own = all_options(&command).into_iter().map(|option| option.name);
         // These have a short form, which is what people type.
         let own: BTreeSet<_> = own.filter(|name| name != "file").collect();
         assert_eq!(long_options(&synopsis), own, "{synopsis}");
@@ -86,7 +86,8 @@ fn the_table_of_settings_is_that_of_podfs() {
         .map(|setting| {
             let default = setting.default.unwrap_or_default();
             // What is not given is false.
-            let default = if setting.name == "in-cluster" { "false".to_owned() } else { default };
+            let is_flag = ["in-cluster", "release-when-gone", "report-volumes-in-use"].contains(&setting.name.as_str());
+            let default = if is_flag { "false".to_owned() } else { default };
             vec![setting.name, setting.variable.expect("a variable"), default]
         })
         .collect();

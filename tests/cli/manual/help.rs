@@ -33,15 +33,43 @@ static HELPS: LazyLock<BTreeMap<String, String>> =
 /// The commands for people.
 pub fn commands() -> Vec<String> {
     static HELP: LazyLock<String> = LazyLock::new(|| podfs(&["--help"]));
-    let help = &*HELP;
-    let list = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("commands");
+    listed(&HELP)
+}
+
+/// The commands that a help lists.
+fn listed(help: &str) -> Vec<String> {
+    let list = help.split("\nCommands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).unwrap_or_default();
     let names = list.lines().map(|line| line.split_whitespace().next().expect("a name").to_owned());
     names.filter(|name| name != "help").collect()
 }
 
+/// The helps of the commands of a command.
+fn inner_helps(command: &str) -> Vec<String> {
+    inner(command).iter().map(|inner| podfs(&[command, inner, "--help"])).collect()
+}
+
+/// The commands of a command, if it has some.
+pub fn inner(command: &str) -> Vec<String> {
+    listed(&HELPS[command])
+}
+
+/// The options of a command and of its commands, each once.
+pub fn all_options(command: &str) -> Vec<CommandOption> {
+    let mut all = options(command);
+    for help in inner_helps(command) {
+        all.extend(options_of(&help));
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
 /// The options of a command, but for those that all have.
 pub fn options(command: &str) -> Vec<CommandOption> {
-    let help = &HELPS[command];
+    options_of(&HELPS[command])
+}
+
+fn options_of(help: &str) -> Vec<CommandOption> {
     let mut options: Vec<CommandOption> = Vec::new();
     for line in help.lines().map(str::trim) {
         let long = line.strip_prefix('-').and_then(|rest| rest.split("--").nth(1).or(rest.strip_prefix('-')));
@@ -89,7 +117,7 @@ fn every_command_says_what_its_exit_codes_mean_and_shows_examples() {
         assert!(codes.starts_with(&["0".to_owned()]) && codes.contains(&"2".to_owned()), "{command}: {codes:?}");
         let help = &HELPS[&command];
         let examples = help.split("EXAMPLES:\n").nth(1).unwrap_or_else(|| panic!("{command} has no examples"));
-        let options: BTreeSet<_> = options(&command).into_iter().map(|option| option.name).collect();
+        let options: BTreeSet<_> = all_options(&command).into_iter().map(|option| option.name).collect();
         for word in examples.split_whitespace().filter_map(|word| word.strip_prefix("--")) {
             assert!(options.contains(word), "an example of {command} has --{word}");
         }

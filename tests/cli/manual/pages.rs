@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::manual::help::{commands, exit_codes, options, podfs, settings};
+use crate::manual::help::{all_options, commands, exit_codes, inner, options, podfs, settings};
 
 const HAND_WRITTEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/man");
 
@@ -70,6 +70,10 @@ fn every_command_has_a_page_with_its_options_defaults_and_exit_codes() {
         }
         let long = terms.iter().filter(|term| term.contains("--")).count();
         assert_eq!(long, options(&command).len() + ["config", "help"].len(), "{command}: {terms:?}");
+        for inner in inner(&command) {
+            let commands = section(&page, "COMMANDS");
+            assert!(defined(commands).iter().any(|term| term.split(' ').next() == Some(&inner)), "{command} {inner}");
+        }
         let codes: Vec<_> = section(&page, "EXIT STATUS").split(".TP\n").skip(1).map(str::trim_end).collect();
         let expected: Vec<_> = exit_codes(&command).iter().map(|(code, text)| format!("{code}\n{text}")).collect();
         assert_eq!(codes, expected, "{command}");
@@ -134,7 +138,8 @@ fn pages_refer_to_pages_and_options_that_exist() {
         let file = format!("{name}.{section}");
         written.contains_key(&file) || hand_written.contains_key(&file)
     };
-    let all: BTreeSet<_> = commands().iter().flat_map(|command| options(command)).map(|option| option.name).collect();
+    let all: BTreeSet<_> =
+        commands().iter().flat_map(|command| all_options(command)).map(|option| option.name).collect();
     for (page, text) in &hand_written {
         let words: Vec<_> = text.split_whitespace().collect();
         for three in words.windows(3).filter(|three| three[0] == "Xr" || three[0] == ".Xr") {

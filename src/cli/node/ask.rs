@@ -1,0 +1,223 @@
+//! What a person or a script asks the daemon.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::table;
+use crate::cli::exit::Failure;
+use crate::cli::status::print;
+use crate::node::service::proto::MountedVolume;
+use crate::node::service::{AskError, Client};
+use crate::node::{NodeState, PodEntry};
+
+/// How long to wait for a daemon that does not answer before the next try.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// What the daemon is asked for.
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Show the pods of the node, and whether their volumes are mounted.
+    ///
+    /// The exit status is 1 if a volume is not mounted that should be, or if a source of pods is in trouble.
+    Status(Show),
+    /// Wait until the volumes of a pod are mounted, or unmounted.
+    ///
+    /// A daemon that does not run yet, and a pod that the node does not have yet, are waited for, too. If the time is over, the command says which volumes are not
+    /// mounted and why, in the words of the kubelet, and its exit status is 1.
+    Wait(Wait),
+    /// Show the volumes of a pod that are mounted, for an agent that binds them into containers.
+    Volumes(OfPod),
+    /// Ask for a refresh of all volumes of a pod. Volumes follow their objects without it.
+    Remount(Pod),
+    /// Say that the containers of a pod have stopped for good, so that its volumes are unmounted.
+    ///
+    /// Refused while the pod is to run: delete it first. Does not wait; podfs node wait POD --unmounted does.
+    Release(Pod),
+    /// Show every volume of the node, as it is wanted and as it is.
+    State(Show),
+}
+
+#[derive(Args)]
+pub(super) struct Show {
+    /// For people, or for programs.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Args)]
+pub(super) struct Wait {
+    #[command(flatten)]
+    pod: Pod,
+    /// How many seconds to wait; 0 looks once.
+    #[arg(long, value_name = "SECONDS", default_value = "123")]
+    timeout: u32,
+    /// Wait until no volume of the pod is mounted any more.
+    #[arg(long)]
+    unmounted: bool,
+}
+
+#[derive(Args)]
+pub(super) struct OfPod {
+    #[command(flatten)]
+    pod: Pod,
+    #[command(flatten)]
+    show: Show,
+}
+
+#[derive(Args)]
+pub(super) struct Pod {
+    /// The uid of the pod, or NAMESPACE/NAME.
+    #[arg(value_name = "POD")]
+    pod: String,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+impl Command {
+    pub(super) fn execute(self, run_directory: &Path) -> Result<(), Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
+        runtime.block_on(self.ask(run_directory))
+    }
+
+    async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
+        let connect = || Client::connect(run_directory);
+        match self {
+            Command::Status(Show { output }) => {
+                let state = connect().await?.state().await?;
+                show(output, &state, table::pods)?;
+                judge(&state)
+            }
+            Command::State(Show { output }) => show(output, &connect().await?.state().await?, table::volumes),
+            Command::Wait(wait) => wait.ask(run_directory).await,
+            Command::Volumes(OfPod { pod: Pod { pod }, show: Show { output } }) => {
+                let volumes = connect().await?.mounted_volumes(pod).await?;
+                match output {
+                    Output::Table => print(&table::mounted(&volumes)),
+                    Output::Json => print(&json(&Volumes { volumes: volumes.iter().map(Volume::of).collect() })?),
+                }
+            }
+            Command::Remount(Pod { pod }) => Ok(connect().await?.mark_remount_required(pod).await?),
+            Command::Release(Pod { pod }) => Ok(connect().await?.release(pod).await?),
+        }
+    }
+}
+
+impl Wait {
+    async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
+        let Wait { pod: Pod { pod }, timeout, unmounted } = self;
+        let deadline = Instant::now() + Duration::from_secs(timeout.into());
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Not less than the rest: the daemon knows best why it was in vain.
+            let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+            let answer = match Client::connect(run_directory).await {
+                Err(error) => Err(error),
+                Ok(mut daemon) if unmounted => daemon.wait_for_unmount(pod.clone(), Some(seconds)).await,
+                Ok(mut daemon) => daemon.wait_for_volumes(pod.clone(), Some(seconds)).await,
+            };
+            match answer {
+                Err(AskError::Absent(_) | AskError::Ends(_)) if !left.is_zero() => sleep(RETRY.min(left)).await,
+                answer => return Ok(answer?),
+            }
+        }
+    }
+}
+
+fn show(output: Output, state: &NodeState, table: fn(&NodeState) -> String) -> Result<(), Failure> {
+    match output {
+        Output::Table => print(&table(state)),
+        Output::Json => print(&json(&State::of(state))?),
+    }
+}
+
+fn judge(state: &NodeState) -> Result<(), Failure> {
+    let waiting = state.pods.values().filter(|pod| !table::is_as_it_should_be(pod)).count();
+    match (waiting, state.trouble.len()) {
+        (0, 0) => Ok(()),
+        (0, _) => Err(Failure::general(anyhow!("a source of pods is in trouble: {}", state.trouble.join("; ")))),
+        (waiting, _) => {
+            let all = state.pods.len();
+            Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; podfs node status says why")))
+        }
+    }
+}
+
+fn json(document: &impl Serialize) -> Result<String, Failure> {
+    Ok(serde_json::to_string_pretty(document).map_err(Failure::general)? + "\n")
+}
+
+/// All that the daemon knows.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct State<'a> {
+    sources_ready: bool,
+    states_synced: bool,
+    trouble: &'a [String],
+    pods: Vec<&'a PodEntry>,
+}
+
+impl<'a> State<'a> {
+    fn of(state: &'a NodeState) -> State<'a> {
+        State {
+            sources_ready: state.sources_ready,
+            states_synced: state.states_synced,
+            trouble: &state.trouble,
+            pods: state.pods.values().map(AsRef::as_ref).collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Volumes<'a> {
+    volumes: Vec<Volume<'a>>,
+}
+
+/// What an agent has to know of a volume.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Volume<'a> {
+    name: &'a str,
+    kind: &'a str,
+    path: &'a str,
+    read_only: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    selinux_label: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    supplemental_group: Option<u32>,
+}
+
+impl<'a> Volume<'a> {
+    fn of(volume: &'a MountedVolume) -> Volume<'a> {
+        Volume {
+            name: &volume.name,
+            kind: &volume.kind,
+            path: &volume.path,
+            read_only: volume.read_only,
+            selinux_label: volume.selinux_label.as_deref(),
+            supplemental_group: volume.supplemental_group,
+        }
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Failure {
+        match error {
+            AskError::NotRoot => Failure::machine(error),
+            AskError::NoPod(_) => Failure::input(error),
+            _ => Failure::general(error),
+        }
+    }
+}

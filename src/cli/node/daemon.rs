@@ -1,0 +1,166 @@
+//! The daemon: its options, and its life from the first check to the last signal.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+
+use anyhow::anyhow;
+use clap::{Args, ValueHint};
+use sd_notify::NotifyState;
+use tracing::info;
+
+use crate::cli::exit::Failure;
+use crate::cli::log::{LogFormat, LogOptions};
+use crate::cli::metrics;
+use crate::cli::run::{GenerationOptions, MemoryOptions, ROOT_DIRECTORY, check_machine};
+use crate::node::feed::{FeedSettings, PodSource};
+use crate::node::service::DaemonError;
+use crate::node::supervisors::Settings;
+use crate::node::{self, NodeError, NodeOptions};
+use crate::source::Access;
+use crate::supervisor::run::heartbeat::Heartbeat;
+use crate::supervisor::run::signals::StopSignals;
+use crate::supervisor::run_dir::trust;
+use crate::supervisor::status::report::notify;
+
+/// Calls that may block: starting processes, reading directories.
+const BLOCKING_THREADS: usize = 16;
+
+/// What the daemon serves, and how.
+#[derive(Args)]
+pub(super) struct Options {
+    /// Serve the static pods of this directory, which has manifests of pods and of the objects that they refer to, in any
+    /// number of files. A file that appears, changes or goes is a pod or an object that does.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    manifests: Option<PathBuf>,
+    /// Serve the pods that the API server of this kubeconfig's current context has for the node, and ask it for their
+    /// objects.
+    #[arg(long, value_name = "FILE", conflicts_with = "in_cluster", value_hint = ValueHint::FilePath)]
+    kubeconfig: Option<PathBuf>,
+    /// Ask the API server of the cluster that podfs itself runs in, as its service account.
+    #[arg(long)]
+    in_cluster: bool,
+    /// The name of the node in the API server.
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Unmount the volumes of a pod as soon as it is deleted or has ended, without an agent that releases it. Containers
+    /// that still run lose the volumes.
+    #[arg(long)]
+    release_when_gone: bool,
+    /// Report the volumes in use in the status of the Node object. Never beside a kubelet, which reports them itself.
+    #[arg(long)]
+    report_volumes_in_use: bool,
+    /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
+    #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
+    root_dir: PathBuf,
+    /// Serve the metrics of the node and of all its pods at http://ADDR:PORT/metrics.
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_addr: Option<SocketAddr>,
+    #[command(flatten)]
+    memory: MemoryOptions,
+    #[command(flatten)]
+    generations: GenerationOptions,
+    #[command(flatten)]
+    log: LogOptions,
+    /// How log lines on standard error look.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+impl Options {
+    pub(super) fn execute(self, run_directory: PathBuf) -> Result<(), Failure> {
+        self.log.start(self.log_format);
+        let api = self.api()?;
+        if self.manifests.is_none() && api.is_none() {
+            return Err(Failure::input(anyhow!(
+                "podfs node knows no pods without a source; give --manifests, --kubeconfig or --in-cluster"
+            )));
+        }
+        let arguments = self.arguments_of_supervisors();
+        check_machine()?;
+        for directory in [&run_directory, &self.root_dir] {
+            trust::check(directory).map_err(Failure::input)?;
+        }
+        let metrics = self.metrics_addr.map(metrics::listen).transpose()?.map(|(listener, address)| {
+            info!("metrics are served at http://{address}/metrics");
+            listener
+        });
+        let sources = [self.manifests.is_some().then_some(PodSource::Files), api.is_some().then_some(PodSource::Api)];
+        let supervisors = Settings::new(&run_directory, &self.root_dir);
+        let supervisors = supervisors.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
+        let supervisors = supervisors.with_arguments(arguments);
+        let options = NodeOptions {
+            sources: sources.into_iter().flatten().collect(),
+            feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
+            supervisors,
+            release_when_gone: self.release_when_gone,
+            metrics,
+        };
+        serve(options)
+    }
+
+    /// The settings that each pod's podfs run has from the daemon.
+    fn arguments_of_supervisors(&self) -> Vec<OsString> {
+        let mut arguments = self.log.arguments();
+        arguments.extend(["--log-format", self.log_format.word(), "--keep-old-generations"].map(OsString::from));
+        arguments.push(self.generations.keep_old_generations.as_secs_f64().to_string().into());
+        if let Some(bytes) = self.memory.server_memory_max {
+            arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
+        }
+        arguments
+    }
+
+    /// How the API server is reached, if it is to be asked.
+    fn api(&self) -> Result<Option<Access>, Failure> {
+        let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
+        let access = kubeconfig.or(self.in_cluster.then_some(Access::InCluster));
+        match (&access, &self.node_name) {
+            (Some(_), None) => Err(Failure::input(anyhow!(
+                "the API server has the pods of all nodes; give --node-name, the name of this one's Node object"
+            ))),
+            (None, _) if self.report_volumes_in_use => Err(Failure::input(anyhow!(
+                "--report-volumes-in-use reports to the API server; give --kubeconfig or --in-cluster, too"
+            ))),
+            _ => Ok(access),
+        }
+    }
+}
+
+/// Runs the daemon until a signal ends it.
+fn serve(options: NodeOptions) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()
+        .map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
+    let ended = runtime.block_on(async {
+        let mut stop = StopSignals::listen().map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
+        let mut heartbeat = Heartbeat::of_unit();
+        let mut node = pin!(node::run(options));
+        loop {
+            tokio::select! {
+                ended = &mut node => return Ok(ended?),
+                signal = stop.received() => {
+                    notify(&[NotifyState::Stopping]);
+                    info!("{signal}: podfs node ends; the volumes are served on, and wait for the next podfs node");
+                    return Ok(());
+                }
+                () = heartbeat.beat() => {}
+            }
+        }
+    });
+    // A thread that waits for a source which never answers is not waited for.
+    runtime.shutdown_background();
+    ended
+}
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Failure {
+        match error {
+            NodeError::Daemon(DaemonError::Untrusted(_)) => Failure::input(error),
+            error => Failure::general(error),
+        }
+    }
+}

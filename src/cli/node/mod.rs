@@ -1,0 +1,66 @@
+//! `podfs node`: the volume manager of a node, and what a person or an agent asks it.
+
+mod ask;
+mod daemon;
+mod table;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+use super::exit::Failure;
+use super::run::RUN_DIRECTORY;
+
+/// Mount and refresh the volumes of all pods of this node, until SIGTERM or SIGINT.
+///
+/// podfs node knows the pods of the node: static pods, whose manifests are files of a directory, and the pods that the API
+/// server has for the node. Volumes that a container of a pod uses are mounted when the pod appears, and follow their objects.
+/// Volumes that no container uses are not mounted. Each pod has a podfs run of its own, which podfs node starts; podfs
+/// status, podfs metrics and podfs upgrade show and treat it like any other.
+///
+/// When a pod is deleted, or its phase is Succeeded or Failed, its volumes stay mounted until an agent has released the pod:
+/// only the agent knows when the containers have stopped. Then podfs node unmounts the volumes, deletes the content of
+/// emptyDirs and removes the directories. With --release-when-gone, it does so as soon as the pod is gone or has ended.
+///
+/// podfs node makes no mount. When it is killed, no call of a container fails, and volumes show what they showed. When it is
+/// started again, it finds all pods by the run directory, and volumes follow their objects again. SIGTERM leaves the pods
+/// alone, too.
+///
+/// The commands ask the daemon of the run directory, and so do agents, by gRPC on node.sock there: see podfs-agent(7). POD is
+/// the uid of a pod, or NAMESPACE/NAME.
+#[derive(Args)]
+#[command(
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+EXIT STATUS:
+  0  stopped as asked; of a command: it is so
+  1  failed; the last line on standard error says what, where and what to do
+  2  bad arguments or settings
+  3  a privilege, a kernel feature or the program podfs-fuse is missing
+
+EXAMPLES:
+  podfs node --manifests /etc/podfs/manifests
+  podfs node --kubeconfig /etc/kubernetes/kubelet.conf --node-name worker-1
+  podfs node wait default/web && podfs node volumes default/web --output json
+  podfs node release default/web && podfs node wait default/web --unmounted"
+)]
+pub(super) struct Node {
+    #[command(subcommand)]
+    command: Option<ask::Command>,
+    #[command(flatten)]
+    daemon: daemon::Options,
+    /// Where podfs keeps what is gone with a reboot: for each pod, the lock that it has one podfs, and its sockets; and
+    /// node.sock, where the daemon is asked. Commands take the directory after their name.
+    #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath, global = true)]
+    run_dir: PathBuf,
+}
+
+impl Node {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        match self.command {
+            Some(command) => command.execute(&self.run_dir),
+            None => self.daemon.execute(self.run_dir),
+        }
+    }
+}

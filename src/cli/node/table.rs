@@ -1,0 +1,178 @@
+//! What the daemon knows, for people.
+
+use crate::admin::table::{grid, one_line};
+use crate::node::service::proto::MountedVolume;
+use crate::node::{NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+
+/// A line for each pod; below it, what is wrong.
+pub(super) fn pods(state: &NodeState) -> String {
+    let row = |pod: &PodEntry| {
+        let wanted = pod.volumes.iter().filter(|volume| volume.desired).count();
+        let mounted = pod.volumes.iter().filter(|volume| volume.mount == VolumeMount::Mounted).count();
+        let source = match &pod.origin {
+            Some(PodOrigin::File(path)) => path.display().to_string(),
+            Some(PodOrigin::Api) => "API server".to_owned(),
+            None => "-".to_owned(),
+        };
+        let volumes = format!("{mounted}/{}", wanted.max(mounted));
+        let reasons =
+            pod.volumes.iter().filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
+        let remarks = pod.errors.iter().cloned().chain(reasons).map(|text| one_line(&text)).collect();
+        ([pod.title(), word(pod).to_owned(), volumes, pod.uid.clone(), source], remarks)
+    };
+    let rows: Vec<_> = state.pods.values().map(|pod| row(pod)).collect();
+    let mut text = head(state);
+    match rows.as_slice() {
+        [] => text += "the node has no pods\n",
+        rows => text += &grid(["POD", "STATE", "MOUNTED", "UID", "SOURCE"], &[2], rows),
+    }
+    text
+}
+
+/// A line for each volume; below it, what is wrong.
+pub(super) fn volumes(state: &NodeState) -> String {
+    let row = |pod: &PodEntry, volume: &VolumeEntry| {
+        let mount = match volume.mount {
+            VolumeMount::NotMounted => "no",
+            VolumeMount::Uncertain => "uncertain",
+            VolumeMount::Mounted => "yes",
+        };
+        let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+        let cells = [
+            pod.title(),
+            volume.name.clone(),
+            yes(volume.desired),
+            mount.to_owned(),
+            yes(volume.remount_required),
+            volume.unique_name.clone(),
+        ];
+        (cells, volume.reason.iter().map(|reason| one_line(reason)).collect())
+    };
+    let all = state.pods.values().flat_map(|pod| pod.volumes.iter().map(|volume| row(pod, volume)));
+    let rows: Vec<_> = all.collect();
+    let mut text = head(state);
+    match rows.as_slice() {
+        [] => text += "no volume is wanted or mounted\n",
+        rows => text += &grid(["POD", "VOLUME", "WANTED", "MOUNTED", "REFRESH", "UNIQUE NAME"], &[], rows),
+    }
+    text
+}
+
+/// What an agent binds into containers.
+pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
+    let row = |volume: &MountedVolume| {
+        let access = if volume.read_only { "read-only" } else { "read-write" };
+        let group = volume.supplemental_group.map_or_else(|| "-".to_owned(), |group| group.to_string());
+        ([volume.name.clone(), volume.kind.clone(), access.to_owned(), group, volume.path.clone()], Vec::new())
+    };
+    match volumes {
+        [] => "no volume of the pod is mounted\n".to_owned(),
+        volumes => {
+            grid(["VOLUME", "KIND", "ACCESS", "GROUP", "PATH"], &[3], &volumes.iter().map(row).collect::<Vec<_>>())
+        }
+    }
+}
+
+/// Whether a pod that is to run has all its volumes. Of one that is over, volumes may be there or not.
+pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
+    word(pod) != "waiting"
+}
+
+/// What holds for the node as a whole, if not all is as it should be.
+fn head(state: &NodeState) -> String {
+    let beginning = match (state.sources_ready, state.states_synced) {
+        (true, true) => None,
+        (false, _) => Some("not all sources have told their pods yet; nothing is unmounted until then"),
+        (true, false) => {
+            Some("not everything is known yet that an earlier podfs node has left; nothing is unmounted until then")
+        }
+    };
+    let trouble = state.trouble.iter().map(|text| one_line(text));
+    let lines: Vec<_> = beginning.map(str::to_owned).into_iter().chain(trouble).collect();
+    if lines.is_empty() { String::new() } else { lines.join("\n") + "\n\n" }
+}
+
+/// How a pod is, in a word.
+fn word(pod: &PodEntry) -> &'static str {
+    let lacks = |volume: &VolumeEntry| volume.mount != VolumeMount::Mounted;
+    match pod.stage {
+        _ if pod.released => "released",
+        None => "deleted",
+        Some(PodStage::Terminal) => "ended",
+        Some(PodStage::Terminating) => "terminating",
+        Some(PodStage::Desired) if !pod.processed || pod.volumes.iter().any(lacks) => "waiting",
+        Some(PodStage::Desired) => "mounted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::manifest::pod::PodUid;
+
+    fn volume(name: &str, mount: VolumeMount, reason: Option<&str>) -> VolumeEntry {
+        VolumeEntry {
+            name: name.to_owned(),
+            unique_name: format!("kubernetes.io/secret/u-{name}"),
+            plugin: "kubernetes.io/secret".to_owned(),
+            kind: "secret".to_owned(),
+            desired: true,
+            mount,
+            path: None,
+            read_only: true,
+            selinux: None,
+            group: None,
+            remount_required: false,
+            reason: reason.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn people_see_each_pod_and_what_it_lacks() {
+        let web = PodEntry {
+            namespace: Some("default".to_owned()),
+            name: Some("web".to_owned()),
+            uid: "u".to_owned(),
+            origin: Some(PodOrigin::Api),
+            stage: Some(PodStage::Desired),
+            released: false,
+            processed: true,
+            volumes: vec![
+                volume("a", VolumeMount::Mounted, None),
+                volume("b", VolumeMount::NotMounted, Some("secret \"b\"\nnot found")),
+            ],
+            errors: Vec::new(),
+            supervisor: None,
+        };
+        let gone =
+            PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
+        assert!(!is_as_it_should_be(&web) && is_as_it_should_be(&gone));
+        let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
+        let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
+        state.trouble = vec!["pods: forbidden".to_owned()];
+        let expected = "\
+not all sources have told their pods yet; nothing is unmounted until then
+pods: forbidden
+
+  POD          STATE    MOUNTED  UID  SOURCE
+  default/web  waiting      1/2  u    API server
+    b: secret \"b\" not found
+  v            deleted      0/0  v    -
+";
+        assert_eq!(pods(&state), expected);
+        (state.sources_ready, state.states_synced, state.trouble) = (true, true, Vec::new());
+        let expected = "  \
+  POD          VOLUME  WANTED  MOUNTED  REFRESH  UNIQUE NAME
+  default/web  a       yes     yes      no       kubernetes.io/secret/u-a
+  default/web  b       yes     no       no       kubernetes.io/secret/u-b
+    secret \"b\" not found
+";
+        assert_eq!(volumes(&state), expected);
+        assert_eq!(
+            pods(&NodeState { sources_ready: true, states_synced: true, ..NodeState::default() }),
+            "the node has no pods\n"
+        );
+    }
+}
