@@ -12,6 +12,7 @@ mod lifecycle;
 mod manual;
 mod mount;
 mod mounts;
+mod node;
 mod progress;
 mod push;
 mod render;

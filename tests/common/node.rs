@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -53,6 +54,8 @@ impl Node {
 
     /// Asks the daemon: `podfs node ARGUMENTS`.
     pub fn ask(&self, arguments: &[&str]) -> Output {
+        // Tests ask again and again until something is so.
+        std::thread::sleep(Duration::from_millis(10));
         let mut command = Command::new(PODFS);
         command.arg("node").args(arguments).arg("--run-dir").arg(self.fixture.path("run"));
         command.output().expect("podfs runs")

@@ -1,0 +1,127 @@
+//! A pod comes, changes, ends and is released.
+
+use std::fs;
+
+use crate::common::node::Node;
+use crate::common::{config_map, eventually, wait_content};
+
+/// A pod whose container mounts the volumes named in `used`.
+pub(super) fn pod(name: &str, volumes: &[&str], used: &[&str]) -> String {
+    let volumes: String = volumes.iter().map(|volume| format!("  - {volume}\n")).collect();
+    let mounts: String = used.iter().map(|name| format!("    - {{name: {name}, mountPath: /{name}}}\n")).collect();
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: uid-{name}}}\nspec:\n  volumes:\n{volumes}  containers:\n  \
+         - name: c\n    image: none\n    volumeMounts:\n{mounts}"
+    )
+}
+
+const CONFIG: &str = "{name: config, configMap: {name: app}}";
+const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
+
+#[test]
+fn a_pod_appears_changes_and_goes() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, scratch) = (node.path("web", "config"), node.path("web", "scratch"));
+    wait_content(&config.join("key"), "one");
+    fs::write(scratch.join("file"), "data").expect("an emptyDir is writable");
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+
+    let refused = node.refused(&["release", "default/web"]);
+    assert!(refused.contains("pod default/web is to run on this node"), "{refused}");
+    node.remove("web.yaml");
+    eventually("no source has the pod", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    assert_eq!(fs::read_to_string(config.join("key")).expect("VM-11: it is mounted still"), "two");
+    node.expect(&["release", "default/web"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web") && node.pod("web").is_none());
+    assert!(!node.log().contains("orphaned"), "{}", node.log());
+}
+
+#[test]
+fn vm_03_a_volume_that_no_container_uses_is_not_mounted() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    assert!(node.volume("web", "config").is_none(), "nobody asks for it");
+    assert!(!node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap").exists());
+}
+
+#[test]
+fn vm_10_a_volume_that_cannot_be_mounted_keeps_no_other_one_back() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    let late = "{name: late, configMap: {name: missing}}";
+    node.put("web.yaml", &pod("web", &[CONFIG, late], &["config", "late"]));
+    let _daemon = node.start();
+    eventually("the other volume is mounted", || {
+        node.volume("web", "config").is_some_and(|volume| volume["mount"] == "mounted")
+    });
+    let text = node.refused(&["wait", "default/web", "--timeout", "1"]);
+    assert!(text.contains("unmounted volumes=[late], unattached volumes=[]"), "VM-07: {text}");
+    eventually("the reason is told", || {
+        node.volume("web", "late").is_some_and(|volume| {
+            volume["reason"].as_str().is_some_and(|reason| reason.contains("configmap \"missing\" not found"))
+        })
+    });
+    node.put("missing.yaml", &config_map("missing", &[("key", "here")]));
+    node.expect(&["wait", "default/web"]);
+    wait_content(&node.path("web", "late").join("key"), "here");
+    eventually("ME-02: the failure was told in the kubelet's words", || {
+        node.log().contains("MountVolume.SetUp failed for volume \"late\" : ")
+    });
+}
+
+#[test]
+fn a_manifest_that_stops_parsing_leaves_its_pod_alone() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG], &["config"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    node.put("web.yaml", "kind: Pod\n  broken");
+    eventually("the trouble is told", || {
+        let state: serde_json::Value =
+            serde_json::from_str(&node.expect(&["state", "--output", "json"])).expect("JSON");
+        state["trouble"]
+            .as_array()
+            .is_some_and(|trouble| trouble.iter().any(|sentence| sentence.to_string().contains("web.yaml")))
+    });
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+    assert_eq!(node.pod("web").expect("it stays")["stage"], "desired");
+}
+
+#[test]
+fn without_an_agent_a_pod_that_is_gone_is_unmounted_at_once() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &[SCRATCH], &["scratch"]));
+    let mut command = node.command();
+    command.arg("--release-when-gone");
+    let _daemon = node.start_command(command);
+    node.expect(&["wait", "default/web"]);
+    fs::write(node.path("web", "scratch").join("file"), "data").expect("written");
+    node.remove("web.yaml");
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+}
+
+#[test]
+fn two_pods_of_one_name_and_other_uids_are_two_pods() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &[SCRATCH], &["scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let first = node.path("web", "scratch");
+    let other = pod("web", &[SCRATCH], &["scratch"]).replace("uid-web", "uid-other");
+    node.put("web.yaml", &other);
+    node.expect(&["wait", "uid-other"]);
+    assert!(first.exists(), "the first one was not released");
+    node.expect(&["release", "uid-web"]);
+    eventually("nothing of the first pod is left", || node.is_clean("uid-web"));
+    node.expect(&["wait", "uid-other", "--timeout", "0"]);
+}

@@ -1,0 +1,4 @@
+//! `podfs node` with real pods: static manifests, real supervisors, real mounts.
+
+mod lifecycle;
+mod recovery;

@@ -1,0 +1,106 @@
+//! The daemon, supervisors and servers are killed; the pods' containers do not notice.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use nix::sys::signal::{Signal, kill};
+
+use super::lifecycle::pod;
+use crate::common::node::Node;
+use crate::common::{config_map, eventually, wait_content};
+
+const CONFIG: &str = "{name: config, configMap: {name: app}}";
+const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
+
+fn node_with_a_pod() -> Node {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    node
+}
+
+#[test]
+fn rc_01_a_daemon_that_is_killed_and_started_again_touches_no_volume() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    let inode = |path: &std::path::Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).expect("a file");
+    let before = inode(&config.join("key"));
+    daemon.signal(Signal::SIGKILL);
+    drop(daemon);
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served on"), "one");
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    eventually("the supervisor is known again", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
+    assert_eq!(node.supervisor("web"), supervisor, "it was adopted");
+    assert_eq!(inode(&config.join("key")), before);
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+}
+
+#[test]
+fn rc_02_a_pod_that_was_deleted_while_the_daemon_was_down_is_cleaned_up_when_it_is_released() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    drop(daemon);
+    node.remove("web.yaml");
+    let _daemon = node.start();
+    eventually("the sources are ready", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    assert!(node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap/config/key").exists());
+    node.expect(&["release", "uid-web"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+}
+
+#[test]
+fn rc_02_a_pod_whose_daemon_and_supervisor_were_killed_and_whose_manifest_is_gone_is_retired() {
+    let node = node_with_a_pod();
+    let mut command = node.command();
+    command.arg("--release-when-gone");
+    let daemon = node.start_command(command);
+    node.expect(&["wait", "default/web"]);
+    fs::write(node.path("web", "scratch").join("file"), "data").expect("written");
+    let supervisor = node.supervisor("web");
+    drop(daemon);
+    kill(supervisor, Signal::SIGKILL).expect("killed");
+    node.remove("web.yaml");
+    let mut command = node.command();
+    command.arg("--release-when-gone");
+    let _daemon = node.start_command(command);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+    eventually("its processes have ended", || node.fixture.processes().len() == 1);
+}
+
+#[test]
+fn rc_06_a_supervisor_that_is_killed_is_followed_by_another_one() {
+    let node = node_with_a_pod();
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, first) = (node.path("web", "config"), node.supervisor("web"));
+    let open = fs::File::open(config.join("key")).expect("a file");
+    kill(first, Signal::SIGKILL).expect("killed");
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served on"), "one");
+    eventually("another supervisor serves the pod", || {
+        node.pod("web")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(first.as_raw())))
+    });
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+    drop(open);
+}
+
+#[test]
+fn rc_05_after_a_reboot_the_volumes_are_mounted_again() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    drop(daemon);
+    node.fixture.kill_all();
+    crate::common::unmount_below(&node.fixture.path("root"));
+    fs::remove_dir_all(node.fixture.path("run")).expect("the run directory is gone with a reboot");
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    wait_content(&config.join("key"), "one");
+}
