@@ -253,6 +253,18 @@ pub fn send(socket: &impl AsFd, message: &impl Serialize, descriptors: &[Borrowe
     send_all(socket, &body[sent.saturating_sub(length.len())..])
 }
 
+/// A message as [`send`] sends it, for a socket that is not to block.
+///
+/// # Errors
+/// When the message is too long.
+pub fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, message)?;
+    let length = u32::try_from(frame.len() - 4).map_err(io::Error::other)?;
+    frame[..4].copy_from_slice(&length.to_ne_bytes());
+    Ok(frame)
+}
+
 fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL) {

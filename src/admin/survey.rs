@@ -106,7 +106,9 @@ fn ask<T>(
         Err(AskError::NobodyListens(_)) => nobody_listens(directory, &record),
         Err(error) => {
             let pid = match &error {
-                AskError::Silent { pid, .. } | AskError::Nonsense { pid, .. } => Some(*pid),
+                AskError::Silent { pid, .. } | AskError::Nonsense { pid, .. } | AskError::Refused { pid, .. } => {
+                    Some(*pid)
+                }
                 AskError::NobodyListens(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
             };
             not_answering(directory, pid, error.to_string())

@@ -96,9 +96,9 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
 }
 
 /// One supervisor needs one thread that waits, and a few that make system calls which may block. Each of the volumes that
-/// show something of the host may block one for as long as its source does not answer.
+/// show something of the host may block one for as long as its source does not answer; more of them may be published later.
 fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    const BLOCKING_THREADS: usize = 8;
+    const BLOCKING_THREADS: usize = 64;
     let of_host =
         |volume: &&Volume| !matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
     let of_host = volumes.iter().filter(of_host).count();

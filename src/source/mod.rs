@@ -19,6 +19,7 @@ use std::time::Instant;
 use crate::manifest::Tokens;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
+use crate::volume::Volume;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub(crate) use api::{
@@ -45,6 +46,33 @@ impl Source {
             Source::Files(files) => files.changed().await,
             Source::Api(api) => api.changed().await,
             Source::Push(push) => push.changed().await,
+        }
+    }
+
+    /// Takes a manifest of the pod that is newer than what the source knows of it.
+    ///
+    /// # Errors
+    /// When the source is an API server, which knows the pod itself.
+    pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), String> {
+        match self {
+            Source::Files(_) => Ok(()),
+            Source::Push(push) => {
+                push.publish(pod);
+                Ok(())
+            }
+            Source::Api(_) => {
+                Err("podfs asks the API server for the objects of this pod itself; volumes are published to a \
+                                   podfs run --push, or to one that reads its objects from files"
+                    .to_owned())
+            }
+        }
+    }
+
+    /// The pod has these volumes from now on. Gives what is known of what they refer to, if that depends on them.
+    pub fn want(&mut self, volumes: Vec<Volume>) -> Option<Snapshot> {
+        match self {
+            Source::Files(_) | Source::Api(_) => None,
+            Source::Push(push) => Some(push.want(volumes)),
         }
     }
 

@@ -10,6 +10,7 @@ use std::thread;
 use crate::common::namespace::mount_tmpfs;
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
+use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -73,7 +74,14 @@ fn small() -> Fixture {
 }
 
 fn unmount(path: &Path, flags: MntFlags) {
-    umount2(path, flags).expect("unmounted");
+    // podfs looks at a mount for a moment after it has made it.
+    eventually("the volume is not busy", || match umount2(path, flags) {
+        Err(Errno::EBUSY) => false,
+        outcome => {
+            outcome.expect("unmounted");
+            true
+        }
+    });
 }
 
 fn is_mounted(path: &Path) -> bool {

@@ -9,6 +9,7 @@ mod crash;
 mod held;
 mod isolation;
 mod operations;
+mod publishing;
 mod soak;
 mod upgrade;
 mod watchdog;

@@ -59,8 +59,8 @@ use tracing::{debug, warn};
 
 use crate::log::Lines;
 
-/// What a server is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a server is for. Each profile allows what those before it allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
     /// Projections only.
     Projection,

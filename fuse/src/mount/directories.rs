@@ -49,6 +49,34 @@ impl Directories {
         self.made.push(directory);
     }
 
+    /// `path` and what is missing above it are about to be made: they are listed from now on, so that they can be written down
+    /// before they are there. Never looks at `path` itself, on which something may be mounted that does not answer.
+    pub fn expect(&mut self, path: &Path, is_file: bool) {
+        let Some(parent) = path.parent() else { return };
+        let missing: Vec<_> = parent.ancestors().take_while(|above| !above.exists()).map(Path::to_owned).collect();
+        missing.into_iter().rev().for_each(|directory| self.list(directory));
+        let is_there = fs::read_dir(parent).is_ok_and(|mut names| {
+            names.any(|name| name.is_ok_and(|name| Some(&*name.file_name()) == path.file_name()))
+        });
+        match (is_there, is_file) {
+            (true, _) => {}
+            (false, false) => self.list(path.to_owned()),
+            (false, true) => self.list_file(path.to_owned()),
+        }
+    }
+
+    fn list(&mut self, directory: PathBuf) {
+        if !self.made.iter().rev().any(|made| *made == directory) {
+            self.made.push(directory);
+        }
+    }
+
+    fn list_file(&mut self, file: PathBuf) {
+        if !self.files.contains(&file) {
+            self.files.push(file);
+        }
+    }
+
     /// Makes `path` and what is missing above it.
     ///
     /// # Errors
@@ -90,7 +118,7 @@ impl Directories {
             self.make_missing(parent)?;
         }
         match OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path) {
-            Ok(_) => self.files.push(path.to_owned()),
+            Ok(_) => self.list_file(path.to_owned()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -110,7 +138,7 @@ impl Directories {
     /// Another podfs may make it at the same moment.
     fn make_one(&mut self, path: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(MODE).create(path) {
-            Ok(()) => self.made.push(path.to_owned()),
+            Ok(()) => self.list(path.to_owned()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -199,6 +227,39 @@ mod tests {
         drop(directories);
         assert!(mine.is_dir() && !mine.join("deep").exists());
         assert!(base.path().is_dir());
+    }
+
+    #[test]
+    fn one_directory_is_taken_back_with_those_above_that_nothing_else_is_in() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (one, two) = (base.path().join("volumes/a/one"), base.path().join("volumes/a/two"));
+        let mut directories = Directories::default();
+        directories.make(&one).expect("made");
+        directories.make_file(&two).expect("made");
+        directories.take_back(&one, base.path());
+        assert!(!one.exists() && two.exists());
+        assert_eq!(directories.made().len(), 2, "{directories:?}");
+        directories.take_back(&two, base.path());
+        assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 0);
+        assert!(directories.made().is_empty() && directories.files().is_empty(), "{directories:?}");
+    }
+
+    #[test]
+    fn what_is_expected_is_listed_before_it_is_made_and_once() {
+        let base = tempfile::tempdir().expect("a directory");
+        let (there, new, file) = (base.path().join("there"), base.path().join("a/b"), base.path().join("c/file"));
+        fs::create_dir(&there).expect("made");
+        let mut directories = Directories::default();
+        directories.expect(&there, false);
+        directories.expect(&new, false);
+        directories.expect(&file, true);
+        assert_eq!(directories.made(), [base.path().join("a"), new.clone(), base.path().join("c")]);
+        assert_eq!(directories.files(), std::slice::from_ref(&file));
+        directories.make(&new).expect("made");
+        directories.make_file(&file).expect("made");
+        assert_eq!((directories.made().len(), directories.files().len()), (3, 1));
+        drop(directories);
+        assert_eq!(fs::read_dir(base.path()).expect("a listing").count(), 1);
     }
 
     #[test]

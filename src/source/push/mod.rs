@@ -26,7 +26,7 @@ use crate::manifest::Tokens;
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::{References, references};
-use crate::volume::BundleKey;
+use crate::volume::{BundleKey, Volume};
 use inbox::Known;
 
 pub use inbox::Inbox;
@@ -41,6 +41,9 @@ pub struct PushSource {
     /// What the files say.
     read: Snapshot,
     pod: Arc<Pod>,
+    volumes: Vec<Volume>,
+    /// A manifest that is newer than the files.
+    published: Option<Arc<Pod>>,
     pushed: Receiver<Known>,
     inbox: Inbox,
 }
@@ -49,7 +52,8 @@ impl PushSource {
     /// Goes on from what the files say of this pod. Nothing is pushed yet.
     pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
         let (inbox, pushed) = Inbox::new(pod.identity.clone());
-        let source = PushSource { files, read, pod, pushed, inbox };
+        let volumes = pod.volumes.clone();
+        let source = PushSource { files, read, pod, volumes, published: None, pushed, inbox };
         let snapshot = source.snapshot();
         (source, snapshot)
     }
@@ -59,11 +63,23 @@ impl PushSource {
         self.inbox.clone()
     }
 
+    /// The manifest of the pod is this one, until the files change.
+    pub fn publish(&mut self, pod: &Arc<Pod>) {
+        self.published = Some(Arc::clone(pod));
+    }
+
+    /// The pod has these volumes from now on.
+    pub fn want(&mut self, volumes: Vec<Volume>) -> Snapshot {
+        self.volumes = volumes;
+        Snapshot { heard: None, ..self.snapshot() }
+    }
+
     /// The next snapshot, when files changed or something was pushed. Cancel-safe.
     pub async fn changed(&mut self) -> Snapshot {
         tokio::select! {
             read = self.files.changed() => {
                 self.read = read;
+                self.published = None;
                 Snapshot { heard: self.read.heard, ..self.snapshot() }
             }
             pushed = self.pushed.changed() => {
@@ -75,11 +91,12 @@ impl PushSource {
 
     fn snapshot(&self) -> Snapshot {
         let known = self.pushed.borrow();
-        let mut pod = self.read.pod.clone().unwrap_or_else(|| Arc::clone(&self.pod));
+        let manifest = self.published.as_ref().or(self.read.pod.as_ref());
+        let mut pod = Arc::clone(manifest.unwrap_or(&self.pod));
         if let Some(pushed) = &known.pod {
             Arc::make_mut(&mut pod).facts = pushed.facts.clone();
         }
-        let references = references(&self.pod.volumes, &self.pod.identity, &pod.facts);
+        let references = references(&self.volumes, &self.pod.identity, &pod.facts);
         let objects = self.read.objects.clone().with(known.objects.values().cloned());
         let objects = match known.began {
             true => objects.with_absences(known.missing.iter().cloned()),

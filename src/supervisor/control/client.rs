@@ -49,6 +49,14 @@ pub enum AskError {
         /// Whose process it is.
         uid: u32,
     },
+    /// It does not do what it was asked for.
+    #[error("the supervisor (pid {pid}) refuses: {reason}")]
+    Refused {
+        /// Who listens.
+        pid: u32,
+        /// Why.
+        reason: String,
+    },
     /// The socket cannot be used.
     #[error("cannot ask on {}: {cause}", .path.display())]
     Failed {
@@ -65,6 +73,15 @@ pub enum AskError {
 /// When there is no answer within a few seconds.
 pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Answer, AskError> {
     Asked::ask(directory, question, pipe)?.answer(TIMEOUT)
+}
+
+/// Asks the supervisor of the pod with this run directory for what may take a while, such as to unpublish an emptyDir with much
+/// in it.
+///
+/// # Errors
+/// When there is no answer within `patience`.
+pub fn ask_within(directory: &Path, question: &Question, patience: Duration) -> Result<Answer, AskError> {
+    Asked::ask(directory, question, None)?.answer(patience)
 }
 
 /// Asks the supervisor of the pod with this run directory for an upgrade; `started` is called when it begins. Gives what it
@@ -86,14 +103,14 @@ pub fn ask_for_upgrade(directory: &Path, patience: Duration, mut started: impl F
 }
 
 /// A question that was asked.
-struct Asked {
-    stream: UnixStream,
+pub(super) struct Asked {
+    pub(super) stream: UnixStream,
     /// Who listens.
-    pid: u32,
+    pub(super) pid: u32,
 }
 
 impl Asked {
-    fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Asked, AskError> {
+    pub(super) fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Asked, AskError> {
         let path = directory.join(CONTROL);
         let stream = match call(directory, CONTROL) {
             Ok(stream) => stream,
@@ -121,12 +138,7 @@ impl Asked {
             let reason = "it closed the connection; it may be busy, try again".to_owned();
             return Err(AskError::Silent { pid: self.pid, reason });
         };
-        if version != PROTOCOL {
-            return Err(self.nonsense(format!(
-                "it speaks version {version} of the control protocol, this podfs version {PROTOCOL}"
-            )));
-        }
-        serde_json::from_value(message).map_err(|error| self.nonsense(error.to_string()))
+        understand(self.pid, version, message)
     }
 
     fn silent(&self, cause: &io::Error, patience: Duration) -> AskError {
@@ -143,6 +155,18 @@ impl Asked {
     fn nonsense(&self, reason: String) -> AskError {
         AskError::Nonsense { pid: self.pid, reason }
     }
+}
+
+/// The answer in an envelope.
+///
+/// # Errors
+/// When it is of another version, or no answer.
+pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Answer, AskError> {
+    if version != PROTOCOL {
+        let reason = format!("it speaks version {version} of the control protocol, this podfs version {PROTOCOL}");
+        return Err(AskError::Nonsense { pid, reason });
+    }
+    serde_json::from_value(message).map_err(|error| AskError::Nonsense { pid, reason: error.to_string() })
 }
 
 /// Connects to a socket in this directory; calls on it end after a few seconds.

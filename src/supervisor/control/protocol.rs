@@ -1,5 +1,6 @@
 //! Questions and answers of the control socket. Agents and other versions of podfs read these bytes: `podfs-agent(7)`.
 
+use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use podfs_fuse::protocol::send;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::metrics::Reading;
 use crate::mounts::{ContainerMount, Environment};
@@ -17,7 +19,8 @@ use crate::supervisor::status::PodStatus;
 pub(super) const PROTOCOL: u32 = 1;
 /// How long a question may take to arrive, and how long an answer may take to be taken.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a question: the environment of a container may be as long as Linux takes.
+/// Most bytes of a question: the manifest of a pod, of which an API server takes 1.5 MiB, or the environment of a container, which
+/// may be as long as Linux takes.
 pub(super) const LONGEST_QUESTION: usize = 4 << 20;
 /// Most bytes of a question with objects.
 pub const LONGEST_PUSH: usize = 16 << 20;
@@ -49,6 +52,14 @@ pub enum Question {
         #[serde(default)]
         container: Option<String>,
     },
+    /// How the pod is, at once and after each change, until the connection is closed.
+    Follow,
+    /// To mount more volumes.
+    Publish(Publish),
+    /// To unmount volumes, and delete what goes with them.
+    Unpublish(VolumeNames),
+    /// To refresh volumes now, and to mount those again that another process has unmounted.
+    Remount(VolumeNames),
 }
 
 /// A container that is about to start.
@@ -63,6 +74,29 @@ pub struct ContainerRequest {
     /// Its runtime can make mounts read-only with everything below them.
     #[serde(default)]
     pub recursive_read_only: bool,
+}
+
+/// The manifest of the pod with the volumes that it has from now on, besides those that are mounted already.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Publish {
+    /// A core/v1 Pod.
+    pub manifest: Value,
+}
+
+/// Does not show it: the environment of containers may be secret.
+impl fmt::Debug for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the manifest of the pod")
+    }
+}
+
+/// Volumes of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeNames {
+    /// Their names.
+    pub volumes: Vec<String>,
 }
 
 /// What it answers.
@@ -83,6 +117,12 @@ pub enum Answer {
     Prepared(Vec<ContainerMount>),
     /// Nothing of the container is left.
     Released,
+    /// These volumes are new, and are going to be mounted.
+    Published(VolumeNames),
+    /// These volumes are unmounted, and what was to be deleted with them is.
+    Unpublished(VolumeNames),
+    /// These volumes are being refreshed.
+    Remounting(VolumeNames),
     /// It cannot be done, for this reason.
     Refused(String),
     /// It cannot be done at this moment, for this reason.

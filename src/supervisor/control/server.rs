@@ -3,8 +3,9 @@
 //! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
 //! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
-//! 4. Only a wish for an upgrade is handed over to the supervisor's task, one at a time. Errands are done there, too, but the
-//!    client's thread waits for their end, for a moment only, and answers.
+//! 4. Only what changes something is handed over to the supervisor's task: a wish for an upgrade, one at a time, and changes of
+//!    the volumes, a few at a time, which the task answers itself; and errands, whose end the client's thread waits for, for a
+//!    moment only.
 //! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
 //!    answer.
 
@@ -25,8 +26,13 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::errand::{self, Errand, Task};
-use super::protocol::{Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Question, TIMEOUT, Upgrade, put};
+use super::follow::Followers;
+use super::protocol::{
+    Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, Question, TIMEOUT, Upgrade, VolumeNames, put,
+};
 use super::questions::Questions;
+use crate::manifest::pod::Pod;
+use crate::manifest::{Document, ManifestError, Origin};
 use crate::source::{Inbox, Push};
 use crate::supervisor::run::upgrade;
 use crate::supervisor::run_dir::claim::CONTROL;
@@ -36,16 +42,29 @@ use crate::supervisor::status::store::{StatusStore, VERSION};
 
 /// How long the server may take to answer. A client that asks for a status waits two seconds.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Why the supervisor's task takes nothing any more.
+const ENDING: &str = "podfs ends and unmounts the volumes";
 /// Most clients at once.
 const MAX_CLIENTS: usize = 8;
 
-/// Somebody who wishes for an upgrade, and waits to hear how it goes.
+/// A client that the supervisor's task answers.
 #[derive(Debug)]
-pub struct Upgrading {
+pub struct Caller {
     connection: UnixStream,
 }
 
-impl Upgrading {
+/// What the supervisor's task is asked to change.
+#[derive(Debug)]
+pub(in crate::supervisor) enum Change {
+    /// To serve the volumes of this manifest, too.
+    Publish(Arc<Pod>),
+    /// To serve these volumes no more.
+    Unpublish(Vec<String>),
+    /// To refresh these volumes now.
+    Remount(Vec<String>),
+}
+
+impl Caller {
     /// The connection that the program before this one left open under this number, for this one to go on with.
     ///
     /// # Errors
@@ -53,21 +72,21 @@ impl Upgrading {
     ///
     /// # Safety
     /// Nothing else in this process may own the descriptor.
-    pub unsafe fn inherited(number: RawFd) -> io::Result<Upgrading> {
-        // SAFETY: it is nobody else's, says the caller.
+    pub unsafe fn inherited(number: RawFd) -> io::Result<Caller> {
+        // SAFETY: the caller says that nothing else owns it.
         let connection = UnixStream::from(unsafe { upgrade::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
-        Ok(Upgrading { connection })
+        Ok(Caller { connection })
     }
 
-    /// Tells how far the upgrade is. Whoever asked may have gone; that changes nothing.
-    pub fn answer(&self, upgrade: &Upgrade) {
-        let _ = put(&self.connection, &Answer::Upgrade(upgrade.clone()), None);
+    /// Answers. The client may have gone; that changes nothing.
+    pub fn answer(&self, answer: &Answer) {
+        let _ = put(&self.connection, answer, None);
     }
 }
 
 /// The way to leave it open for the next program.
-impl AsFd for Upgrading {
+impl AsFd for Caller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
@@ -75,7 +94,10 @@ impl AsFd for Upgrading {
 
 /// The ways to the supervisor's task.
 pub(in crate::supervisor) struct Desks {
-    pub(in crate::supervisor) upgrades: Sender<Upgrading>,
+    /// One upgrade at a time.
+    pub(in crate::supervisor) upgrades: Sender<Caller>,
+    /// Changes, each with the client that is to be answered.
+    pub(in crate::supervisor) changes: Sender<(Change, Caller)>,
     pub(in crate::supervisor) errands: Sender<Errand>,
 }
 
@@ -86,7 +108,8 @@ pub struct Control {
 
 impl Control {
     /// Answers in this directory, which the caller has claimed, from `store`; what is for the supervisor's
-    /// task goes to `desks`. Objects can be pushed where there is an `inbox`. What a supervisor that was killed
+    /// task goes to `desks`. To be called on the supervisor's runtime. Objects can be pushed where there is an `inbox`. What a
+    /// supervisor that was killed
     /// has left in the place of the socket is replaced.
     ///
     /// # Errors
@@ -102,7 +125,7 @@ impl Control {
         let listener = UnixListener::from(listener);
         let accepting = listener.try_clone()?;
         let reception = Reception {
-            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, desks }),
+            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers: Followers::new() }),
             clients: Vec::new(),
         };
         thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
@@ -129,6 +152,7 @@ struct Desk {
     questions: Questions,
     inbox: Option<Inbox>,
     desks: Desks,
+    followers: Followers,
 }
 
 /// Somebody who is being answered. Their thread holds the stream, too, until it is done.
@@ -199,9 +223,30 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
             Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
             Question::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
             Question::ReleaseContainer { container } => errand::ask(&desk.desks.errands, Task::Release(container)),
-            Question::Upgrade => match desk.hand_over(stream)? {
+            Question::Upgrade => match desk.hand_over_upgrade(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
                 Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
+            },
+            Question::Follow => match desk.followers.add(stream, &desk.store)? {
+                Ok(()) => return Ok(Attention::HandedOver),
+                Err(reason) => Answer::Busy(reason),
+            },
+            Question::Publish(Publish { manifest }) => match parse(manifest) {
+                Ok(pod) => match desk.hand_over(Change::Publish(Arc::new(pod)), stream)? {
+                    None => return Ok(Attention::HandedOver),
+                    Some(answer) => answer,
+                },
+                Err(error) => Answer::Refused(error.to_string()),
+            },
+            Question::Unpublish(VolumeNames { volumes }) => {
+                match desk.hand_over(Change::Unpublish(volumes), stream)? {
+                    None => return Ok(Attention::HandedOver),
+                    Some(answer) => answer,
+                }
+            }
+            Question::Remount(VolumeNames { volumes }) => match desk.hand_over(Change::Remount(volumes), stream)? {
+                None => return Ok(Attention::HandedOver),
+                Some(answer) => answer,
             },
         },
         _ => Answer::Refused(format!(
@@ -210,6 +255,11 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
     };
     put(stream, &answer, None)?;
     Ok(Attention::Over)
+}
+
+/// The pod of a manifest that came on the socket.
+fn parse(manifest: Value) -> Result<Pod, ManifestError> {
+    Pod::parse(Document::of_server(Origin::file(Path::new("the manifest")), manifest)?)
 }
 
 impl Desk {
@@ -239,11 +289,22 @@ impl Desk {
     }
 
     /// Gives the client to the supervisor's task, or the reason why that does not take it.
-    fn hand_over(&self, stream: &UnixStream) -> io::Result<Result<(), String>> {
-        let upgrading = Upgrading { connection: stream.try_clone()? };
-        Ok(self.desks.upgrades.try_send(upgrading).map_err(|error| match error {
+    fn hand_over_upgrade(&self, stream: &UnixStream) -> io::Result<Result<(), String>> {
+        let caller = Caller { connection: stream.try_clone()? };
+        Ok(self.desks.upgrades.try_send(caller).map_err(|error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
-            TrySendError::Closed(_) => "podfs ends and unmounts the volumes".to_owned(),
+            TrySendError::Closed(_) => ENDING.to_owned(),
+        }))
+    }
+
+    /// Gives a change and its client to the supervisor's task, or an answer if that does not take it.
+    fn hand_over(&self, change: Change, stream: &UnixStream) -> io::Result<Option<Answer>> {
+        let caller = Caller { connection: stream.try_clone()? };
+        Ok(self.desks.changes.try_send((change, caller)).err().map(|error| match error {
+            TrySendError::Full(_) => {
+                Answer::Busy("other changes of the volumes wait for their turn; try again".to_owned())
+            }
+            TrySendError::Closed(_) => Answer::Refused(ENDING.to_owned()),
         }))
     }
 }

@@ -84,7 +84,12 @@ impl Adoption {
                 None => discard(&about, served, &site),
             }
         }
-        served.into_values().for_each(|(about, served)| discard(&about, served, &site));
+        for (about, served) in served.into_values() {
+            discard(&about, served, &site);
+            if about.path.starts_with(site.path()) {
+                mount_points.forget(&about.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
+            }
+        }
         Ok(kept)
     }
 }

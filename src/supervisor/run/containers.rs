@@ -227,8 +227,8 @@ impl Supervisor {
         let mut parts: BTreeMap<usize, Vec<SubPathRequest>> = BTreeMap::new();
         for mount in &mounts {
             let PlannedSource::SubPath(path) = &mount.source else { continue };
-            let place = self.volumes.iter().position(|volume| volume.name.as_str() == mount.name);
-            let leader = place.and_then(|place| self.sharing.leader(place));
+            let place = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == mount.name);
+            let leader = place.map(|(place, _)| self.sharing.leader(*place));
             let leader = leader.ok_or_else(|| format!("volume {:?} is not served", mount.name))?;
             parts.entry(leader).or_default().push(SubPathRequest {
                 volume: mount.name.clone(),
@@ -254,8 +254,8 @@ impl Supervisor {
                 mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())
             })
         };
-        let concerned = (0..self.volumes.len()).filter(|place| is_concerned(&self.volumes[*place]));
-        let parts = concerned.map(|place| (place, Part::Release(container.clone()))).collect();
+        let concerned = self.volumes.iter().filter(|(_, volume)| is_concerned(volume));
+        let parts = concerned.map(|(place, _)| (*place, Part::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 
@@ -265,7 +265,7 @@ impl Supervisor {
         let known = store.known();
         let volume = |(place, report): (&usize, &VolumeReport)| {
             let is_empty_dir =
-                self.volumes.get(*place).is_some_and(|one| matches!(one.source, VolumeSource::EmptyDir(_)));
+                self.volumes.get(place).is_some_and(|one| matches!(one.source, VolumeSource::EmptyDir(_)));
             (report.name.clone(), mounted(report, is_empty_dir))
         };
         known.volumes.iter().map(volume).collect()

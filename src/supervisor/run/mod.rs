@@ -7,6 +7,7 @@
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | making ready what containers mount, and taking it away |
+//! | `publishing` | volumes that come and go while the pod runs |
 //! | `work` | what is done on blocking threads |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `upgrade` | going on as another version of podfs |
@@ -21,6 +22,7 @@ mod containers;
 pub(crate) mod heartbeat;
 pub mod machine;
 mod orders;
+mod publishing;
 mod sharing;
 mod shutdown;
 pub(crate) mod signals;
@@ -29,31 +31,32 @@ mod unmount_watch;
 pub mod upgrade;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{self, Duration};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::manifest::pod::PodIdentity;
+use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
-use crate::supervisor::control::Upgrading;
+use crate::supervisor::control::{Caller, Change};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{End, PodVolume, Refresh};
+use crate::supervisor::volume::{End, PodVolume, Refresh, Setting};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
 use containers::Containers;
 use heartbeat::Heartbeat;
 use orders::{Order, Orders};
+use publishing::{Departures, TakenAway};
 use sharing::Sharing;
 use start::{Prepared, Started};
 use unmount_watch::UnmountWatch;
-use work::Done;
+use work::{Done, Turn};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -91,20 +94,26 @@ struct Supervisor {
     source: Source,
     report: Report,
     server: PodServer,
-    /// Volumes with nothing to do, by their place in the manifest.
+    /// Volumes with nothing to do, by place.
     idle: HashMap<usize, PodVolume>,
     working: JoinSet<Done>,
-    /// What each volume was last refreshed with; it is behind while this is not `version`.
-    refreshed: Vec<u64>,
-    /// When the oldest change was heard of that it was not refreshed with.
-    heard: Vec<Option<time::Instant>>,
-    retry_at: Vec<Option<Instant>>,
+    /// When each mounted volume is to be refreshed, by place. It is behind while it was not refreshed with `version`.
+    turns: HashMap<usize, Turn>,
     refresh: Arc<Refresh>,
     version: u64,
     sharing: Sharing,
-    volumes: Vec<Volume>,
-    /// Those who wish for an upgrade.
-    upgrades: mpsc::Receiver<Upgrading>,
+    /// By place: where they stand in the manifest, and those that were published later behind them.
+    volumes: BTreeMap<usize, Volume>,
+    /// The place of the next volume that is published. None is used twice.
+    next_place: usize,
+    setting: Setting,
+    /// Volumes that are being taken away while the pod goes on.
+    leaving: JoinSet<TakenAway>,
+    departures: Departures,
+    /// Clients that wish for an upgrade.
+    upgrades: mpsc::Receiver<Caller>,
+    /// Changes of the volumes, each with the client that wishes for it.
+    changes: mpsc::Receiver<(Change, Caller)>,
     /// NFS servers that are silent.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
@@ -114,6 +123,7 @@ struct Supervisor {
 impl Supervisor {
     async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
         self.report.started();
+        self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
         loop {
             self.start_errands();
@@ -135,6 +145,8 @@ impl Supervisor {
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
                 Some(done) = self.working.join_next() => self.finish_work(done)?,
                 news = self.containers.next() => self.take_news(news),
+                Some(taken_away) = self.leaving.join_next() => self.finish_leaving(taken_away),
+                Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
                 () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
@@ -158,7 +170,7 @@ impl Supervisor {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {
             match volume.spec().source {
-                VolumeSource::Projection(_) => self.report.found(*place, &self.volumes[*place], volume),
+                VolumeSource::Projection(_) => self.report.found(*place, &self.volumes[place], volume),
                 _ => self.report_volume(*place, volume),
             }
         }
@@ -167,10 +179,10 @@ impl Supervisor {
 
     /// A volume may have several places in the manifest.
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
-        for place in self.sharing.places(leader) {
-            self.report.volume(place, &self.volumes[place], volume);
+        for (place, spec) in self.sharing.places(leader).filter_map(|place| Some((place, self.volumes.get(&place)?))) {
+            self.report.volume(place, spec, volume);
             if let Some(condition) = volume.condition() {
-                self.source.tell(self.volumes[place].name.as_str(), condition);
+                self.source.tell(spec.name.as_str(), condition);
             }
         }
     }
@@ -182,18 +194,14 @@ impl Supervisor {
                 self.refresh.facts.clone()
             }
             Some(pod) => {
-                if pod.volumes != self.volumes {
-                    warn!(
-                        "the volumes of a pod cannot change while it runs; the new ones take effect when it is restarted"
-                    );
-                }
+                self.warn_of_other_volumes(pod);
                 self.containers.pod = Some(Arc::clone(pod));
                 pod.facts.clone()
             }
             None => self.refresh.facts.clone(),
         };
         debug!("the pod or its objects changed");
-        self.heard.iter_mut().for_each(|heard| *heard = heard.or(snapshot.heard));
+        self.turns.values_mut().for_each(|turn| turn.heard = turn.heard.or(snapshot.heard));
         self.report.tokens(snapshot.tokens.clone());
         let Refresh { identity, allocatable, .. } = &*self.refresh;
         self.refresh = Arc::new(Refresh {
@@ -205,5 +213,20 @@ impl Supervisor {
             is_settling: snapshot.is_settling,
         });
         self.version += 1;
+    }
+
+    /// Volumes change when an agent publishes them, and not with the manifest. An agent that pushes objects writes the manifest
+    /// for the next supervisor.
+    fn warn_of_other_volumes(&self, pod: &Pod) {
+        let is_known = |volume: &Volume| self.volumes.values().any(|known| known == volume);
+        let is_same = pod.volumes.len() == self.volumes.len() && pod.volumes.iter().all(is_known);
+        match &self.source {
+            _ if is_same => {}
+            Source::Push(_) => debug!("the manifest has other volumes than were published"),
+            Source::Files(_) | Source::Api(_) => warn!(
+                "the volumes of a pod do not change with its manifest while it runs; the new ones take effect when it is \
+                 restarted, or when an agent publishes them"
+            ),
+        }
     }
 }

@@ -1,46 +1,71 @@
 //! Volumes of one pod that name the same claim: they are the same PersistentVolume, and so one mount (PV-03).
 
+use std::collections::BTreeMap;
+
 use crate::manifest::pod::PodIdentity;
 use crate::volume::{Claim, Volume, VolumeSource};
 
 /// Which volume is mounted in the place of which.
+#[derive(Default)]
 pub(in crate::supervisor) struct Sharing {
-    /// By place in the manifest: the place of the volume that is mounted.
-    leaders: Vec<usize>,
+    /// By place: the place of the volume that is mounted.
+    leaders: BTreeMap<usize, usize>,
 }
 
 impl Sharing {
     /// Finds the volumes that share a claim; the first one leads. What any of them asks for is asked for all: the mount
     /// is read-only if one wants it so.
     pub(in crate::supervisor) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
-        let mut leaders = Vec::new();
+        let mut sharing = Sharing::default();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
         for (place, volume) in volumes.iter().enumerate() {
-            let name = volume.claim_name(&pod.name);
-            let leader = mounted.iter_mut().find(|(_, other)| name.is_some() && other.claim_name(&pod.name) == name);
+            let leader = mounted.iter_mut().find(|(_, other)| is_shared(volume, other, pod));
             match leader {
                 Some((leader, other)) => {
-                    leaders.push(*leader);
+                    sharing.leaders.insert(place, *leader);
                     merge(other, volume);
                 }
                 None => {
-                    leaders.push(place);
+                    sharing.leaders.insert(place, place);
                     mounted.push((place, volume.clone()));
                 }
             }
         }
-        (Sharing { leaders }, mounted)
-    }
-
-    /// The place of the volume that is mounted for the one at this place.
-    pub(super) fn leader(&self, place: usize) -> Option<usize> {
-        self.leaders.get(place).copied()
+        (sharing, mounted)
     }
 
     /// The places of all volumes that `leader` is mounted for.
     pub(in crate::supervisor) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
-        self.leaders.iter().enumerate().filter(move |(_, other)| **other == leader).map(|(place, _)| place)
+        self.leaders.iter().filter(move |(_, other)| **other == leader).map(|(place, _)| *place)
     }
+
+    /// The place of the volume that is mounted for this one.
+    pub(in crate::supervisor) fn leader(&self, place: usize) -> usize {
+        self.leaders.get(&place).copied().unwrap_or(place)
+    }
+
+    /// A volume that comes later is mounted as a part of `leader`, which may be itself.
+    pub(in crate::supervisor) fn add(&mut self, place: usize, leader: usize) {
+        self.leaders.insert(place, leader);
+    }
+
+    /// A volume has gone.
+    pub(in crate::supervisor) fn remove(&mut self, place: usize) {
+        self.leaders.remove(&place);
+    }
+}
+
+/// Whether the two name one claim.
+pub(in crate::supervisor) fn is_shared(volume: &Volume, other: &Volume, pod: &PodIdentity) -> bool {
+    let name = volume.claim_name(&pod.name);
+    name.is_some() && other.claim_name(&pod.name) == name
+}
+
+/// Whether a mount that was made for `leader` is what `volume` asks for, too.
+pub(in crate::supervisor) fn suits(leader: &Volume, volume: &Volume) -> bool {
+    let mut merged = leader.clone();
+    merge(&mut merged, volume);
+    merged == *leader
 }
 
 fn merge(leader: &mut Volume, other: &Volume) {

@@ -18,14 +18,16 @@ use tracing::warn;
 
 use super::adoption::{self, Kept};
 use super::containers::Containers;
+use super::publishing::Departures;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
 use super::upgrade::Continuing;
+use super::work::Turn;
 use super::{Assignment, Supervisor, SupervisorError, machine};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
-use crate::supervisor::control::{Control, Desks, Errand, Upgrading};
+use crate::supervisor::control::{Caller, Change, Control, Desks, Errand};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, Claim, Inheritance};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -41,6 +43,8 @@ use crate::volume::{Volume, VolumeSource};
 
 /// Most containers that wait to be prepared or released.
 const MAX_ERRANDS: usize = 8;
+/// Most changes of the volumes that wait for their turn.
+const MAX_CHANGES: usize = 16;
 
 /// A supervisor that has not touched a volume yet.
 pub(super) struct Prepared {
@@ -57,7 +61,8 @@ pub(super) struct Prepared {
     source: Source,
     report: Report,
     control: Option<Control>,
-    upgrades: mpsc::Receiver<Upgrading>,
+    upgrades: mpsc::Receiver<Caller>,
+    changes: mpsc::Receiver<(Change, Caller)>,
     pod: Option<Arc<Pod>>,
     errands: mpsc::Receiver<Errand>,
 }
@@ -97,8 +102,9 @@ impl Prepared {
         }
         report.contacts(source.contacts());
         report.tokens(refresh.tokens.clone());
-        let ((wishes, upgrades), (asks, errands)) = (mpsc::channel(1), mpsc::channel(MAX_ERRANDS));
-        let desks = Desks { upgrades: wishes, errands: asks };
+        let (wishes, upgrades) = mpsc::channel(1);
+        let ((publish, changes), (asks, errands)) = (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
+        let desks = Desks { upgrades: wishes, changes: publish, errands: asks };
         let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), desks));
         let server_program = Arc::new(server_program);
         Prepared {
@@ -116,6 +122,7 @@ impl Prepared {
             report,
             control,
             upgrades,
+            changes,
             pod,
             errands,
         }
@@ -127,8 +134,8 @@ impl Prepared {
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
-        let Prepared { trace, keep_old_generations, refresh, source, report, control, upgrades, pod, errands, .. } =
-            self;
+        let Prepared { trace, keep_old_generations, refresh, source, report, control, .. } = self;
+        let Prepared { upgrades, changes, pod, errands, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes);
@@ -160,8 +167,10 @@ impl Prepared {
             trace,
             keep_old_generations,
         };
+        let mut turns = HashMap::new();
         let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
             let setting = setting.clone();
+            turns.insert(place, Turn::default());
             let volume = match (kept.remove(&place), point) {
                 (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
                 (None, Some(point)) => PodVolume::projected(spec, point, setting),
@@ -169,26 +178,31 @@ impl Prepared {
             };
             (place, volume)
         });
+        let idle = idle.collect();
         let containers = Containers::new(pod, containers_site, Arc::clone(&mount_points), errands);
         let mut supervisor = Supervisor {
             identity,
             source,
             report,
-            idle: idle.collect(),
+            idle,
             server,
             working: JoinSet::new(),
-            refreshed: vec![0; volumes.len()],
-            heard: vec![None; volumes.len()],
-            retry_at: vec![None; volumes.len()],
+            turns,
             refresh: Arc::new(refresh),
             version: 1,
             sharing,
-            volumes,
+            next_place: volumes.len(),
+            volumes: volumes.into_iter().enumerate().collect(),
+            setting,
+            leaving: JoinSet::new(),
+            departures: Departures::default(),
             upgrades,
+            changes,
             searches: Searches::default(),
             unmount_watch,
             containers,
         };
+        supervisor.drop_what_is_not_wanted();
         supervisor.report_server();
         supervisor.report_volumes();
         if let Some(continuing) = continuing {
@@ -199,15 +213,13 @@ impl Prepared {
 }
 
 /// What the server of these volumes is for.
-fn profile(volumes: &[Volume]) -> Profile {
-    let is_projected =
-        |volume: &Volume| matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
-    let projected = volumes.iter().all(is_projected);
-    match projected {
-        true if volumes.iter().any(|volume| volume.preferences.audit) => Profile::Audit,
-        true => Profile::Projection,
-        false => Profile::Passthrough,
-    }
+pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> Profile {
+    let of_volume = |volume: &Volume| match volume.source {
+        VolumeSource::Projection(_) | VolumeSource::Unsupported(_) if volume.preferences.audit => Profile::Audit,
+        VolumeSource::Projection(_) | VolumeSource::Unsupported(_) => Profile::Projection,
+        _ => Profile::Passthrough,
+    };
+    volumes.into_iter().map(of_volume).max().unwrap_or(Profile::Projection)
 }
 
 /// The pod's volumes do not depend on whether anybody can ask for their state.

@@ -99,7 +99,7 @@ impl Supervisor {
                 return volume.unmounted_from(&table);
             }
             let Some(pause) = volume.look(&table) else { continue };
-            self.retry_at[*place] = Some(Instant::now() + pause);
+            self.turns.entry(*place).or_default().retry_at = Some(Instant::now() + pause);
             changed.push(*place);
         }
         let idle = std::mem::take(&mut self.idle);

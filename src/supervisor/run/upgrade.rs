@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::supervisor::control::{Upgrade, Upgrading};
+use crate::supervisor::control::{Answer, Caller, Upgrade};
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{Program, UpgradeError};
 use crate::supervisor::status::store::VERSION;
@@ -36,22 +36,26 @@ pub(in crate::supervisor) const LEGACY: &str = "PODFS_UPGRADE";
 
 impl Supervisor {
     /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
-    pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Upgrading) {
+    pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Caller) {
         // Whoever goes on shows it anew.
         self.report.hide_progress();
         let path = match program_on_disk() {
             Ok(path) => path,
-            Err(reason) => return upgrading.answer(&Upgrade::Refused { reason }),
+            Err(reason) => return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason })),
         };
-        upgrading.answer(&Upgrade::Started);
+        upgrading.answer(&Answer::Upgrade(Upgrade::Started));
         // What does not end goes on in the new program.
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         // What it came to is looked at again if this program goes on.
         self.version += 1;
         match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
-            Err(UpgradeError::Refused(reason)) => return upgrading.answer(&Upgrade::Refused { reason }),
-            Err(UpgradeError::RolledBack(reason)) => return upgrading.answer(&Upgrade::RolledBack { reason }),
+            Err(UpgradeError::Refused(reason)) => {
+                return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason }));
+            }
+            Err(UpgradeError::RolledBack(reason)) => {
+                return upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason }));
+            }
         }
         let server_program = self.server.program();
         let reason = become_new(&path, &upgrading, &server_program).to_string();
@@ -59,13 +63,13 @@ impl Supervisor {
         if let Err(error) = self.server.upgrade(Program::Own(&server_program)).await {
             warn!("the server is that of {}: {error}", path.display());
         }
-        upgrading.answer(&Upgrade::RolledBack { reason });
+        upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason }));
     }
 }
 
 /// What the program before this one has left, if it has become this one.
 pub(in crate::supervisor) struct Continuing {
-    upgrading: Upgrading,
+    upgrading: Caller,
     /// The program before, until it is not needed any more.
     before: Option<OwnedFd>,
     /// The podfs-fuse of the program before. One that served volumes itself has none.
@@ -104,7 +108,7 @@ impl Continuing {
         let left = |number: Option<RawFd>| number.and_then(|number| unsafe { inherited(number) }.ok());
         let (before, before_server) = (left(before), left(before_server));
         // SAFETY: as above.
-        let upgrading = unsafe { Upgrading::inherited(connection) };
+        let upgrading = unsafe { Caller::inherited(connection) };
         upgrading
             .inspect_err(|error| warn!("whoever asked for an upgrade is gone: {error}"))
             .ok()
@@ -131,9 +135,9 @@ impl Continuing {
         match self.rolled_back {
             None => {
                 info!("podfs {VERSION} serves the pod now");
-                self.upgrading.answer(&Upgrade::Done { version: VERSION.to_owned() });
+                self.upgrading.answer(&Answer::Upgrade(Upgrade::Done { version: VERSION.to_owned() }));
             }
-            Some(reason) => self.upgrading.answer(&Upgrade::RolledBack { reason }),
+            Some(reason) => self.upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason })),
         }
     }
 }
@@ -174,11 +178,7 @@ pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, String> {
 }
 
 /// Becomes the program at `path`. Returns only why that failed.
-pub(in crate::supervisor) fn become_new(
-    path: &Path,
-    upgrading: &Upgrading,
-    server_program: &ServerProgram,
-) -> io::Error {
+pub(in crate::supervisor) fn become_new(path: &Path, upgrading: &Caller, server_program: &ServerProgram) -> io::Error {
     let before = match File::open("/proc/self/exe") {
         Ok(before) => before,
         Err(error) => return error,

@@ -1,7 +1,7 @@
 //! Work on volumes: blocking threads, one for each volume at a time, which take the volume with them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{self, Duration};
 
 use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
@@ -10,6 +10,22 @@ use tokio::time::Instant;
 use super::containers::PartDone;
 use super::{Supervisor, SupervisorError};
 use crate::supervisor::volume::{Attempt, PodVolume, State};
+
+/// When a volume is to be refreshed.
+#[derive(Default)]
+pub(super) struct Turn {
+    /// What it was last refreshed with.
+    refreshed: u64,
+    /// When the oldest change was heard of that it was not refreshed with.
+    pub(super) heard: Option<time::Instant>,
+    pub(super) retry_at: Option<Instant>,
+}
+
+impl Turn {
+    fn is_due(&self, version: u64, now: Instant) -> bool {
+        self.refreshed < version || self.retry_at.is_some_and(|at| at <= now)
+    }
+}
 
 /// Work that was done on a blocking thread.
 pub(in crate::supervisor) struct Done {
@@ -39,13 +55,14 @@ impl Supervisor {
             .idle
             .keys()
             .copied()
-            .filter(|place| self.refreshed[*place] < self.version || self.retry_at[*place].is_some_and(|at| at <= now))
+            .filter(|place| self.turns.get(place).is_none_or(|turn| turn.is_due(self.version, now)))
             .collect();
         for place in due {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
-            self.refreshed[place] = self.version;
-            self.retry_at[place] = None;
-            let (refresh, heard) = (Arc::clone(&self.refresh), self.heard[place].take());
+            let turn = self.turns.entry(place).or_default();
+            turn.refreshed = self.version;
+            turn.retry_at = None;
+            let (refresh, heard) = (Arc::clone(&self.refresh), turn.heard.take());
             self.working.spawn_blocking(move || {
                 let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
                 let attempt = volume.refresh(&refresh, heard);
@@ -71,7 +88,7 @@ impl Supervisor {
 
     /// When there is something to do again without any news.
     pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
-        let retries = self.retry_at.iter().flatten().copied();
+        let retries = self.turns.values().filter_map(|turn| turn.retry_at);
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
         retries.chain(removals).min()
     }
@@ -90,6 +107,10 @@ impl Supervisor {
             }
             Outcome::Cleared => {}
             Outcome::Errand(part) => self.containers.take(part),
+        }
+        if self.is_leaving(place) {
+            self.take_away(place, volume);
+            return Ok(());
         }
         self.report_volume(place, &volume);
         self.idle.insert(place, volume);
@@ -113,18 +134,27 @@ impl Supervisor {
             self.report.operated("volume_mount", &volume.plugin(), succeeded, took);
         }
         if volume.problem().is_some() {
-            self.sharing.places(place).for_each(|place| self.report.failed(&self.volumes[place]));
+            let volumes = self.sharing.places(place).filter_map(|place| self.volumes.get(&place));
+            volumes.for_each(|volume| self.report.failed(volume));
         }
         match attempt {
             Attempt::Settled => {}
-            Attempt::RetryIn(delay) => self.retry_at[place] = Some(Instant::now() + delay),
+            Attempt::RetryIn(delay) => self.retry_at(place, delay),
             Attempt::Hopeless(cause) => return Err(cause),
         }
         Ok(())
     }
 
+    /// The volume is tried again then.
+    pub(super) fn retry_at(&mut self, place: usize, delay: Duration) {
+        self.turns.entry(place).or_default().retry_at = Some(Instant::now() + delay);
+    }
+
     /// Waits for all work, without doing what it asks for.
     pub(in crate::supervisor) async fn finish_all(&mut self) {
+        while let Some(taken_away) = self.leaving.join_next().await {
+            self.finish_leaving(taken_away);
+        }
         while let Some(done) = self.working.join_next().await {
             if let Ok(Done { place, volume, .. }) = done {
                 self.idle.insert(place, volume);

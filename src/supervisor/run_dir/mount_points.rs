@@ -87,6 +87,16 @@ impl MountPoints {
         Ok(Some((point, visible)))
     }
 
+    /// A mount point is going to be made at `path`: writes that down, so that not even a directory is left if this process is
+    /// killed meanwhile.
+    ///
+    /// # Errors
+    /// When the run directory cannot be written.
+    pub fn expect(&mut self, path: &Path, shape: Shape) -> Result<(), MountPointsError> {
+        self.directories.expect(path, shape == Shape::File);
+        self.record()
+    }
+
     /// Makes a mount point ready. It is to be written down before anything is mounted on it.
     ///
     /// # Errors
@@ -114,6 +124,8 @@ impl MountPoints {
     pub fn make_home(&mut self, path: Option<PathBuf>) -> Result<PathBuf, MountPointsError> {
         let path = match path {
             Some(path) => {
+                self.directories.expect(&path, false);
+                self.record()?;
                 self.directories.make(&path)?;
                 path
             }
@@ -128,6 +140,31 @@ impl MountPoints {
         self.homes.push(path.clone());
         self.record()?;
         Ok(path)
+    }
+
+    /// A volume has gone from `path` for good: takes back its mount point, and its home if it is an emptyDir. `top` stays.
+    ///
+    /// # Errors
+    /// When the run directory cannot be written.
+    pub fn forget(&mut self, path: &Path, home: Option<&Path>, top: &Path) -> Result<(), MountPointsError> {
+        self.mounts.retain(|mount| mount != path);
+        self.left.retain(|mount| mount != path);
+        self.directories.take_back(path, top);
+        if let Some(home) = home {
+            self.directories.take_back(home, top);
+            self.homes.retain(|other| other != home || home.exists());
+        }
+        self.record()
+    }
+
+    /// What an earlier podfs had mounted, and this one has not taken over.
+    pub fn left(&self) -> &[PathBuf] {
+        &self.left
+    }
+
+    /// The directories in `parent` that this podfs or an earlier one made.
+    pub fn made_in(&self, parent: &Path) -> Vec<PathBuf> {
+        self.directories.made().iter().filter(|made| made.parent() == Some(parent)).cloned().collect()
     }
 
     /// Makes a place ready for a part of a volume, and writes it down. What is mounted there already goes first.

@@ -32,8 +32,13 @@ impl Site {
 
     /// Where the content of an emptyDir is kept; without a pod, nowhere in particular.
     pub(in crate::supervisor) fn home(&self, name: &str) -> Option<PathBuf> {
+        self.homes().map(|homes| homes.join(name))
+    }
+
+    /// Where the content of all emptyDirs of a pod is kept.
+    pub(in crate::supervisor) fn homes(&self) -> Option<PathBuf> {
         match self {
-            Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir").join(name)),
+            Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir")),
             Site::Exactly(_) => None,
         }
     }

@@ -360,11 +360,43 @@ impl PodServer {
         }
     }
 
+    /// Lets the server serve what `profile` allows. A server that is confined more is replaced by one that is not, which
+    /// lives before the other one dies.
+    ///
+    /// # Errors
+    /// When the pod goes on with the server that it had, or with another one that is confined as much.
+    pub(super) async fn widen(&mut self, profile: Profile) -> Result<(), UpgradeError> {
+        let before = self.profile;
+        self.profile = before.max(profile);
+        let became_one = async {
+            while !matches!(self.life, Life::Serving { .. } | Life::Over) {
+                self.guard().await;
+            }
+        };
+        let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
+        timeout(LAST_MOMENTS, became_one).await.map_err(|_| refused())?;
+        let Life::Serving { process, .. } = &self.life else { return Err(refused()) };
+        if process.profile().is_none_or(|has| has >= self.profile) {
+            return Ok(());
+        }
+        info!("the pod's server is replaced by one that may serve directories of the node, too");
+        let program = Arc::clone(&self.program);
+        let replaced = self.replace(Program::Own(&program), "it gave way to a server that may do more").await;
+        if replaced.is_err() {
+            self.profile = before;
+        }
+        replaced
+    }
+
     /// Has the server followed by one that is started from `program`, and lives before the other one dies.
     ///
     /// # Errors
     /// When the pod goes on as it was: with the same server, or with another one of the same program.
     pub(super) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
+        self.replace(program, "it gave way to an upgrade").await
+    }
+
+    async fn replace(&mut self, program: Program<'_>, why: &str) -> Result<(), UpgradeError> {
         let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
         let Life::Serving { process: old, .. } = &self.life else {
             return Err(refused(&"the pod has no server at this moment; try again"));
@@ -384,7 +416,7 @@ impl PodServer {
         };
         old.kill();
         old.spent().await;
-        self.record.last_end = Some("it gave way to an upgrade".to_owned());
+        self.record.last_end = Some(why.to_owned());
         let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
             keeper.let_go();

@@ -1,6 +1,7 @@
 //! One server process: started, watched, killed.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -95,6 +96,13 @@ impl Process {
 
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
+    }
+
+    /// What the server is confined to, as its arguments say; nothing if they cannot be read.
+    pub(super) fn profile(&self) -> Option<Profile> {
+        let arguments = fs::read(format!("/proc/{}/cmdline", self.pid())).ok()?;
+        let mut words = arguments.split(|byte| *byte == 0).skip_while(|word| *word != b"--profile");
+        words.nth(1).and_then(|name| Profile::named(std::str::from_utf8(name).ok()?))
     }
 
     /// How it ended: all of its threads.

@@ -1,6 +1,7 @@
 //! What is told of a pod and its volumes: by its supervisor, and by `podfs status`, whose JSON these types are.
 //! A field that does not apply is left out.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
 use podfs_fuse::region::OpenCount;
@@ -212,6 +213,27 @@ impl PodStatus {
             (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
             _ => self.uid.clone(),
         }
+    }
+
+    /// Stands for all that is told, but for ages, counts of requests and what old generations take.
+    pub(in crate::supervisor) fn digest(&self) -> u64 {
+        let mut plain = self.clone();
+        for volume in &mut plain.volumes {
+            volume.generation_age_seconds = None;
+            volume.requests = None;
+            volume.audit = None;
+            volume.old_generations = None;
+            volume.old_generation_bytes = None;
+        }
+        plain.objects.iter_mut().for_each(|object| object.contact_age_seconds = None);
+        let mut hasher = DefaultHasher::new();
+        serde_json::to_vec(&plain).unwrap_or_default().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Whether it may change without anything that the supervisor's task does: with time, or with an API server.
+    pub(in crate::supervisor) fn may_recover_alone(&self) -> bool {
+        self.state != PodState::Running || !self.objects.is_empty()
     }
 }
 

@@ -65,7 +65,6 @@ pub enum Subject {
 pub struct Report {
     subject: Subject,
     identity: PodIdentity,
-    expected: usize,
     store: StatusStore,
     audience: Audience,
     ready_fd: Option<OwnedFd>,
@@ -114,14 +113,13 @@ impl Report {
         // A server that writes to the same terminal would be written over.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = Progress::new(audience == Audience::People && is_quiet);
-        let expected = volumes.len();
-        Self { subject, identity, expected, store, audience, ready_fd, ready: false, status, progress }
+        Self { subject, identity, store, audience, ready_fd, ready: false, status, progress }
     }
 
     /// The supervisor begins.
     pub(in crate::supervisor) fn started(&mut self) {
         if self.subject == Subject::Pod {
-            info!("serving {} volume(s) of pod {}", self.expected, self.identity);
+            info!("serving {} volume(s) of pod {}", self.store.known().volumes.len(), self.identity);
         }
     }
 
@@ -138,6 +136,16 @@ impl Report {
     /// The volume at this place is a part of `mounted`, as it is before its next refresh.
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().found(place, volume, mounted);
+    }
+
+    /// The pod has this volume at this place, too.
+    pub(in crate::supervisor) fn add(&mut self, place: usize, volume: &Volume) {
+        self.store.known().add(place, volume);
+    }
+
+    /// The pod has no volume at this place any more.
+    pub(in crate::supervisor) fn remove(&mut self, place: usize) {
+        self.store.known().remove(place);
     }
 
     /// What has become of the servers, and the version of the one that serves.
@@ -180,6 +188,7 @@ impl Report {
 
     /// Tells what has changed since the last time.
     pub(in crate::supervisor) fn progress(&mut self) {
+        self.store.note_change();
         let status = self.describe();
         if status != self.status {
             notify(&[NotifyState::Status(&status)]);
@@ -203,6 +212,7 @@ impl Report {
     pub(in crate::supervisor) fn stopping(&mut self) {
         self.hide_progress();
         self.store.known().trouble("podfs ends and unmounts the volumes");
+        self.store.note_change();
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
@@ -226,7 +236,7 @@ impl Report {
     fn show_progress(&mut self) {
         let known = self.store.known();
         let pod = (self.subject == Subject::Pod).then_some(&self.identity);
-        let mut upcoming = Upcoming { pod, expected: self.expected, up: Vec::new(), waiting: Vec::new() };
+        let mut upcoming = Upcoming { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
         for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
                 State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
@@ -240,7 +250,7 @@ impl Report {
         let known = self.store.known();
         let volumes = || known.volumes.values().filter(|volume| volume.tried);
         let shown = volumes().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
-        let mut text = format!("{shown} of {} volumes are up", self.expected);
+        let mut text = format!("{shown} of {} volumes are up", known.volumes.len());
         if let Some(trouble) = known.server_is_dead() {
             text += &format!("; {trouble}");
         }

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use podfs_fuse::client::Watch;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
+use tokio::sync::watch;
 
 use super::capacity::Hanging;
 use super::counters::Counters;
@@ -31,6 +32,8 @@ pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<Known>>,
     /// What is counted. Locked while it is written down, too.
     counters: Arc<Mutex<Counters>>,
+    /// Where those that follow the pod hear of changes.
+    changed: Arc<watch::Sender<()>>,
 }
 
 /// What is known.
@@ -89,7 +92,17 @@ impl StatusStore {
             tokens: Tokens::default(),
             volumes: waiting,
         };
-        Self { known: Arc::new(Mutex::new(known)), counters: Arc::default() }
+        Self { known: Arc::new(Mutex::new(known)), counters: Arc::default(), changed: Arc::default() }
+    }
+
+    /// What is known may have changed.
+    pub(in crate::supervisor) fn note_change(&self) {
+        self.changed.send_replace(());
+    }
+
+    /// A way to wait for changes.
+    pub(in crate::supervisor) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, Known> {
@@ -177,6 +190,17 @@ impl Known {
             state,
         };
         self.volumes.insert(place, report);
+    }
+
+    /// The pod has this volume at this place, too.
+    pub(in crate::supervisor) fn add(&mut self, place: usize, volume: &Volume) {
+        let report = VolumeReport::waiting(volume, &self.identity);
+        self.volumes.insert(place, report);
+    }
+
+    /// The pod has no volume at this place any more.
+    pub(in crate::supervisor) fn remove(&mut self, place: usize) {
+        self.volumes.remove(&place);
     }
 
     /// What has become of the servers, and the version of the one that serves. Gives how many took the place of one that

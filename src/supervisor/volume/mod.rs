@@ -5,6 +5,7 @@
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
 //! | `hidden` | volumes that another process has unmounted or covered |
+//! | `state` | where a volume is in its life |
 //! | `nfs` | finding an export and its server |
 //! | [`sub_path`] | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
@@ -14,6 +15,7 @@ mod nfs;
 mod passthrough;
 mod projected;
 pub mod search;
+mod state;
 pub(in crate::supervisor) mod sub_path;
 
 use std::path::Path;
@@ -24,24 +26,24 @@ use podfs_fuse::client::{Adopted, ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
-use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 use serde_json::Value;
 use tracing::{info, warn};
 
 use super::run::adoption::{About, Kept};
-use super::run_dir::mount_points::MountPoints;
+use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
+use crate::host::empty_dir;
 use crate::manifest::Tokens;
 use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Condition;
 use crate::types::Allocatable;
-use crate::volume::nfs_options::Backend;
 use crate::volume::{Volume, VolumeSource};
 use hidden::{Hidden, Unmounts};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
+pub use state::{Shown, State};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -66,15 +68,19 @@ pub struct Setting {
 }
 
 impl Setting {
-    fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
+    /// What is made around the volumes. Hold it for single calls that make or remove a directory or a file.
+    pub(super) fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
         self.mount_points.lock().expect("nobody panics while the mount points are locked")
     }
 
-    /// Makes the mount point of a volume ready that another process has unmounted. It may have removed it, too.
-    fn prepare_again(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
+    /// Makes the mount point of a volume ready, and writes it down.
+    fn prepare(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
         let mut mount_points = self.mount_points();
+        let written =
+            |outcome: Result<(), MountPointsError>| outcome.map_err(|error| Trouble::Passing(error.to_string()));
+        written(mount_points.expect(path, shape))?;
         let point = mount_points.prepare(path, shape).map_err(Trouble::of_mount)?;
-        mount_points.record().map_err(|error| Trouble::Passing(error.to_string()))?;
+        written(mount_points.record())?;
         Ok(point)
     }
 
@@ -88,6 +94,7 @@ impl Setting {
 }
 
 /// Everything a refresh is made from.
+#[derive(Clone)]
 pub struct Refresh {
     /// The pod's name and namespace.
     pub identity: PodIdentity,
@@ -113,98 +120,6 @@ impl Refresh {
     /// The label of volumes whose files are all the pod's own.
     fn selinux_context(&self) -> Option<String> {
         self.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
-    }
-}
-
-/// The life of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Nothing is mounted yet: the first payload is not complete, or the source cannot be used, for this reason. The
-    /// first success leads to [`State::Live`].
-    Waiting(String),
-    /// Mounted, and current. Every commit leads back here. A passthrough stays here.
-    Live(Shown),
-    /// Mounted, and showing the last good generation, because the last refresh failed for this reason
-    /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
-    Behind(Shown, String),
-    /// Served, but its path does not show it, for this reason: another process has unmounted it or mounted something over it.
-    /// Containers that use it already see it still. A refresh that finds it at its path, or mounts it there again, leads to
-    /// [`State::Live`].
-    Hidden(Shown, String),
-}
-
-impl State {
-    /// The state before the first refresh.
-    pub(super) fn first(volume: &Volume) -> State {
-        let awaited = match volume.source {
-            VolumeSource::Projection(_) => "its first payload",
-            _ => "its source",
-        };
-        State::Waiting(awaited.to_owned())
-    }
-
-    /// Why the volume is not live.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            State::Waiting(reason) | State::Behind(_, reason) | State::Hidden(_, reason) => Some(reason),
-            State::Live(_) => None,
-        }
-    }
-
-    /// The generation that is shown, if there is one.
-    pub fn generation(&self) -> Option<&GenerationName> {
-        match self {
-            State::Waiting(_) => None,
-            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => shown.generation(),
-        }
-    }
-}
-
-/// What is to be seen of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
-    /// A generation of files, which the kernel keeps and asks nobody for.
-    Generation(GenerationName),
-    /// A generation of files; podfs is asked at each open, and writes down who it was.
-    Audited(GenerationName),
-    /// A source of the host; reads and writes go from the kernel to it.
-    Passthrough,
-    /// A source of the host; podfs reads and writes.
-    ReadWrite,
-    /// A source of the host, without podfs in between.
-    Bind,
-    /// An export of an NFS server, by way of this client.
-    Nfs(Backend),
-}
-
-impl Shown {
-    /// How the volume is served, as the status says it.
-    pub fn mode(&self) -> &'static str {
-        match self {
-            Shown::Generation(_) => "zero-message",
-            Shown::Audited(_) => "audited",
-            Shown::Passthrough => "passthrough",
-            Shown::ReadWrite => "read-write",
-            Shown::Bind => "bind",
-            Shown::Nfs(_) => "nfs",
-        }
-    }
-
-    /// Whose NFS client is used, if one is, as the status says it.
-    pub fn backend(&self) -> Option<&'static str> {
-        match self {
-            Shown::Nfs(Backend::User) => Some("user"),
-            Shown::Nfs(Backend::Kernel) => Some("kernel"),
-            _ => None,
-        }
-    }
-
-    /// The generation, if there is one.
-    pub fn generation(&self) -> Option<&GenerationName> {
-        match self {
-            Shown::Generation(generation) | Shown::Audited(generation) => Some(generation),
-            _ => None,
-        }
     }
 }
 
@@ -250,6 +165,8 @@ impl Trouble {
 pub struct PodVolume {
     spec: Volume,
     body: Body,
+    /// Whether the pod did not have it when this process started.
+    is_published: bool,
     state: State,
     /// Why its path does not show it, if it does not.
     hidden: Option<Hidden>,
@@ -271,7 +188,20 @@ impl PodVolume {
     /// A volume of files, which is going to be shown at `point`. Nothing is mounted before the first payload is
     /// complete.
     pub fn projected(spec: Volume, point: MountPoint, setting: Setting) -> Self {
-        Self::new(spec, Body::Projected(ProjectedVolume::new(setting, point)))
+        let path = point.path().to_owned();
+        Self::new(spec, Body::Projected(ProjectedVolume::new(setting, path, Some(point))))
+    }
+
+    /// A volume that the pod did not have when it started. Nothing is made or mounted yet.
+    pub fn published(spec: Volume, setting: Setting) -> Self {
+        let body = match (&spec.source, spec.kind.directory) {
+            (VolumeSource::Projection(_), Some(directory)) => {
+                let path = setting.site.volume(directory, spec.name.as_str());
+                Body::Projected(ProjectedVolume::new(setting, path, None))
+            }
+            _ => Body::Passthrough(PassthroughVolume::new(setting)),
+        };
+        Self { is_published: true, ..Self::new(spec, body) }
     }
 
     /// A volume that shows something of the host. Nothing is made or mounted yet.
@@ -300,6 +230,7 @@ impl PodVolume {
         Self {
             spec,
             body,
+            is_published: false,
             state,
             hidden: None,
             unmounts: Unmounts::default(),
@@ -318,7 +249,7 @@ impl PodVolume {
     /// Where it is, or will be, seen; unknown while nobody knows its PersistentVolume.
     pub fn path(&self) -> Option<&Path> {
         match &self.body {
-            Body::Projected(projected) => Some(projected.point().path()),
+            Body::Projected(projected) => Some(projected.path()),
             Body::Passthrough(passthrough) => passthrough.path(),
         }
     }
@@ -408,6 +339,11 @@ impl PodVolume {
                     }
                 }
             }
+            // The others of the pod are served already.
+            Err(Trouble::Hopeless(error)) if self.is_published => {
+                self.fail(error.to_string());
+                self.retry()
+            }
             Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
             Err(Trouble::Manifests(reason)) => {
                 // There is nothing to be seen of it; what puts it right is another change.
@@ -461,6 +397,36 @@ impl PodVolume {
             Body::Projected(projected) => projected.take_down(),
             Body::Passthrough(passthrough) => passthrough.take_down(self.spec.name.as_str(), end),
         }
+    }
+
+    /// Takes the volume away while the pod goes on: unmounts it, deletes its content if it is an emptyDir, and takes back the
+    /// directories that were made for it.
+    ///
+    /// # Errors
+    /// Why something of it is left.
+    pub fn unpublish(self) -> Result<(), String> {
+        let setting = self.setting().clone();
+        let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
+        let home = match self.spec.source {
+            VolumeSource::EmptyDir(_) => setting.site.home(name.as_str()),
+            _ => None,
+        };
+        let at = |error: &dyn std::fmt::Display| format!("volume {:?}: {error}", name.as_str());
+        self.take_down(End::Clean).map_err(|error| at(&error))?;
+        if let Some(home) = home.as_deref().filter(|home| home.exists()) {
+            let left = empty_dir::remove(home).map_err(|error| at(&error))?;
+            if !left.is_empty() {
+                return Err(at(&format!("what is left of its content are {left}")));
+            }
+        }
+        let Some(path) = path else { return Ok(()) };
+        setting.mount_points().forget(&path, home.as_deref(), setting.site.path()).map_err(|error| at(&error))
+    }
+
+    /// Makes the next try of the volume not wait any longer.
+    pub fn hurry(&mut self) {
+        self.failures = 0;
+        self.unmounts = Unmounts::default();
     }
 
     fn shown(&self) -> Option<Shown> {

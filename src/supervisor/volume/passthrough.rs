@@ -135,10 +135,6 @@ impl PassthroughVolume {
         Self { path: Some(about.path), group: about.group, mounted: Some(mounted), ..Self::new(setting) }
     }
 
-    pub(super) fn setting(&self) -> &Setting {
-        &self.setting
-    }
-
     /// Its mount, once it is mounted.
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)
@@ -151,7 +147,7 @@ impl PassthroughVolume {
             drop(bind);
         }
         let Some(mounted) = self.mounted.as_mut().filter(|mounted| !mounted.is_given_up()) else { return Ok(()) };
-        let point = self.setting.prepare_again(mounted.visible.path(), mounted.shape())?;
+        let point = self.setting.prepare(mounted.visible.path(), mounted.shape())?;
         let again = match &mounted.served {
             Served::Passthrough(passthrough) => passthrough.show(&point, mounted.access),
             Served::Nfs(volume) => volume.show(&point, mounted.access),
@@ -159,6 +155,10 @@ impl PassthroughVolume {
         };
         mounted.visible.replace(again.map_err(Trouble::of_mount)?);
         Ok(())
+    }
+
+    pub(super) fn setting(&self) -> &Setting {
+        &self.setting
     }
 
     /// Where the volume is, or was tried to be.
@@ -365,6 +365,7 @@ impl PassthroughVolume {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
             _ => {
                 let mut mount_points = self.setting.mount_points();
+                mount_points.expect(&path, shape).map_err(|error| passing(&error))?;
                 let point = mount_points.prepare(&path, shape);
                 mount_points.record().map_err(|error| passing(&error))?;
                 point

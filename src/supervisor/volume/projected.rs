@@ -1,5 +1,6 @@
 //! A volume that podfs assembles: committed generation by generation.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +27,9 @@ use crate::volume::{self, Volume};
 /// The mount of a projection, once its first payload was complete.
 pub(super) struct ProjectedVolume {
     setting: Setting,
-    point: MountPoint,
+    path: PathBuf,
+    /// Its mount point, once it is made.
+    point: Option<MountPoint>,
     mounted: Option<Mounted>,
     warned: Vec<String>,
 }
@@ -60,8 +63,8 @@ impl From<RefreshError> for Trouble {
 }
 
 impl ProjectedVolume {
-    pub(super) fn new(setting: Setting, point: MountPoint) -> Self {
-        Self { setting, point, mounted: None, warned: Vec::new() }
+    pub(super) fn new(setting: Setting, path: PathBuf, point: Option<MountPoint>) -> Self {
+        Self { setting, path, point, mounted: None, warned: Vec::new() }
     }
 
     pub(super) fn adopted(
@@ -71,11 +74,13 @@ impl ProjectedVolume {
         mut projection: Projection,
     ) -> Self {
         projection.keep_old_for(setting.keep_old_generations);
-        Self { mounted: Some(Mounted { visible, projection }), ..Self::new(setting, point) }
+        let mounted = Some(Mounted { visible, projection });
+        Self { mounted, ..Self::new(setting, point.path().to_owned(), Some(point)) }
     }
 
-    pub(super) fn point(&self) -> &MountPoint {
-        &self.point
+    /// Where it is, or will be, seen.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn setting(&self) -> &Setting {
@@ -91,9 +96,9 @@ impl ProjectedVolume {
     /// that come now share one file system.
     pub(super) fn show_again(&mut self) -> Result<(), Trouble> {
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
-        self.point = self.setting.prepare_again(self.point.path(), Shape::Directory)?;
+        let point = self.point.insert(self.setting.prepare(&self.path, Shape::Directory)?);
         if !mounted.projection.is_given_up() {
-            mounted.visible.replace(mounted.projection.show(&self.point).map_err(Trouble::of_mount)?);
+            mounted.visible.replace(mounted.projection.show(point).map_err(Trouble::of_mount)?);
         }
         Ok(())
     }
@@ -135,6 +140,9 @@ impl ProjectedVolume {
         refresh: &Refresh,
         heard: Option<Instant>,
     ) -> Result<Shown, Trouble> {
+        if self.point.is_none() {
+            self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
+        }
         Ok(self.show_payload(spec, source, refresh, heard)?)
     }
 
@@ -200,13 +208,14 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: refresh.selinux_context(), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
-        let about = Setting::about(spec, self.point.path(), None, Access::ReadOnly);
+        let about = Setting::about(spec, &self.path, None, Access::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = Projection::start(Arc::clone(server), &root, &options, about, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
-        let visible = projection.show(&self.point)?;
+        let point = self.point.as_ref().expect("it was made before the first payload was assembled");
+        let visible = projection.show(point)?;
         Ok(Mounted { visible, projection })
     }
 }

@@ -117,7 +117,7 @@ impl PodVolume {
         Ok(target)
     }
 
-    fn setting(&self) -> &Setting {
+    pub(super) fn setting(&self) -> &Setting {
         match &self.body {
             Body::Projected(projected) => projected.setting(),
             Body::Passthrough(passthrough) => passthrough.setting(),

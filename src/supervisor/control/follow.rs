@@ -1,0 +1,94 @@
+//! Telling those that follow a pod how it is.
+//!
+//! 1. A follower costs a small task on the supervisor's runtime and no thread. It is not among the few clients that are served at
+//!    once; most followers have a limit of their own.
+//! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
+//! 3. A follower that does not read is dropped after two seconds; one that hung up, or says something, at once.
+//! 4. A status is sent when it differs from the last one in more than ages and counts of requests: the first change of a burst at
+//!    once, the others together after 50 ms.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podfs_fuse::protocol::frame;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use super::protocol::{Answer, Envelope, PROTOCOL, TIMEOUT};
+use crate::supervisor::status::store::StatusStore;
+
+/// Most programs that follow the pod at once.
+const MAX_FOLLOWERS: usize = 8;
+/// From one status to the next.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often a pod that is not well is looked at: what is wrong with it may be over with time alone.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// Those that follow the pod.
+pub(super) struct Followers {
+    runtime: Handle,
+    free: Arc<Semaphore>,
+}
+
+impl Followers {
+    /// Nobody follows the pod yet. To be called on the supervisor's runtime.
+    pub(super) fn new() -> Followers {
+        Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
+    }
+
+    /// Tells the program at the other end how the pod is from now on.
+    ///
+    /// # Errors
+    /// Why it is not told.
+    pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Result<(), String>> {
+        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
+            return Ok(Err(format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them")));
+        };
+        let stream = stream.try_clone()?;
+        stream.set_nonblocking(true)?;
+        self.runtime.spawn(tell(stream, store.clone(), permit));
+        Ok(Ok(()))
+    }
+}
+
+/// Tells one follower, until it is gone.
+async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemaphorePermit) -> Option<()> {
+    let mut stream = UnixStream::from_std(stream).ok()?;
+    let mut changes = store.changes();
+    let mut told = None;
+    loop {
+        changes.mark_unchanged();
+        let status = store.status();
+        let may_recover_alone = status.may_recover_alone();
+        let digest = status.digest();
+        if told.replace(digest) != Some(digest) {
+            let answer = Answer::Status(Box::new(status));
+            let frame = frame(&Envelope { version: PROTOCOL, message: &answer }).ok()?;
+            drop(answer);
+            timeout(TIMEOUT, stream.write_all(&frame)).await.ok()?.ok()?;
+        } else {
+            drop(status);
+        }
+        sleep(PAUSE).await;
+        tokio::select! {
+            changed = changes.changed() => changed.ok()?,
+            () = is_over(&stream) => return None,
+            () = sleep(GLANCE), if may_recover_alone => {}
+        }
+    }
+}
+
+/// Waits until the follower hangs up, or says something that it was not asked for.
+async fn is_over(stream: &UnixStream) {
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut [0]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+    }
+}

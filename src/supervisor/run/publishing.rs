@@ -1,0 +1,368 @@
+//! Volumes that come and go while the pod runs: an agent publishes and unpublishes them on the control socket.
+//!
+//! 1. A manifest is published as a whole or not at all. Its new volumes are mounted like those that the pod had at its start;
+//!    what is mounted already is not touched, also if the manifest does not have it.
+//! 2. If the new volumes need a server that may do more, it takes the place of the one that serves, by an ordinary takeover,
+//!    before the first of them is mounted.
+//! 3. A volume that is unpublished is unmounted on a blocking thread. It has its place until that is done; then the client is
+//!    answered.
+//! 4. The supervisor may be killed at any moment. What it mounted is written down before, and the next supervisor, with the
+//!    manifest that the agent wrote for it, adopts what is wanted and takes away what is not.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use podfs_fuse::mount::visible::take_away;
+use tokio::task::JoinError;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::Supervisor;
+use super::sharing::{Sharing, is_shared, suits};
+use super::start::profile;
+use crate::host::empty_dir;
+use crate::manifest::pod::{Pod, PodIdentity};
+use crate::supervisor::control::{Answer, Caller, Change, VolumeNames};
+use crate::supervisor::volume::{PodVolume, Refresh, Setting, State};
+use crate::volume::{Claim, Usage, Volume, VolumeSource};
+
+/// A volume that was taken away on a blocking thread.
+pub(super) struct TakenAway {
+    /// Its place; none of what an earlier supervisor left.
+    place: Option<usize>,
+    name: String,
+    plugin: String,
+    /// How long it took, if it was mounted.
+    unmounting: Option<Duration>,
+    outcome: Result<(), String>,
+}
+
+/// Volumes that leave, and the clients that wait for that.
+#[derive(Default)]
+pub(super) struct Departures {
+    /// Mounts that are to be taken away, by place.
+    leaders: BTreeSet<usize>,
+    waiting: Vec<Departure>,
+}
+
+struct Departure {
+    caller: Caller,
+    volumes: Vec<String>,
+    /// The mounts that are not gone yet.
+    left: BTreeSet<usize>,
+    troubles: Vec<String>,
+}
+
+impl Supervisor {
+    /// Does what an agent wishes for, and answers.
+    pub(super) async fn change(&mut self, change: Change, caller: Caller) {
+        let answer = match change {
+            Change::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
+            Change::Unpublish(volumes) => match self.places_of(&volumes) {
+                Ok(places) => return self.unpublish(volumes, &places, caller),
+                Err(refusal) => refusal,
+            },
+            Change::Remount(volumes) => match self.places_of(&volumes) {
+                Ok(places) => {
+                    self.remount(&places);
+                    Answer::Remounting(VolumeNames { volumes })
+                }
+                Err(refusal) => refusal,
+            },
+        };
+        caller.answer(&answer);
+    }
+
+    /// Mounts the volumes of the manifest that the pod does not have yet. Gives their names, or why nothing was done.
+    async fn publish(&mut self, pod: &Arc<Pod>) -> Result<Answer, Answer> {
+        if pod.identity != self.identity {
+            let told = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
+            let (published, served) = (told(&pod.identity), told(&self.identity));
+            return Err(Answer::Refused(format!(
+                "the manifest is that of pod {published}, and podfs serves {served}; publish it to the podfs of that pod"
+            )));
+        }
+        let added = self.new_volumes(&pod.volumes)?;
+        self.source.publish(pod).map_err(Answer::Refused)?;
+        let wider = profile(self.volumes.values().chain(&added));
+        self.server.widen(wider).await.map_err(|error| Answer::Busy(error.to_string()))?;
+        self.report_server();
+        let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
+        self.refresh = Arc::new(Refresh { facts: pod.facts.clone(), ..(*self.refresh).clone() });
+        self.containers.pod = Some(Arc::clone(pod));
+        self.add(added);
+        self.want();
+        // Facts of the pod may have changed with its manifest.
+        self.version += 1;
+        if !volumes.is_empty() {
+            info!("volumes were published: {}", volumes.join(", "));
+        }
+        Ok(Answer::Published(VolumeNames { volumes }))
+    }
+
+    /// Those that the pod does not have yet.
+    fn new_volumes(&self, volumes: &[Volume]) -> Result<Vec<Volume>, Answer> {
+        let mut added: Vec<Volume> = Vec::new();
+        for volume in volumes {
+            let name = volume.name.as_str();
+            match self.volumes.iter().find(|(_, known)| known.name == volume.name) {
+                Some((place, _)) if self.is_leaving(self.sharing.leader(*place)) => {
+                    return Err(Answer::Busy(format!(
+                        "volume {name:?} is just being unmounted; publish it again when that is done"
+                    )));
+                }
+                Some((_, known)) if !is_same(known, volume) => {
+                    return Err(Answer::Refused(format!(
+                        "volume {name:?} is mounted with another definition; unpublish it first, or publish the new one \
+                         under another name"
+                    )));
+                }
+                Some(_) => {}
+                None => {
+                    if let Some(other) = self.other_way_of_claim(volume) {
+                        return Err(Answer::Refused(format!(
+                            "volume {name:?} names the claim of volume {other:?}, which is mounted in another way; unpublish \
+                             that first"
+                        )));
+                    }
+                    added.push(volume.clone());
+                }
+            }
+        }
+        Ok(added)
+    }
+
+    /// The leader of the volumes that show the claim of this one.
+    fn leader_of_claim(&self, volume: &Volume) -> Option<usize> {
+        let other = self.volumes.iter().find(|(_, other)| is_shared(volume, other, &self.identity));
+        other.map(|(place, _)| self.sharing.leader(*place))
+    }
+
+    /// The volume that shows the claim of this one, but not as this one wants it.
+    fn other_way_of_claim(&self, volume: &Volume) -> Option<String> {
+        let leader = self.leader_of_claim(volume)?;
+        let spec = self.idle.get(&leader).map(PodVolume::spec).or_else(|| self.volumes.get(&leader))?;
+        let suits = !self.is_leaving(leader) && suits(spec, volume);
+        (!suits).then(|| spec.name.to_string())
+    }
+
+    /// The pod has these volumes, too.
+    fn add(&mut self, added: Vec<Volume>) {
+        let first = self.next_place;
+        self.next_place += added.len();
+        let (sharing, mounted) = Sharing::of(&added, &self.identity);
+        for (number, spec) in mounted {
+            let place = first + number;
+            let leader = self.leader_of_claim(&spec);
+            for other in sharing.places(number) {
+                self.sharing.add(first + other, leader.unwrap_or(place));
+                self.report.add(first + other, &added[other]);
+            }
+            let volume = match leader {
+                None => PodVolume::published(spec, self.setting.clone()),
+                Some(leader) => match self.idle.remove(&leader) {
+                    Some(volume) => volume,
+                    // It is reported when it comes back from its thread.
+                    None => continue,
+                },
+            };
+            let leader = leader.unwrap_or(place);
+            for place in self.sharing.places(leader) {
+                if let Some(spec) = place.checked_sub(first).and_then(|number| added.get(number)) {
+                    self.report.found(place, spec, &volume);
+                }
+            }
+            self.idle.insert(leader, volume);
+        }
+        self.volumes.extend((first..).zip(added));
+    }
+
+    /// Tells the source which volumes there are.
+    fn want(&mut self) {
+        let volumes = self.volumes.values().cloned().collect();
+        if let Some(snapshot) = self.source.want(volumes) {
+            self.take_snapshot(snapshot);
+        }
+    }
+
+    /// The places of the volumes of these names, or a refusal.
+    fn places_of(&self, names: &[String]) -> Result<BTreeSet<usize>, Answer> {
+        let place = |name: &String| {
+            let found = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == name);
+            found.map(|(place, _)| *place).ok_or_else(|| {
+                let known: Vec<_> = self.volumes.values().map(|volume| volume.name.as_str()).collect();
+                let known = if known.is_empty() { "no volumes".to_owned() } else { known.join(", ") };
+                Answer::Refused(format!("pod {} has no volume {name:?}; it has {known}", self.identity))
+            })
+        };
+        names.iter().map(place).collect()
+    }
+
+    /// Refreshes volumes now, and mounts those again that another process has unmounted, without a pause.
+    fn remount(&mut self, places: &BTreeSet<usize>) {
+        let _nothing_ends = self.look_at_mounts();
+        for leader in places.iter().map(|place| self.sharing.leader(*place)).collect::<BTreeSet<_>>() {
+            if let Some(volume) = self.idle.get_mut(&leader) {
+                volume.hurry();
+            }
+            self.retry_at(leader, Duration::ZERO);
+        }
+    }
+
+    /// Begins to take volumes away. The client is answered when that is done.
+    fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, caller: Caller) {
+        let mut left = BTreeSet::new();
+        for place in places {
+            let leader = self.sharing.leader(*place);
+            if self.sharing.places(leader).any(|other| !places.contains(&other)) && !self.is_leaving(leader) {
+                // Another volume shows the same claim: the mount stays.
+                self.forget(*place);
+                continue;
+            }
+            left.insert(leader);
+            if self.departures.leaders.insert(leader)
+                && let Some(volume) = self.idle.remove(&leader)
+            {
+                self.take_away(leader, volume);
+            }
+        }
+        self.departures.waiting.push(Departure { caller, volumes, left, troubles: Vec::new() });
+        self.answer_departures();
+    }
+
+    /// Whether the mount at this place is to be taken away while the pod goes on.
+    pub(super) fn is_leaving(&self, leader: usize) -> bool {
+        self.departures.leaders.contains(&leader)
+    }
+
+    /// Takes a volume away on a blocking thread.
+    pub(super) fn take_away(&mut self, place: usize, volume: PodVolume) {
+        self.leaving.spawn_blocking(move || {
+            let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
+            let was_mounted = !matches!(volume.state(), State::Waiting(_));
+            let outcome = volume.unpublish();
+            let unmounting = was_mounted.then(|| began.elapsed());
+            TakenAway { place: Some(place), name, plugin, unmounting, outcome }
+        });
+    }
+
+    /// A volume was taken away, or what is left of it stays.
+    pub(super) fn finish_leaving(&mut self, taken_away: Result<TakenAway, JoinError>) {
+        let taken_away = taken_away.expect("a blocking thread that panics ends the process");
+        let TakenAway { place, name, plugin, unmounting, outcome } = taken_away;
+        if let Some(took) = unmounting {
+            self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
+        }
+        match &outcome {
+            Ok(()) => info!(volume = name, "volume is unmounted; the pod goes on without it"),
+            Err(error) => warn!("{error}"),
+        }
+        let Some(leader) = place else { return };
+        self.departures.leaders.remove(&leader);
+        for place in self.sharing.places(leader).collect::<Vec<_>>() {
+            self.forget(place);
+        }
+        self.turns.remove(&leader);
+        for departure in &mut self.departures.waiting {
+            if departure.left.remove(&leader)
+                && let Err(error) = &outcome
+            {
+                departure.troubles.push(error.clone());
+            }
+        }
+        self.want();
+        self.answer_departures();
+    }
+
+    fn answer_departures(&mut self) {
+        let over = |departure: &mut Departure| departure.left.is_empty();
+        for departure in self.departures.waiting.extract_if(.., over) {
+            let Departure { caller, volumes, troubles, .. } = departure;
+            caller.answer(&match troubles.is_empty() {
+                true => Answer::Unpublished(VolumeNames { volumes }),
+                false => Answer::Refused(troubles.join("; ")),
+            });
+        }
+    }
+
+    /// The pod has no volume at this place any more.
+    fn forget(&mut self, place: usize) {
+        self.volumes.remove(&place);
+        self.sharing.remove(place);
+        self.report.remove(place);
+    }
+
+    /// An adopted server may be one of before a volume was published that needs more.
+    pub(super) async fn allow_all_volumes(&mut self) {
+        if let Err(error) = self.server.widen(profile(self.volumes.values())).await {
+            warn!("the pod's server may not do what its volumes need: {error}");
+        }
+        self.report_server();
+    }
+
+    /// Takes away what an earlier supervisor made for volumes that the pod has no more: parts that containers mount, bind mounts,
+    /// which no server told of, and the content of emptyDirs.
+    pub(super) fn drop_what_is_not_wanted(&mut self) {
+        let Some(homes) = self.setting.site.homes() else { return };
+        let Setting { site, .. } = &self.setting;
+        let volumes = || self.volumes.values();
+        let path_of = |volume: &Volume| volume.kind.directory.map(|kind| site.volume(kind, volume.name.as_str()));
+        let paths: HashSet<PathBuf> = volumes().filter_map(path_of).collect();
+        // Where a claim is mounted is known when it is bound.
+        let has_claims = volumes().any(|volume| matches!(volume.source, VolumeSource::Claim(_)));
+        let is_empty_dir = |volume: &&Volume| matches!(volume.source, VolumeSource::EmptyDir(_));
+        let wanted: HashSet<_> =
+            volumes().filter(is_empty_dir).map(|volume| homes.join(volume.name.as_str())).collect();
+        let (mounts, made) = {
+            let mut mount_points = self.setting.mount_points();
+            if let Some(top) = site.sub_paths() {
+                let directory =
+                    |target: PathBuf| target.strip_prefix(&top).ok()?.iter().next().map(|name| top.join(name));
+                let directories = mount_points.targets_below(&top).into_iter().filter_map(directory);
+                let is_wanted = |directory: &PathBuf| volumes().any(|volume| directory.ends_with(volume.name.as_str()));
+                for directory in directories.filter(|directory| !is_wanted(directory)).collect::<BTreeSet<_>>() {
+                    mount_points.remove_targets(&directory, &top).unwrap_or_else(|error| warn!("{error}"));
+                }
+            }
+            let is_unwanted = |path: &&PathBuf| !has_claims && !paths.contains(*path);
+            (mount_points.left().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(), mount_points.made_in(&homes))
+        };
+        let homes = made.into_iter().filter(|home| !wanted.contains(home));
+        let left: BTreeMap<PathBuf, bool> =
+            mounts.into_iter().map(|path| (path, false)).chain(homes.map(|home| (home, true))).collect();
+        for (path, is_home) in left {
+            let setting = self.setting.clone();
+            self.leaving.spawn_blocking(move || {
+                let name = path.file_name().unwrap_or_default().display().to_string();
+                let outcome = drop_left(&setting, &path, is_home);
+                TakenAway { place: None, name, plugin: String::new(), unmounting: None, outcome }
+            });
+        }
+    }
+}
+
+/// Takes away one thing that an earlier supervisor left: the home of an emptyDir, or a mount.
+fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), String> {
+    let at = |error: &dyn std::fmt::Display| format!("{} of an earlier podfs stays: {error}", path.display());
+    if is_home && path.exists() {
+        let left = empty_dir::remove(path).map_err(|error| at(&error))?;
+        if !left.is_empty() {
+            return Err(at(&left));
+        }
+    } else {
+        take_away(path).map_err(|error| at(&error))?;
+    }
+    setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(&error))
+}
+
+/// Whether two definitions of a volume show the same. What containers use it for, and annotations, take effect when it is
+/// mounted.
+fn is_same(known: &Volume, volume: &Volume) -> bool {
+    let source = |volume: &Volume| match volume.source.clone() {
+        VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: Usage::default(), ..claim }),
+        source => source,
+    };
+    known.kind.directory == volume.kind.directory && source(known) == source(volume)
+}

@@ -1,0 +1,98 @@
+//! The life of a volume, and what is to be seen of it.
+
+use podfs_fuse::projection::GenerationName;
+
+use crate::volume::nfs_options::Backend;
+use crate::volume::{Volume, VolumeSource};
+
+/// The life of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is mounted yet: the first payload is not complete, or the source cannot be used, for this reason. The
+    /// first success leads to [`State::Live`].
+    Waiting(String),
+    /// Mounted, and current. Every commit leads back here. A passthrough stays here.
+    Live(Shown),
+    /// Mounted, and showing the last good generation, because the last refresh failed for this reason
+    /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
+    Behind(Shown, String),
+    /// Served, but its path does not show it, for this reason: another process has unmounted it or mounted something over it.
+    /// Containers that use it already see it still. A refresh that finds it at its path, or mounts it there again, leads to
+    /// [`State::Live`].
+    Hidden(Shown, String),
+}
+
+impl State {
+    /// The state before the first refresh.
+    pub(in crate::supervisor) fn first(volume: &Volume) -> State {
+        let awaited = match volume.source {
+            VolumeSource::Projection(_) => "its first payload",
+            _ => "its source",
+        };
+        State::Waiting(awaited.to_owned())
+    }
+
+    /// Why the volume is not live.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            State::Waiting(reason) | State::Behind(_, reason) | State::Hidden(_, reason) => Some(reason),
+            State::Live(_) => None,
+        }
+    }
+
+    /// The generation that is shown, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        match self {
+            State::Waiting(_) => None,
+            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => shown.generation(),
+        }
+    }
+}
+
+/// What is to be seen of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// A generation of files, which the kernel keeps and asks nobody for.
+    Generation(GenerationName),
+    /// A generation of files; podfs is asked at each open, and writes down who it was.
+    Audited(GenerationName),
+    /// A source of the host; reads and writes go from the kernel to it.
+    Passthrough,
+    /// A source of the host; podfs reads and writes.
+    ReadWrite,
+    /// A source of the host, without podfs in between.
+    Bind,
+    /// An export of an NFS server, by way of this client.
+    Nfs(Backend),
+}
+
+impl Shown {
+    /// How the volume is served, as the status says it.
+    pub fn mode(&self) -> &'static str {
+        match self {
+            Shown::Generation(_) => "zero-message",
+            Shown::Audited(_) => "audited",
+            Shown::Passthrough => "passthrough",
+            Shown::ReadWrite => "read-write",
+            Shown::Bind => "bind",
+            Shown::Nfs(_) => "nfs",
+        }
+    }
+
+    /// Whose NFS client is used, if one is, as the status says it.
+    pub fn backend(&self) -> Option<&'static str> {
+        match self {
+            Shown::Nfs(Backend::User) => Some("user"),
+            Shown::Nfs(Backend::Kernel) => Some("kernel"),
+            _ => None,
+        }
+    }
+
+    /// The generation, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        match self {
+            Shown::Generation(generation) | Shown::Audited(generation) => Some(generation),
+            _ => None,
+        }
+    }
+}

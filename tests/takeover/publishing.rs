@@ -1,0 +1,434 @@
+//! Volumes that an agent adds to a running pod and takes away again (issue component "dynamic supervisors"): the other volumes
+//! notice nothing, whoever is killed meanwhile.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use podfs::supervisor::control::{self, Follower};
+use podfs::supervisor::status::{PodStatus, VolumeState};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::common::control::{Connection, ask};
+use crate::common::passthrough::disk_directory;
+use crate::common::*;
+
+const UID: &str = "0f0c1f0e-8a43-4c11-9a55-6f3f6c1f6a01";
+
+/// A pod whose volumes come and go, with the ConfigMaps `one` and `two`, and a directory of the node.
+struct Dynamic {
+    fixture: Fixture,
+    source: TempDir,
+}
+
+impl Dynamic {
+    fn new(volumes: &[&str]) -> Self {
+        let source = disk_directory();
+        fs::write(source.path().join("f"), "host").expect("written");
+        let fixture = Fixture::new("");
+        fixture.write("objects/one.json", &config_map("one", &[("k", "1")]));
+        fixture.write("objects/two.json", &config_map("two", &[("k", "2")]));
+        let dynamic = Self { fixture, source };
+        dynamic.write(volumes);
+        dynamic
+    }
+
+    /// The pod with these volumes.
+    fn manifest(&self, volumes: &[&str]) -> Value {
+        let volume = |name: &&str| match *name {
+            "host" => json!({"name": "host", "hostPath": {"path": self.source.path(), "type": "Directory"}}),
+            "scratch" => json!({"name": "scratch", "emptyDir": {}}),
+            "memory" => json!({"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+            name => json!({"name": name, "configMap": {"name": name}}),
+        };
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": UID},
+            "spec": {"containers": [{"name": "c"}], "volumes": volumes.iter().map(volume).collect::<Vec<_>>()},
+        })
+    }
+
+    /// Writes the manifest that the next supervisor reads.
+    fn write(&self, volumes: &[&str]) {
+        let name = self.fixture.pod().file_name().expect("a name").to_str().expect("text").to_owned();
+        self.fixture.write(&name, &self.manifest(volumes).to_string());
+    }
+
+    fn run_directory(&self) -> PathBuf {
+        self.fixture.path(&format!("run/{UID}"))
+    }
+
+    #[track_caller]
+    fn ask(&self, question: &Value) -> Value {
+        ask(&self.run_directory(), question)
+    }
+
+    #[track_caller]
+    fn publish(&self, volumes: &[&str]) -> Value {
+        self.ask(&json!({"publish": {"manifest": self.manifest(volumes)}}))
+    }
+
+    #[track_caller]
+    fn unpublish(&self, volumes: &[&str]) {
+        let answer = self.ask(&json!({"unpublish": {"volumes": volumes}}));
+        assert_eq!(answer, json!({"unpublished": {"volumes": volumes}}));
+    }
+
+    /// Where the kubelet's plugin of this name would put the volume.
+    fn volume(&self, plugin: &str, name: &str) -> PathBuf {
+        self.fixture.path(&format!("root/pods/{UID}/volumes/kubernetes.io~{plugin}/{name}"))
+    }
+
+    fn home(&self, name: &str) -> PathBuf {
+        self.fixture.path(&format!("root/pods/{UID}/plugins/kubernetes.io~empty-dir/{name}"))
+    }
+
+    /// Waits until every volume is mounted.
+    fn wait_live(&self) {
+        let is_running = || self.ask(&json!("status"))["status"]["state"] == "running";
+        eventually("every volume is mounted", is_running);
+    }
+
+    fn names(&self) -> Vec<String> {
+        let status = self.ask(&json!("status"));
+        let volumes = status["status"]["volumes"].as_array().expect("volumes");
+        volumes.iter().map(|volume| volume["name"].as_str().expect("a name").to_owned()).collect()
+    }
+}
+
+/// Programs that open and read files all the time, until it is finished.
+struct Readers {
+    stop: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Vec<String>>>,
+}
+
+impl Readers {
+    fn start(files: &[(PathBuf, &'static str)]) -> Self {
+        let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let read = |(file, content): &(PathBuf, &'static str)| {
+            let (file, content, stop, reads) = (file.clone(), *content, Arc::clone(&stop), Arc::clone(&reads));
+            thread::spawn(move || {
+                let mut failures = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    // A listing asks the server, also when the kernel knows the file by heart.
+                    let listed = fs::read_dir(file.parent().expect("a directory")).map(Iterator::count);
+                    match (listed, fs::read_to_string(&file)) {
+                        (Ok(_), Ok(text)) if text == content => {}
+                        other => failures.push(format!("{}: {other:?}", file.display())),
+                    }
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+                failures
+            })
+        };
+        Self { threads: files.iter().map(read).collect(), stop, reads }
+    }
+
+    /// Waits until each of them has read some more.
+    fn go_on(&self) {
+        let goal = self.reads.load(Ordering::Relaxed) + 50;
+        eventually("the readers go on", || self.reads.load(Ordering::Relaxed) > goal);
+    }
+
+    #[track_caller]
+    fn assert_none_failed(self) {
+        self.go_on();
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            assert_eq!(thread.join().expect("no panic"), Vec::<String>::new());
+        }
+    }
+}
+
+fn content(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+fn volumes_come_and_go_while_others_are_read() {
+    let pod = Dynamic::new(&["one"]);
+    let mut running = pod.fixture.run();
+    let server = running.server();
+    let one = pod.volume("configmap", "one").join("k");
+    let readers = Readers::start(&[(one.clone(), "1")]);
+    readers.go_on();
+    let all = ["one", "two", "host", "scratch", "memory"];
+    assert_eq!(pod.publish(&all), json!({"published": {"volumes": ["two", "host", "scratch", "memory"]}}));
+    assert_eq!(pod.names(), all);
+    wait_content(&pod.volume("configmap", "two").join("k"), "2");
+    wait_content(&pod.volume("host-path", "host").join("f"), "host");
+    let (scratch, memory) = (pod.volume("empty-dir", "scratch"), pod.volume("empty-dir", "memory"));
+    pod.wait_live();
+    assert!(fs::write(scratch.join("f"), "x").is_ok() && fs::write(memory.join("f"), "x").is_ok());
+    assert_ne!(running.server(), server, "the server of projections only gave way to another");
+    readers.go_on();
+    // To publish what is there is no change.
+    assert_eq!(pod.publish(&all), json!({"published": {"volumes": []}}));
+    // What a manifest does not have any more stays until it is unpublished.
+    assert_eq!(pod.publish(&["two"]), json!({"published": {"volumes": []}}));
+    assert_eq!(pod.names(), all);
+    let host = pod.volume("host-path", "host");
+    let others = Readers::start(&[(host.join("f"), "host")]);
+    pod.unpublish(&["two", "scratch", "memory"]);
+    for gone in [pod.volume("configmap", "two"), scratch, memory, pod.home("scratch"), pod.home("memory")] {
+        assert!(!gone.exists(), "{}", gone.display());
+    }
+    assert_eq!(pod.names(), ["one", "host"]);
+    assert_eq!(pod.fixture.mounts(), [pod.volume("configmap", "one"), host.clone()]);
+    others.assert_none_failed();
+    pod.unpublish(&["host"]);
+    assert!(!host.exists() && pod.source.path().join("f").exists(), "the node's directory stays as it is");
+    // One that is gone may come back, and follow its object.
+    assert_eq!(pod.publish(&["one", "two"]), json!({"published": {"volumes": ["two"]}}));
+    let two = pod.volume("configmap", "two").join("k");
+    wait_content(&two, "2");
+    pod.fixture.write("objects/two.json", &config_map("two", &[("k", "3")]));
+    wait_content(&two, "3");
+    readers.assert_none_failed();
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_pod_that_has_no_volumes_takes_its_first_one() {
+    let pod = Dynamic::new(&[]);
+    let mut running = pod.fixture.run();
+    assert_eq!(running.json()["volumes"], json!([]));
+    assert_eq!(pod.ask(&json!("status"))["status"]["state"], "running");
+    assert_eq!(pod.publish(&["host", "one"]), json!({"published": {"volumes": ["host", "one"]}}));
+    wait_content(&pod.volume("host-path", "host").join("f"), "host");
+    wait_content(&pod.volume("configmap", "one").join("k"), "1");
+    pod.unpublish(&["host", "one"]);
+    assert_eq!(pod.fixture.mounts(), Vec::<PathBuf>::new());
+    assert_eq!(pod.ask(&json!("status"))["status"]["state"], "running");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_supervisor_that_is_killed_after_a_publication_is_followed_by_one_that_adopts_it() {
+    let pod = Dynamic::new(&["one"]);
+    let mut running = pod.fixture.run();
+    let one = pod.volume("configmap", "one").join("k");
+    let readers = Readers::start(&[(one, "1")]);
+    let mut wanted = vec!["one"];
+    for next in ["two", "host", "scratch"] {
+        wanted.push(next);
+        pod.write(&wanted);
+        assert_eq!(pod.publish(&wanted), json!({"published": {"volumes": [next]}}));
+        // Mounted or not: the next one goes on.
+        running.signal(Signal::SIGKILL);
+        running.wait();
+        running = pod.fixture.run();
+        running.wait_log("podfs takes them over");
+        assert_eq!(pod.names(), wanted);
+    }
+    assert_eq!(content(&pod.volume("configmap", "two").join("k")), "2");
+    assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host");
+    let scratch = pod.volume("empty-dir", "scratch");
+    fs::write(scratch.join("f"), "x").expect("written");
+    // The agent has written what it wants, and its question is not answered any more.
+    pod.write(&["one", "host"]);
+    running.signal(Signal::SIGSTOP);
+    let _unanswered = Connection::ask(&pod.run_directory(), &json!({"unpublish": {"volumes": ["scratch", "two"]}}));
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    running = pod.fixture.run();
+    for gone in [scratch, pod.home("scratch"), pod.volume("configmap", "two")] {
+        eventually(&format!("{} goes", gone.display()), || !gone.exists());
+    }
+    assert_eq!(pod.names(), ["one", "host"]);
+    readers.assert_none_failed();
+    // Killed just after volumes were unpublished, with the manifest of before.
+    pod.unpublish(&["host"]);
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    running = pod.fixture.run();
+    assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host", "the manifest has it still");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volumes_leave() {
+    let pod = Dynamic::new(&["one"]);
+    let mut running = pod.fixture.run();
+    // What both left is covered by a new mount, and goes with the pod.
+    let one = pod.volume("configmap", "one");
+    for round in 0..6 {
+        let wanted = ["one", "two", "host", "scratch"];
+        pod.write(&wanted);
+        pod.publish(&wanted);
+        if round % 2 == 0 {
+            pod.wait_live();
+        }
+        pod.fixture.kill_both(&mut running);
+        running = pod.fixture.run();
+        assert_eq!(pod.names(), wanted);
+        assert_eq!(content(&pod.volume("configmap", "two").join("k")), "2");
+        fs::write(pod.volume("empty-dir", "scratch").join("f"), "x").expect("written");
+        pod.write(&["one"]);
+        let _answer = Connection::ask(&pod.run_directory(), &json!({"unpublish": {"volumes": wanted[1..]}}));
+        pod.fixture.kill_both(&mut running);
+        running = pod.fixture.run();
+        eventually("only what is wanted is left", || {
+            let gone = [pod.volume("configmap", "two"), pod.volume("host-path", "host"), pod.home("scratch")];
+            pod.names() == ["one"]
+                && gone.iter().all(|gone| !gone.exists())
+                && pod.fixture.mounts().iter().all(|mount| *mount == one)
+        });
+        assert_eq!(content(&pod.source.path().join("f")), "host");
+    }
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn what_cannot_be_published_or_unpublished_is_refused_with_a_sentence() {
+    let pod = Dynamic::new(&["one"]);
+    let mut running = pod.fixture.run();
+    let refusal = |question: Value| {
+        let answer = pod.ask(&question);
+        answer["refused"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    };
+    let publish = |manifest: Value| refusal(json!({"publish": {"manifest": manifest}}));
+    let mut other_definition = pod.manifest(&["one", "two"]);
+    other_definition["spec"]["volumes"][0]["configMap"]["name"] = json!("two");
+    let mut other_pod = pod.manifest(&["two"]);
+    other_pod["metadata"]["uid"] = json!("other");
+    let mut twice = pod.manifest(&["two", "two"]);
+    assert_eq!(
+        publish(other_definition),
+        "volume \"one\" is mounted with another definition; unpublish it first, or publish the new one under another name"
+    );
+    assert_eq!(
+        publish(other_pod),
+        format!(
+            "the manifest is that of pod default/web (uid other), and podfs serves default/web (uid {UID}); publish it to \
+             the podfs of that pod"
+        )
+    );
+    let reason = publish(twice.take());
+    assert!(
+        reason.starts_with("the manifest: spec.volumes[1].name: ") && reason.contains("another volume"),
+        "{reason}"
+    );
+    let reason = publish(json!({"kind": "Pod"}));
+    assert!(reason.starts_with("the manifest: "), "{reason}");
+    let reason = publish(json!("garbage"));
+    assert!(reason.starts_with("the manifest"), "{reason}");
+    let unknown = "pod default/web has no volume \"two\"; it has one";
+    assert_eq!(refusal(json!({"unpublish": {"volumes": ["one", "two"]}})), unknown);
+    assert_eq!(refusal(json!({"remount": {"volumes": ["two"]}})), unknown);
+    for garbage in
+        [json!({"publish": {}}), json!({"unpublish": "one"}), json!({"follow": 1}), json!({"remount": {"all": 1}})]
+    {
+        let reason = refusal(garbage);
+        assert!(reason.contains("does not understand the question"), "{reason}");
+    }
+    // Nothing of it was done.
+    assert_eq!(pod.names(), ["one"]);
+    assert_eq!(content(&pod.volume("configmap", "one").join("k")), "1");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn volumes_that_were_published_show_what_is_pushed() {
+    let pod = Dynamic::new(&[]);
+    let mut command = pod.fixture.command();
+    command.arg("--push");
+    let mut running = pod.fixture.start_command(command);
+    running.wait_ready();
+    let mut manifest = pod.manifest(&["three"]);
+    manifest["spec"]["volumes"]
+        .as_array_mut()
+        .expect("a list")
+        .push(json!({"name": "access", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}));
+    let answer = pod.ask(&json!({"publish": {"manifest": manifest}}));
+    assert_eq!(answer, json!({"published": {"volumes": ["three", "access"]}}));
+    running.wait_log(r#"configmap "three" is not known yet: nothing was pushed"#);
+    let token = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {"audiences": [], "expirationSeconds": 3600}, "status": {"token": "t"},
+    });
+    let object: Value = serde_json::from_str(&config_map("three", &[("k", "3")])).expect("JSON");
+    let answer = pod.ask(&json!({"push": {"objects": [object, token]}}));
+    assert_eq!(answer, json!({"pushed": {"objects": 1, "tokens": 1}}));
+    wait_content(&pod.volume("configmap", "three").join("k"), "3");
+    wait_content(&pod.volume("projected", "access").join("token"), "t");
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn volumes_are_refreshed_and_mounted_again_when_an_agent_asks() {
+    let pod = Dynamic::new(&["one", "host"]);
+    let mut running = pod.fixture.run();
+    let (one, host) = (pod.volume("configmap", "one"), pod.volume("host-path", "host"));
+    for _ in 0..3 {
+        umount2(&one, MntFlags::MNT_DETACH).expect("unmounted");
+        umount2(&host, MntFlags::MNT_DETACH).expect("unmounted");
+        let answer = pod.ask(&json!({"remount": {"volumes": ["one", "host"]}}));
+        assert_eq!(answer, json!({"remounting": {"volumes": ["one", "host"]}}));
+        wait_content(&one.join("k"), "1");
+        wait_content(&host.join("f"), "host");
+    }
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+/// The next status for which `is_it` holds.
+async fn next(follower: &mut Follower, is_it: impl Fn(&PodStatus) -> bool) -> PodStatus {
+    loop {
+        let status = follower.next().await.expect("understood").expect("the supervisor goes on");
+        if is_it(&status) {
+            return status;
+        }
+    }
+}
+
+#[test]
+fn a_program_that_follows_a_pod_hears_of_every_change_until_its_end() {
+    let pod = Dynamic::new(&["one"]);
+    let mut running = pod.fixture.run();
+    let directory = pod.run_directory();
+    // One that does not read delays no other.
+    let mut deaf = Connection::ask(&directory, &json!("follow"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut follower = control::follow(&directory).await.expect("it listens");
+        assert_eq!(follower.pid(), running.pid().as_raw() as u32);
+        let first = follower.next().await.expect("understood").expect("at once");
+        assert_eq!((first.uid.as_str(), first.volumes.len()), (UID, 1));
+        let generation = first.volumes[0].generation.clone();
+        pod.fixture.write("objects/one.json", &config_map("one", &[("k", "11")]));
+        let changed = next(&mut follower, |status| status.volumes[0].generation != generation).await;
+        assert_eq!(changed.volumes[0].state, VolumeState::Live);
+        pod.publish(&["one", "host"]);
+        let is_live = |status: &PodStatus| status.volumes.len() == 2 && status.volumes[1].state == VolumeState::Live;
+        let published = next(&mut follower, is_live).await;
+        assert_eq!(published.volumes[1].path, Some(pod.volume("host-path", "host")));
+        pod.unpublish(&["host"]);
+        next(&mut follower, |status| status.volumes.len() == 1).await;
+        kill(running.server(), Signal::SIGKILL).expect("it is there");
+        let restarts = published.server.expect("a server").restarts;
+        next(&mut follower, |status| status.server.as_ref().is_some_and(|server| server.restarts > restarts)).await;
+        // They have a limit of their own, and are not among those that are served at once.
+        let more: Vec<_> = (0..6).map(|_| Connection::ask(&directory, &json!("follow"))).collect();
+        let refused = || Connection::ask(&directory, &json!("follow")).next().expect("an answer");
+        eventually("there is a limit", || refused()["busy"].is_string());
+        assert_eq!(pod.names(), ["one"]);
+        drop(more);
+        eventually("one that is gone makes room", || refused()["status"].is_object());
+        assert!(running.stop().success());
+        while follower.next().await.expect("understood").is_some() {}
+    });
+    assert!(deaf.next().is_some(), "it was told, too");
+    pod.fixture.assert_nothing_left();
+}
