@@ -116,7 +116,7 @@ impl Node {
         let left = [
             self.fixture.path("root/pods").join(uid),
             self.fixture.path("run").join(uid),
-            self.fixture.path("run/node/pods").join(format!("{uid}.json")),
+            self.fixture.path("run/node/pods").join(uid),
         ];
         !left.iter().any(|path| is_there(path))
             && !self.fixture.mounts().iter().any(|at| at.to_string_lossy().contains(uid))

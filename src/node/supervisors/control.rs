@@ -1,25 +1,27 @@
 //! Talking to the supervisor of a pod.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::timeout;
 
 use super::pod::blocking;
 use crate::source::{Push, Taken};
-use crate::supervisor::control::{self, Answer, AskError, Question};
+use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, Question, VolumeNames};
 use crate::supervisor::status::PodStatus;
 
-/// How often a supervisor is asked.
-const POLL: Duration = Duration::from_millis(20);
+/// How long a supervisor may take for its first word.
+const FIRST: Duration = Duration::from_secs(2);
+/// How long it may take to begin with something.
+const BEGIN: Duration = Duration::from_secs(5);
+/// How long it may take to unmount volumes: the content of emptyDirs is deleted with them.
+const UNPUBLISH: Duration = Duration::from_secs(300);
 
 /// Follows the status of a pod.
-#[derive(Debug)]
 pub(super) struct StatusWatch {
-    directory: PathBuf,
-    next: Instant,
-    last: Option<Box<PodStatus>>,
+    follower: Follower,
+    first: Option<Box<PodStatus>>,
 }
 
 impl StatusWatch {
@@ -28,28 +30,25 @@ impl StatusWatch {
     /// # Errors
     /// When no supervisor answers.
     pub(super) async fn begin(directory: &Path) -> Result<StatusWatch, AskError> {
-        ask(directory, Question::Status).await?;
-        Ok(StatusWatch { directory: directory.to_owned(), next: Instant::now(), last: None })
+        let mut follower = control::follow(directory).await?;
+        let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
+        let (nothing, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
+        match timeout(FIRST, follower.next()).await {
+            Ok(Ok(Some(status))) => Ok(StatusWatch { follower, first: Some(Box::new(status)) }),
+            Ok(Ok(None)) => Err(closed),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(nothing),
+        }
     }
 
-    /// The status, when it is another one than before; nothing when the supervisor has ended. Cancel-safe.
+    /// The status after its next change; nothing when the supervisor has ended. Cancel-safe.
     ///
     /// # Errors
-    /// When the supervisor does not answer any more.
-    pub(super) async fn next(&mut self) -> Result<Option<PodStatus>, AskError> {
-        loop {
-            sleep_until(self.next).await;
-            let answer = ask(&self.directory, Question::Status).await;
-            self.next = Instant::now() + POLL;
-            match answer {
-                Ok(Answer::Status(status)) if self.last.as_ref() != Some(&status) => {
-                    self.last = Some(status.clone());
-                    return Ok(Some(*status));
-                }
-                Ok(_) => {}
-                Err(AskError::NobodyListens(_)) => return Ok(None),
-                Err(error) => return Err(error),
-            }
+    /// When what the supervisor says cannot be understood.
+    pub(super) async fn next(&mut self) -> Result<Option<Box<PodStatus>>, AskError> {
+        match self.first.take() {
+            Some(status) => Ok(Some(status)),
+            None => self.follower.next().await.map(|status| status.map(Box::new)),
         }
     }
 }
@@ -59,10 +58,49 @@ impl StatusWatch {
 /// # Errors
 /// When it does not answer, or does not take them.
 pub(super) async fn push(directory: &Path, push: Push) -> Result<Taken, String> {
-    match ask(directory, Question::Push(push)).await {
-        Ok(Answer::Pushed(taken)) => Ok(taken),
-        Ok(answer) => Err(refusal(answer)),
-        Err(error) => Err(error.to_string()),
+    match ask(directory, Question::Push(push), BEGIN).await? {
+        Answer::Pushed(taken) => Ok(taken),
+        answer => Err(refusal(answer)),
+    }
+}
+
+/// Tells the supervisor which volumes are wanted, besides those that it serves.
+///
+/// # Errors
+/// When it does not answer, or does not take them.
+pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), String> {
+    match ask(directory, Question::Publish(Publish { manifest }), BEGIN).await? {
+        Answer::Published(_) => Ok(()),
+        answer => Err(refusal(answer)),
+    }
+}
+
+/// Has the supervisor unmount volumes, and delete what goes with them. Those that it does not have are gone already.
+///
+/// # Errors
+/// When it does not answer, or something of them stays.
+pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), String> {
+    match ask(directory, Question::Status, BEGIN).await? {
+        Answer::Status(status) => volumes.retain(|name| status.volumes.iter().any(|volume| volume.name == *name)),
+        answer => return Err(refusal(answer)),
+    }
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    match ask(directory, Question::Unpublish(VolumeNames { volumes }), UNPUBLISH).await? {
+        Answer::Unpublished(_) => Ok(()),
+        answer => Err(refusal(answer)),
+    }
+}
+
+/// Has the supervisor refresh volumes.
+///
+/// # Errors
+/// When it does not answer, or does not have them.
+pub(super) async fn remount(directory: &Path, volumes: Vec<String>) -> Result<(), String> {
+    match ask(directory, Question::Remount(VolumeNames { volumes }), BEGIN).await? {
+        Answer::Remounting(_) => Ok(()),
+        answer => Err(refusal(answer)),
     }
 }
 
@@ -73,31 +111,8 @@ fn refusal(answer: Answer) -> String {
     }
 }
 
-async fn ask(directory: &Path, question: Question) -> Result<Answer, AskError> {
+async fn ask(directory: &Path, question: Question, patience: Duration) -> Result<Answer, String> {
     let directory = directory.to_owned();
-    blocking(move || control::ask(&directory, &question, None)).await
-}
-
-/// Tells the supervisor which volumes are wanted, besides those that it serves.
-///
-/// # Errors
-/// When it does not answer, or does not take them.
-pub(super) async fn publish(_directory: &Path, _manifest: Value) -> Result<(), String> {
-    Err("the supervisor does not take further volumes yet".to_owned())
-}
-
-/// Has the supervisor unmount volumes.
-///
-/// # Errors
-/// When it does not answer, or something of them stays.
-pub(super) async fn unpublish(_directory: &Path, _volumes: Vec<String>) -> Result<(), String> {
-    Err("the supervisor does not unmount single volumes yet".to_owned())
-}
-
-/// Has the supervisor refresh volumes.
-///
-/// # Errors
-/// When it does not answer, or does not have them.
-pub(super) async fn remount(_directory: &Path, _volumes: Vec<String>) -> Result<(), String> {
-    Err("the supervisor does not refresh volumes when asked to yet".to_owned())
+    let asked = blocking(move || control::ask_within(&directory, &question, patience)).await;
+    asked.map_err(|error| error.to_string())
 }

@@ -104,7 +104,7 @@ impl Life {
             }
             Life::Up(Up { watch, process, change, .. }) => tokio::select! {
                 how = process.ended() => Event::Ended(how),
-                status = watch.next() => Event::Status(status.map(|status| status.map(Box::new))),
+                status = watch.next() => Event::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
                     Event::Changed(changed.unwrap_or_else(|error| Err(error.to_string())))
                 }

@@ -286,17 +286,12 @@ impl PodTask {
                 let reason = format!(
                     "the pod is served by podfs run (pid {pid}), which podfs node did not start; stop that one first"
                 );
-                self.fail_all(FailureKind::Final, &reason);
-                return self.forget().await;
+                self.forget().await;
+                return self.fail_all(FailureKind::Final, &reason);
             }
             Ok(Ok(Launched::Child(pid))) => (Process::with_pid(pid).ok(), false),
             Ok(Ok(Launched::Unit)) => (None, true),
-            Ok(Err(reason)) => {
-                self.fail_all(self.kind_of_failed_start(), &reason);
-                return if self.wants_nothing() && !self.may_be_mounted {
-                    self.forget().await
-                };
-            }
+            Ok(Err(reason)) => return self.fail_start(&reason).await,
         };
         self.life = Life::Calling(Calling::new(process, is_unit, permit));
     }
@@ -353,12 +348,26 @@ impl PodTask {
         }
         warn!("the supervisor of pod {} is gone: {how}", self.uid);
         let reason = format!("the supervisor of the pod ended ({how}); its last log line says why");
-        self.fail_all(self.kind_of_failed_start(), &reason);
+        self.fail_start(&reason).await;
         if self.may_be_mounted {
             self.report(SupervisorReport::Gone).await;
-        } else if self.wants_nothing() {
+        }
+    }
+
+    /// The supervisor did not come up, or is gone. A pod of which nothing was mounted leaves nothing.
+    async fn fail_start(&mut self, reason: &str) {
+        if self.may_be_mounted {
+            return self.fail_all(FailureKind::Uncertain, reason);
+        }
+        if let Some(wanted) = &mut self.wanted {
+            for volume in self.waiting.mounting() {
+                wanted.volumes.remove(volume);
+            }
+        }
+        if self.wants_nothing() {
             self.forget().await;
         }
+        self.fail_all(FailureKind::Final, reason);
     }
 
     /// Tells the supervisor to end.
@@ -392,7 +401,7 @@ impl PodTask {
             self.may_be_mounted = false;
         }
         self.waiting.removed(&outcome);
-        self.fail(FailureKind::Transient, "the volumes of the pod were taken away meanwhile");
+        self.waiting.fail_mounts(FailureKind::Transient, "the volumes of the pod were taken away meanwhile");
     }
 
     /// Tells the supervisor which volumes are wanted.
@@ -432,7 +441,7 @@ impl PodTask {
             }
             Err(reason) => {
                 self.is_held = true;
-                self.fail(FailureKind::Uncertain, &reason);
+                self.waiting.fail_mounts(FailureKind::Uncertain, &reason);
             }
         }
     }
@@ -444,23 +453,10 @@ impl PodTask {
         }
     }
 
-    /// Answers all mounts. After a final failure, their volumes are not wanted any more.
-    fn fail(&mut self, kind: FailureKind, reason: &str) {
-        for volume in self.waiting.fail_mounts(kind, reason) {
-            if let (FailureKind::Final, Some(wanted)) = (kind, &mut self.wanted) {
-                wanted.volumes.remove(&volume);
-            }
-        }
-    }
-
     /// Answers all mounts and unmounts.
     fn fail_all(&mut self, kind: FailureKind, reason: &str) {
-        self.fail(kind, reason);
+        self.waiting.fail_mounts(kind, reason);
         self.waiting.unmounted(|_| true, &Err(reason.to_owned()));
-    }
-
-    fn kind_of_failed_start(&self) -> FailureKind {
-        if self.may_be_mounted { FailureKind::Uncertain } else { FailureKind::Final }
     }
 
     /// Writes down what is wanted, if that is not what is written.

@@ -93,13 +93,16 @@ impl Waiting {
         }
     }
 
-    /// Answers all mounts. Gives their volumes.
-    pub(super) fn fail_mounts(&mut self, kind: FailureKind, reason: &str) -> Vec<String> {
-        let fail = |mount: Mounting| {
+    /// The volumes that mounts wait for.
+    pub(super) fn mounting(&self) -> impl Iterator<Item = &String> {
+        self.mounts.iter().map(|mount| &mount.volume)
+    }
+
+    /// Answers all mounts.
+    pub(super) fn fail_mounts(&mut self, kind: FailureKind, reason: &str) {
+        for mount in self.mounts.drain(..) {
             let _ = mount.answer.send(Err(MountFailure { reason: reason.to_owned(), kind }));
-            mount.volume
-        };
-        self.mounts.drain(..).map(fail).collect()
+        }
     }
 
     /// Answers the unmounts of these volumes.

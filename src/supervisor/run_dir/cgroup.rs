@@ -152,11 +152,11 @@ pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
     all.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
 }
 
-/// Removes the cgroup of a supervisor that has ended, if it is one that a daemon made.
+/// Removes the cgroup of a supervisor that has ended with its server, if it is one that a daemon made.
 pub(crate) fn remove_of_supervisor(cgroup: &Path) {
-    let is_one = cgroup.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OF_SUPERVISOR));
-    if is_one {
-        remove(&cgroup.join(SUPERVISORS));
+    let name = cgroup.file_name().and_then(|name| name.to_str());
+    if let Some(uid) = name.and_then(|name| name.strip_prefix(OF_SUPERVISOR)) {
+        [SUPERVISORS, &format!("podfs-{uid}")].iter().for_each(|below| remove(&cgroup.join(below)));
         remove(cgroup);
     }
 }

@@ -1,4 +1,6 @@
-//! `podfs node` with real pods: static manifests, real supervisors, real mounts.
+//! `podfs node` with real pods: static manifests, real supervisors, real mounts; and its supervisors without the rest.
 
+mod daemon;
 mod lifecycle;
 mod recovery;
+mod supervisors;
