@@ -274,6 +274,11 @@ impl ApiServer {
         self.cluster.state().seen.clone()
     }
 
+    /// How many requests there were.
+    pub fn request_count(&self) -> usize {
+        self.cluster.state().seen.len()
+    }
+
     /// How many requests of this verb on this resource there were.
     pub fn count(&self, verb: &str, resource: &str) -> usize {
         self.cluster.state().seen.iter().filter(|asked| asked.is(verb, resource)).count()

@@ -64,6 +64,12 @@ impl Selection {
         self.fields.iter().find(|field| field.equal && field.key == "metadata.name").map(|field| field.value.as_str())
     }
 
+    /// The only object that may be selected.
+    pub fn key(&self) -> Option<Key> {
+        let namespace = self.namespace.as_deref().or((!self.resource.namespaced).then_some(""))?;
+        Some(Key::new(self.resource.plural, namespace, self.name()?))
+    }
+
     pub fn selects(&self, key: &Key, object: &Value) -> bool {
         key.plural == self.resource.plural
             && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)

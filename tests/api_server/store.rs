@@ -133,6 +133,11 @@ impl Store {
         if version < self.oldest {
             return Err(Failure::page_expired());
         }
+        // Most requests are about one object, as it is now.
+        if let (true, Some(key)) = (version == self.version, selection.key()) {
+            let object = self.objects.get(&key).filter(|object| selection.selects(&key, object)).cloned();
+            return Ok(object.map(|object| (key, object)).into_iter().collect());
+        }
         let mut objects: BTreeMap<&Key, &Arc<Value>> =
             self.objects.iter().filter(|(key, _)| selection.is_of(key.plural)).collect();
         for change in self.history.iter().rev().take_while(|change| change.version > version) {
