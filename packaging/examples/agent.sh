@@ -22,9 +22,9 @@ cp -r "$pods" "$work/pods"
 # Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
 seconds=30           # how long a pod may take
+waiting=             # the process that waits for volumes
 node=                # the process of podfs node, unless it is a unit
 declare -A containers=() # processes, by the name of their pod
-names=() # NAMESPACE/NAME of every pod
 failed=0
 
 say() { printf 'agent: %s\n' "$*"; }
@@ -48,10 +48,22 @@ start_node() {
   done
 }
 
+# NAMESPACE/NAME of every pod of the node.
+pods_of_node() {
+  for _ in $(seq 100); do # until podfs has read all manifests
+    if podfs node state --output json 2>/dev/null | jq -e .sourcesReady >/dev/null; then break; fi
+    sleep 0.05
+  done
+  podfs node state --output json 2>/dev/null | jq -r '.pods[] | "\(.namespace)/\(.name)"'
+}
+
 # Starts a container on the volumes of a pod, once they are mounted. Gives when its program has begun.
 start_pod() {
   local pod=$1 name=${1#*/}
-  podfs node wait "$pod" --timeout $seconds 2>"$work/$name.trouble" ||
+  # In the background, because a shell hears of signals while it waits, not while a command runs.
+  podfs node wait "$pod" --timeout $seconds 2>"$work/$name.trouble" &
+  waiting=$!
+  wait $waiting ||
     { fail "pod $pod: $(sed 's/^podfs: //' "$work/$name.trouble")"; return 1; }
   podfs node volumes "$pod" --output json | jq -r '.volumes[] | "\(.name)\t\(.path)"' >"$work/$name.volumes"
   say "pod $pod has the volumes $(cut -f 1 "$work/$name.volumes" | paste -sd , | sed 's/,/, /g')"
@@ -84,7 +96,11 @@ end_pod() {
 # shellcheck disable=SC2317 # it is called: when this process ends, however that comes
 leave() {
   trap '' INT TERM
-  for pod in "${names[@]}"; do end_pod "$pod" || true; done
+  [ -z "$waiting" ] || kill "$waiting" 2>/dev/null || true
+  # There may be pods that this agent has not heard of yet.
+  rm -f "$work"/pods/*
+  # shellcheck disable=SC2046 # names of pods are words
+  for pod in "${!containers[@]}" $(pods_of_node); do end_pod "$pod" || true; done
   if [ "$units" = yes ]; then
     systemctl stop podfs-example-node 2>/dev/null || true
   elif [ -n "$node" ]; then
@@ -100,7 +116,7 @@ trap leave EXIT
 trap 'say interrupted; exit 130' INT TERM
 
 start_node || exit 1
-mapfile -t names < <(podfs node state --output json | jq -r '.pods[] | "\(.namespace)/\(.name)"')
+mapfile -t names < <(pods_of_node)
 mapfile -t trouble < <(podfs node state --output json | jq -r '.trouble[]')
 for line in "${trouble[@]}"; do fail "podfs node says: $line"; done
 
@@ -121,6 +137,5 @@ done
 
 say "stopping"
 for pod in "${names[@]}"; do end_pod "$pod" || fail "pod $pod: it did not stop"; done
-names=()
 [ $failed = 0 ] && say "all pods have stopped well"
 exit $failed

@@ -210,7 +210,8 @@ impl Manager {
         for volume in &status.volumes {
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
-            if !is_mounted && self.actual.volume(&id).is_none() {
+            // Why a wanted volume waits is worth knowing, also while its first mount goes on.
+            if !is_mounted && self.actual.volume(&id).is_none() && self.desired.volume(&id).is_none() {
                 continue;
             }
             if is_mounted {

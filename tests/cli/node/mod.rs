@@ -1,6 +1,9 @@
 //! `podfs node` with real pods: static manifests, real supervisors, real mounts; and its supervisors without the rest.
 
+mod agent;
 mod daemon;
 mod lifecycle;
+mod readme;
 mod recovery;
+mod service;
 mod supervisors;

@@ -1,0 +1,280 @@
+//! What agents and people ask a real daemon: waiting, volumes, release, and all that goes wrong on its socket.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::common::caller::Caller;
+use crate::common::node::Node;
+use crate::common::outcome::finish;
+use crate::common::{PODFS, config_map, eventually, secret, wait_content};
+
+const WEB: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: web, uid: uid-web}
+spec:
+  volumes:
+  - {name: config, configMap: {name: app}}
+  - {name: scratch, emptyDir: {}}
+  - {name: credentials, secret: {secretName: late}}
+  containers:
+  - name: c
+    image: none
+    volumeMounts:
+    - {name: config, mountPath: /config}
+    - {name: scratch, mountPath: /scratch}
+    - {name: credentials, mountPath: /credentials}
+";
+
+/// A node with a pod that waits for the Secret `late`.
+fn waiting_node() -> Node {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "value")]));
+    node.put("web.yaml", WEB);
+    node
+}
+
+/// A node whose pod waits for nothing.
+fn ready_node() -> Node {
+    let node = waiting_node();
+    node.put("late.yaml", &secret("late", &[("password", "first")]));
+    node
+}
+
+#[test]
+fn vm_07_an_agent_waits_for_volumes_and_reads_the_kubelets_text() {
+    let node = waiting_node();
+    let _daemon = node.start();
+    eventually("two volumes are mounted", || {
+        let volumes: Value =
+            serde_json::from_str(&node.expect(&["volumes", "default/web", "--output", "json"])).expect("JSON");
+        volumes["volumes"].as_array().is_some_and(|volumes| volumes.len() == 2)
+    });
+    let late = node.refused(&["wait", "default/web", "--timeout", "1"]);
+    let text = "podfs: unmounted volumes=[credentials], unattached volumes=[], failed to process volumes=[]: context deadline \
+                exceeded; credentials: ";
+    assert!(late.starts_with(text) && late.contains("\"late\""), "{late}");
+    assert!(node.refused(&["status"]).contains("1 of 1 pods lack volumes"));
+
+    let arguments = ["wait", "uid-web", "--timeout", "60"];
+    let outcome = thread::scope(|scope| {
+        let waiting = scope.spawn(|| node.ask(&arguments));
+        node.put("late.yaml", &secret("late", &[("password", "first")]));
+        waiting.join().expect("no panic")
+    });
+    assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+    node.expect(&["status"]);
+}
+
+#[test]
+fn an_agent_learns_where_volumes_are_and_what_they_need() {
+    let node = ready_node();
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let told: Value =
+        serde_json::from_str(&node.expect(&["volumes", "default/web", "--output", "json"])).expect("JSON");
+    let at = |place: &str| node.fixture.path("root/pods/uid-web/volumes").join(place).display().to_string();
+    let expected = json!({"volumes": [
+        {"name": "config", "kind": "configMap", "path": at("kubernetes.io~configmap/config"), "readOnly": true},
+        {"name": "scratch", "kind": "emptyDir", "path": at("kubernetes.io~empty-dir/scratch"), "readOnly": false},
+        {"name": "credentials", "kind": "secret", "path": at("kubernetes.io~secret/credentials"), "readOnly": true},
+    ]});
+    assert_eq!(told, expected);
+    let table = node.expect(&["volumes", "uid-web"]);
+    assert!(table.contains("scratch") && table.contains("read-write"), "{table}");
+    assert!(
+        node.expect(&["status"]).contains("default/web  mounted      3/3  uid-web"),
+        "{}",
+        node.expect(&["status"])
+    );
+    assert!(node.expect(&["state"]).contains("kubernetes.io/configmap/uid-web-config"), "{}", node.expect(&["state"]));
+}
+
+#[test]
+fn vm_11_a_pod_keeps_its_volumes_until_it_is_over_and_released() {
+    let node = ready_node();
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    let refused = node.refused(&["release", "default/web"]);
+    assert!(refused.starts_with("podfs: pod default/web is to run on this node: delete it first"), "{refused}");
+    node.remove("web.yaml");
+    eventually("the daemon hears of it", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "value");
+    let still = node.refused(&["wait", "default/web", "--unmounted", "--timeout", "0"]);
+    let text = "podfs: mounted volumes=[config credentials scratch]: context deadline exceeded";
+    assert!(still.starts_with(text), "{still}");
+    let over = node.refused(&["wait", "default/web", "--timeout", "0"]);
+    assert!(over.contains("pod default/web: it was deleted"), "{over}");
+    node.expect(&["release", "default/web"]);
+    node.expect(&["wait", "default/web", "--unmounted"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+    let unknown = node.refused(&["release", "default/web"]);
+    assert!(unknown.contains("pod default/web: this node does not have it"), "{unknown}");
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    let node = ready_node();
+    let daemon = node.start();
+    let refused = finish(node.fixture.mark(&mut node.command()).stdin(Stdio::null()));
+    let pid = format!("as process {} ", daemon.pid());
+    refused.says(1, &["podfs node runs already here, ", &pid, "node.lock", "--run-dir"]);
+    node.expect(&["wait", "default/web"]);
+}
+
+#[test]
+fn the_socket_of_a_daemon_that_was_killed_is_replaced() {
+    let node = ready_node();
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let supervisor = node.supervisor("web");
+    let socket = node.fixture.path("run/node.sock");
+    let found = fs::metadata(&socket).expect("the socket");
+    assert!(found.file_type().is_socket() && found.permissions().mode() & 0o777 == 0o600, "only root connects");
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    assert!(socket.exists(), "a daemon that is killed takes nothing away");
+    let absent = node.refused(&["status"]);
+    assert!(absent.starts_with("podfs: podfs node does not run here: ") && absent.contains("node.sock"), "{absent}");
+    let absent = node.refused(&["wait", "default/web", "--timeout", "0"]);
+    assert!(absent.starts_with("podfs: podfs node does not run here: "), "{absent}");
+
+    // An agent that waits meanwhile does not notice.
+    let arguments = ["wait", "default/web", "--timeout", "60"];
+    let (outcome, mut next) = thread::scope(|scope| {
+        let waiting = scope.spawn(|| node.ask(&arguments));
+        let next = node.start();
+        (waiting.join().expect("no panic"), next)
+    });
+    assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+    eventually("the supervisor is known", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_i64()));
+    assert_eq!(node.supervisor("web"), supervisor, "it was adopted");
+
+    // SIGTERM leaves the pod alone, too, and takes the socket away.
+    next.signal(Signal::SIGTERM);
+    assert_eq!(next.wait().code(), Some(0));
+    assert!(!socket.exists());
+    wait_content(&node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap/config/key"), "value");
+}
+
+#[test]
+fn garbage_on_the_socket_ends_that_connection_alone() {
+    let node = ready_node();
+    let _daemon = node.start();
+    let socket = node.fixture.path("run/node.sock");
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let garbage = [&preface[..], b"\0\0\x7fgarbage that is no frame"].concat();
+    for bytes in [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 100], vec![255; 100_000], preface, garbage] {
+        let mut stream = UnixStream::connect(&socket).expect("it listens");
+        // The daemon may hang up before it has read everything.
+        let _cut = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
+        let _cut = stream.read_to_end(&mut Vec::new());
+    }
+    // One that says nothing keeps no other waiting.
+    let _silent = UnixStream::connect(&socket).expect("it listens");
+    node.expect(&["wait", "default/web"]);
+}
+
+#[test]
+fn only_root_asks_and_only_root_serves() {
+    const NOBODY: u32 = 65534;
+    let node = ready_node();
+    let _daemon = node.start();
+    let nobody = |arguments: &[&str]| {
+        let mut command = Command::new(PODFS);
+        command.arg("node").args(arguments).env("PODFS_CONFIG", "/dev/null").stdin(Stdio::null());
+        finish(command.uid(NOBODY).gid(NOBODY).current_dir("/"))
+    };
+    let run = node.fixture.path("run").display().to_string();
+    nobody(&["status", "--run-dir", &run]).says(3, &["podfs node answers only root; run this as root"]);
+    nobody(&["--manifests", "/nowhere"]).says(3, &["podfs mounts file systems, so it must run as root"]);
+    // Not by the socket's mode alone.
+    let socket = node.fixture.path("run/node.sock");
+    let open =
+        |path: &std::path::Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
+    open(&socket, 0o666);
+    open(&node.fixture.path("run"), 0o755);
+    open(&node.fixture.path(""), 0o755);
+    let caller = Caller::new(NOBODY);
+    let answer = caller.run(&node.fixture.path(""), || {
+        let mut stream = UnixStream::connect(&socket).expect("its mode lets everybody in");
+        let mut answer = Vec::new();
+        let _cut = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+        let _cut = stream.read_to_end(&mut answer);
+        answer
+    });
+    assert_eq!(answer, b"", "the daemon hangs up without a word");
+}
+
+#[test]
+fn a_daemon_that_cannot_know_pods_does_not_start() {
+    let node = Node::new();
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(PODFS);
+        command.arg("node").args(arguments).env("PODFS_CONFIG", "/dev/null");
+        finish(node.fixture.mark(&mut command).stdin(Stdio::null()))
+    };
+    start(&[]).says(2, &["podfs node knows no pods without a source", "--manifests", "--kubeconfig"]);
+    start(&["--kubeconfig", "/nowhere"]).says(2, &["--node-name"]);
+    start(&["--manifests", "/nowhere", "--report-volumes-in-use"])
+        .says(2, &["--report-volumes-in-use", "--kubeconfig"]);
+    for name in ["a b", "/web", "default/"] {
+        let _daemon = node.start();
+        let outcome = node.ask(&["release", name]);
+        assert_eq!(outcome.status.code(), Some(2), "{name}");
+        let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
+        assert!(text.contains(&format!("pod {name:?}: neither a uid nor NAMESPACE/NAME")), "{text}");
+    }
+}
+
+#[test]
+fn me_01_one_port_has_the_metrics_of_the_node_and_of_all_pods() {
+    let node = ready_node();
+    let mut command = node.command();
+    command.args(["--metrics-addr", "127.0.0.1:0"]);
+    let daemon = node.start_command(command);
+    node.expect(&["wait", "default/web"]);
+    daemon.wait_log("metrics are served at http://");
+    let log = node.log();
+    let address =
+        log.split("metrics are served at http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("asked");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let secret = "kubernetes.io/secret";
+    for line in [
+        format!("volume_manager_total_volumes{{plugin_name=\"{secret}\",state=\"desired_state_of_world\"}} 1"),
+        format!("volume_manager_total_volumes{{plugin_name=\"{secret}\",state=\"actual_state_of_world\"}} 1"),
+        format!(
+            "storage_operation_duration_seconds_count{{operation_name=\"volume_mount\",volume_plugin=\"{secret}\",status=\"success\",migrated=\"false\"}} 1"
+        ),
+        format!(
+            "volume_operation_total_seconds_count{{plugin_name=\"{secret}\",operation_name=\"overall_volume_mount\"}} 1"
+        ),
+        "reconstruct_volume_operations_total 0".to_owned(),
+        "podfs_up{namespace=\"default\",pod=\"web\",uid=\"uid-web\"} 1".to_owned(),
+    ] {
+        assert!(text.lines().any(|told| told == line), "{line} is not in:\n{text}");
+    }
+    assert!(
+        text.contains(
+            "podfs_volume_stats_capacity_bytes{namespace=\"default\",pod=\"web\",uid=\"uid-web\",volume=\"scratch\"}"
+        ),
+        "{text}"
+    );
+    assert!(
+        !text.contains("storage_operation_duration_seconds_count{namespace"),
+        "an operation is counted once:\n{text}"
+    );
+}
