@@ -18,6 +18,7 @@ pub mod operator;
 pub mod outcome;
 pub mod packages;
 pub mod passthrough;
+pub mod runtime;
 pub mod scratch;
 pub mod served;
 pub mod stoppable;

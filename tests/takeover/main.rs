@@ -5,6 +5,7 @@ mod commits;
 #[path = "../common/mod.rs"]
 mod common;
 mod confinement;
+mod containers;
 mod crash;
 mod held;
 mod isolation;

@@ -1,0 +1,167 @@
+//! Containers of runc and crun, on a root file system with busybox alone.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Where Debian's busybox-static is: it needs no library.
+const BUSYBOX: &str = "/bin/busybox";
+/// What scripts of tests call.
+const PROGRAMS: [&str; 10] = ["cat", "echo", "ln", "ls", "mkdir", "mv", "rm", "rmdir", "sh", "sleep"];
+/// crun refuses hosts that have the second version of cgroups beside the first. Its own mount namespace has none.
+const WITHOUT_UNIFIED: &str = "umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"";
+
+/// A program that starts containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    Runc,
+    Crun,
+}
+
+impl Runtime {
+    pub const ALL: [Runtime; 2] = [Runtime::Runc, Runtime::Crun];
+
+    fn command(self, state: &Path) -> Command {
+        let mut command = match self {
+            Runtime::Runc => Command::new("runc"),
+            Runtime::Crun => {
+                let mut command = Command::new("unshare");
+                // What is mounted on the host later has to reach containers still.
+                command.args(["--mount", "--propagation", "slave", "sh", "-c", WITHOUT_UNIFIED, "crun"]);
+                command.arg("--cgroup-manager=disabled");
+                command
+            }
+        };
+        command.arg("--root").arg(state);
+        command
+    }
+}
+
+/// A container that runs a shell. It ends when this is dropped.
+pub struct RuntimeContainer {
+    runtime: Runtime,
+    directory: TempDir,
+    name: String,
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl RuntimeContainer {
+    /// Starts a shell with these entries of `mounts` in the container's `config.json`.
+    #[track_caller]
+    pub fn start(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        make_root(&directory.path().join("rootfs"));
+        let config = serde_json::to_vec(&config(mounts)).expect("JSON");
+        fs::write(directory.path().join("config.json"), config).expect("written");
+        let name = directory.path().file_name().expect("a name").to_str().expect("text").to_owned();
+        let mut command = runtime.command(&directory.path().join("state"));
+        command.arg("run").arg("--bundle").arg(directory.path()).arg(&name);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runc and crun are installed");
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("a pipe")));
+        let mut container = RuntimeContainer { runtime, directory, name, child, input, output };
+        assert_eq!(container.says("echo started"), "started", "{runtime:?} does not start a container");
+        container
+    }
+
+    /// What a command prints in the container, without the newline at the end; what it complains of, too.
+    #[track_caller]
+    pub fn says(&mut self, command: &str) -> String {
+        const END: &str = "--- the command has ended ---";
+        let input = self.input.as_mut().expect("it is open until the end");
+        writeln!(input, "{{ {command} ; }} 2>&1 </dev/null; echo; echo '{END}'").expect("the shell lives");
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).expect("a line") > 0, "the container has ended: {said}");
+            if line.trim_end() == END {
+                return said.trim_end_matches('\n').to_owned();
+            }
+            said += &line;
+        }
+    }
+
+    /// Starts a command in the container that goes on.
+    #[track_caller]
+    pub fn begin(&mut self, command: &str) {
+        let input = self.input.as_mut().expect("it is open until the end");
+        writeln!(input, "{{ {command} ; }} >/dev/null 2>&1 </dev/null &").expect("the shell lives");
+    }
+}
+
+impl Drop for RuntimeContainer {
+    fn drop(&mut self) {
+        let mut delete = self.runtime.command(&self.directory.path().join("state"));
+        let deleted =
+            delete.args(["delete", "--force", &self.name]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        drop(self.input.take());
+        if !deleted.is_ok_and(|status| status.success()) {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+fn make_root(root: &Path) {
+    for directory in ["bin", "dev", "etc", "proc", "tmp"] {
+        fs::create_dir_all(root.join(directory)).expect("a directory");
+    }
+    fs::copy(BUSYBOX, root.join("bin/busybox")).expect("busybox-static is installed");
+    for program in PROGRAMS {
+        symlink("busybox", root.join("bin").join(program)).expect("a link");
+    }
+}
+
+fn config(more: &[Value]) -> Value {
+    let capabilities = json!(["CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER", "CAP_KILL"]);
+    let own = [
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}),
+    ];
+    let mounts = [&own[..], more].concat();
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/sh"],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+        },
+        "root": {"path": "rootfs"},
+        "mounts": mounts,
+        // As containerd has it when a mount is `rslave`: crun makes everything private first, otherwise.
+        "linux": {"rootfsPropagation": "rslave", "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}]},
+    })
+}
+
+/// A directory that shares what is mounted below it with other mount namespaces, as the root directory of a node does.
+pub struct SharedDirectory(TempDir);
+
+impl SharedDirectory {
+    pub fn new() -> SharedDirectory {
+        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
+        let path = directory.path();
+        mount(Some(path), path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        mount(None::<&str>, path, None::<&str>, MsFlags::MS_SHARED, None::<&str>).expect("a shared mount");
+        SharedDirectory(directory)
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+}
+
+impl Drop for SharedDirectory {
+    fn drop(&mut self) {
+        super::unmount_below(self.0.path());
+    }
+}
