@@ -11,8 +11,9 @@ use sd_notify::NotifyState;
 use tracing::{info, warn};
 
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
-use super::manager::Manager;
+use super::in_use;
 use super::manager::recovery::recover;
+use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
 use super::orphans::Orphans;
 use super::reconstruct::reconstruct;
@@ -29,6 +30,8 @@ pub struct NodeOptions {
     pub supervisors: Settings,
     /// Whether a pod that no source wants to run any more is released without an agent.
     pub release_when_gone: bool,
+    /// Whether the volumes in use are reported in the status of the Node object.
+    pub report_volumes_in_use: bool,
     /// Where metrics are served over HTTP.
     pub metrics: Option<TcpListener>,
 }
@@ -60,7 +63,8 @@ pub enum NodeError {
 /// # Errors
 /// When the daemon cannot start.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
-    let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, metrics } = options;
+    let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, report_volumes_in_use, metrics } =
+        options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let mut lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
@@ -70,15 +74,25 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     found.iter().for_each(|found| supervisors.adopt(found));
     let found: Vec<_> = found.into_iter().filter_map(|found| recover(found, &recorder)).collect();
     feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
+    let node = feed.node.clone();
     let feed = Feed::open(feed).await?;
     let orphans = Orphans::new(&run_directory, &root_directory);
-    let (manager, handle) =
-        Manager::new(found, sources, feed.objects(), supervisors, orphans, recorder.clone(), release_when_gone);
+    let (manager, handle) = Manager::new(
+        found,
+        ManagerSettings { sources, node: node.clone(), release_when_gone },
+        &feed,
+        supervisors,
+        orphans,
+        recorder.clone(),
+    );
     let listener = lock.listen()?;
     if let Some(listener) = metrics
         && let Err(error) = metrics::serve(listener, run_directory.clone(), handle.clone(), recorder)
     {
         warn!("metrics are not served: {error}");
+    }
+    if let (true, Some(client), Some(node)) = (report_volumes_in_use, feed.client(), node) {
+        tokio::spawn(in_use::report(client, node, handle.clone()));
     }
     info!("podfs serves this node; agents ask at {}", run_directory.join(service::socket::SOCKET).display());
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {

@@ -15,6 +15,7 @@
 //! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
 //! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
 //! | [`orphans`] | directories of pods that the node does not have any more |
+//! | `in_use` | the volumes in use, in the status of the Node object |
 //! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
@@ -24,6 +25,7 @@
 pub mod daemon;
 pub mod feed;
 pub mod handle;
+mod in_use;
 pub mod manager;
 pub mod metrics;
 pub mod operation;

@@ -23,7 +23,8 @@ use crate::volume::Volume;
 
 pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
 pub(crate) use api::{
-    Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, origin, title_of_signer,
+    Conditions, Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, origin,
+    post as post_events, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};

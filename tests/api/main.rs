@@ -7,6 +7,7 @@ mod api_server_itself;
 mod common;
 mod feed;
 mod metrics;
+mod node;
 mod rig;
 mod soak;
 mod source;

@@ -158,6 +158,7 @@ impl Cluster {
             }
             ("create", None) if resource.kind == "Event" => create(&mut state.store, resource, asked),
             ("patch", None) if resource.kind == "Event" => patch(&mut state.store, resource, asked),
+            ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
                 let (lifetime, serial) = (self.faults.mood().token_lifetime, state.tokens);

@@ -97,6 +97,7 @@ impl Rules {
                 Some(name) => Err(format!("node '{node}' cannot read '{name}', only its own Node object")),
                 None => Err(format!("node '{node}' cannot read all nodes, only its own Node object")),
             },
+            ("nodes", Some("status")) if verb == "patch" && asked.name.as_deref() == Some(node) => Ok(()),
             ("events", None) if matches!(verb, "create" | "patch" | "update") => Ok(()),
             ("clustertrustbundles", None) if is_read => Ok(()),
             _ => Err(String::new()),

@@ -23,8 +23,15 @@ impl Node {
 
     /// `podfs node` on this node's manifests.
     pub fn command(&self) -> Command {
+        let mut command = self.bare_command();
+        command.arg("--manifests").arg(self.fixture.path("manifests"));
+        command
+    }
+
+    /// `podfs node` that does not know from where.
+    pub fn bare_command(&self) -> Command {
         let mut command = Command::new(PODFS);
-        command.arg("node").arg("--manifests").arg(self.fixture.path("manifests"));
+        command.arg("node");
         command.arg("--root-dir").arg(self.fixture.path("root")).arg("--run-dir").arg(self.fixture.path("run"));
         command
     }

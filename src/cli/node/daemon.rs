@@ -95,6 +95,7 @@ impl Options {
             feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
             supervisors,
             release_when_gone: self.release_when_gone,
+            report_volumes_in_use: self.report_volumes_in_use,
             metrics,
         };
         serve(options)

@@ -219,16 +219,21 @@ impl Client {
         parse(&asked, &body)
     }
 
-    /// Changes an object as a JSON merge patch says. Gives what it is then.
+    /// Changes an object, or what it has below it (`below` is `[NAME, "status"]` then), as a JSON merge patch says. Gives what
+    /// it is then.
     pub(crate) async fn patch(
         &self,
         resource: Resource,
-        namespace: &str,
-        name: &str,
+        namespace: Option<&str>,
+        below: &[&str],
         change: &Value,
     ) -> Result<Value, ApiError> {
-        let asked = format!("patch {}/{name} in namespace {namespace}", resource.plural);
-        let request = |server: &Url| (Method::PATCH, path(server, resource, Some(namespace), &[name]), Some(change));
+        let place = format!("{}/{}", resource.plural, below.join("/"));
+        let asked = match namespace {
+            Some(namespace) => format!("patch {place} in namespace {namespace}"),
+            None => format!("patch {place}"),
+        };
+        let request = |server: &Url| (Method::PATCH, path(server, resource, namespace, below), Some(change));
         let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
         parse(&asked, &body)
     }

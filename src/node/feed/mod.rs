@@ -174,7 +174,6 @@ impl Feed {
     }
 
     /// The client of the API server, if there is one: a node has one connection to it.
-    #[expect(dead_code, reason = "events and the status of the Node come next")]
     pub(crate) fn client(&self) -> Option<Client> {
         self.client.clone()
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
 //! | `picture` | the published state of a pod |
+//! | `events` | events of the pods of an API server |
 //! | `housekeeping` | when directories of pods that are gone are looked at |
 //! | [`recovery`] | what an earlier daemon left of a pod |
 //! | `pusher` | the way of objects to the supervisor of a pod |
@@ -13,6 +14,7 @@
 //! [reconciler](super::reconciler) what to do, starts that as operations on tasks of their own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
+mod events;
 mod housekeeping;
 mod picture;
 pub mod pods;
@@ -27,12 +29,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::feed::{Feed, FeedEvent, PodObjects, PodSource};
+use super::feed::{Feed, FeedEvent, PodSource};
 use super::handle::{Command, NodeHandle};
 use super::metrics::Recorder;
 use super::operation::Executor;
 use super::orphans::Orphans;
 use super::plugin::Registry;
+use super::pod::PodOrigin;
 use super::reconciler::{Action, Operation, reconcile};
 use super::state::{NodeState, VolumeMount};
 use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
@@ -41,6 +44,7 @@ use super::world::actual::{ActualWorld, Outcome, Seen};
 use super::world::desired::DesiredWorld;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
+use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
 use pods::Pods;
 use pusher::Pushers;
@@ -62,6 +66,7 @@ pub struct Manager {
     /// The process ids of supervisors that have spoken.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
+    events: Events,
     housekeeping: Housekeeping,
     recorder: Recorder,
     /// Since when volumes are wanted that are not mounted yet.
@@ -71,6 +76,16 @@ pub struct Manager {
     ends: mpsc::UnboundedReceiver<Ended>,
     ended: mpsc::UnboundedSender<Ended>,
     state: watch::Sender<Arc<NodeState>>,
+}
+
+/// What a manager is told at the start.
+pub struct ManagerSettings {
+    /// The sources of pods.
+    pub sources: Vec<PodSource>,
+    /// The name of the node, where it is known.
+    pub node: Option<String>,
+    /// Whether a pod that no source wants to run any more is released without an agent.
+    pub release_when_gone: bool,
 }
 
 /// The end of an operation.
@@ -86,25 +101,25 @@ impl Manager {
     /// A manager of a node on which this was found. Gives the way to it for agents and people.
     pub fn new(
         found: Vec<Recovered>,
-        sources: impl IntoIterator<Item = PodSource>,
-        objects: PodObjects,
+        settings: ManagerSettings,
+        feed: &Feed,
         supervisors: Supervisors,
         orphans: Orphans,
         recorder: Recorder,
-        release_when_gone: bool,
     ) -> (Manager, NodeHandle) {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
         let (ended, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
         let mut manager = Manager {
-            pods: Pods::new(sources, release_when_gone),
+            pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
             actual: ActualWorld::default(),
             plugins: Registry::built_in(),
             executor: Arc::default(),
-            pushers: Pushers::new(objects, supervisors.clone()),
+            pushers: Pushers::new(feed.objects(), supervisors.clone()),
             supervisors,
             pids: BTreeMap::new(),
+            events: Events::new(feed.client(), settings.node),
             housekeeping: Housekeeping::new(orphans),
             recorder,
             wanted_since: BTreeMap::new(),
@@ -207,7 +222,12 @@ impl Manager {
 
     /// Takes what a supervisor says of its volumes.
     fn see(&mut self, uid: &PodUid, status: &PodStatus) {
+        let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
+        let pod = known.map(|known| known.pod.pod.identity.clone());
         for volume in &status.volumes {
+            if let Some(pod) = &pod {
+                self.events.tell(pod, volume);
+            }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
             // Why a wanted volume waits is worth knowing, also while its first mount goes on.
@@ -351,6 +371,7 @@ impl Manager {
         let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.described)).collect();
         for (uid, described) in ended {
             self.pushers.stop(&uid);
+            self.events.stop(&uid);
             self.pids.remove(&uid);
             // While its source describes it, it is remembered that it was released.
             if !described {

@@ -32,7 +32,7 @@ const MAX_COUNTS: usize = 256;
 
 /// Where the conditions of volumes are told. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Conditions(Arc<Told>);
+pub(crate) struct Conditions(Arc<Told>);
 
 #[derive(Default)]
 struct Told {
@@ -43,7 +43,7 @@ struct Told {
 
 impl Conditions {
     /// Tells the condition of a volume at this moment. Never waits.
-    pub(super) fn tell(&self, volume: &str, condition: Condition) {
+    pub(crate) fn tell(&self, volume: &str, condition: Condition) {
         let mut last = self.0.last.lock().expect("no code panics while it is locked");
         last.insert(volume.to_owned(), condition);
         self.0.changed.notify_one();
@@ -55,7 +55,7 @@ impl Conditions {
 }
 
 /// Posts events about the conditions of a pod's volumes, which are told to the first result.
-pub(super) fn post(
+pub(crate) fn post(
     client: Client,
     pod: PodIdentity,
     node: Option<String>,
@@ -158,7 +158,7 @@ impl Poster {
     }
 
     async fn patch(&mut self, name: &str, change: Value) -> Result<Value, ApiError> {
-        let patched = self.client.patch(Resource::EVENT, &self.pod.namespace, name, &change).await?;
+        let patched = self.client.patch(Resource::EVENT, Some(&self.pod.namespace), &[name], &change).await?;
         self.counts.insert(name.to_owned(), patched["count"].as_u64().unwrap_or(1));
         Ok(patched)
     }

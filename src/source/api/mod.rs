@@ -38,13 +38,13 @@ use super::Snapshot;
 use super::files::FileSource;
 use crate::kube::client::Client;
 use crate::volume::Volume;
-use events::Conditions;
 use follow::Follow;
 
 pub use crate::kube::settings::Access;
 pub(crate) use bundles::{SignerTeller, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
+pub(crate) use events::{Conditions, post};
 pub use notices::Condition;
 pub(crate) use question::Question;
 pub(crate) use single::{ObjectTeller, Served, Task, Told, origin};

@@ -8,6 +8,7 @@
 //!    comes to is published in one step.
 //! 2. Before the first push nobody knows what exists: volumes wait, also for what is optional. After it, what was not pushed
 //!    does not exist.
+//!    For the first two seconds, that is no problem yet.
 //! 3. What was pushed is in this process alone. When another one goes on with the pod, volumes keep what they show
 //!    and wait for the next push.
 //! 4. The agent speaks for the API server: an immutable object that it pushes with other content was deleted and made
@@ -18,8 +19,10 @@ mod message;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch::Receiver;
+use tokio::time::{Instant, sleep_until};
 
 use super::{FileSource, Snapshot};
 use crate::manifest::Tokens;
@@ -35,6 +38,9 @@ pub use message::{Deletion, Push, PushError, Taken, Unknown};
 /// Why a token is not there.
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
 
+/// How long the first push may take before it is a problem that nothing is known. An agent that starts podfs pushes at once.
+const FIRST_PUSH: Duration = Duration::from_secs(2);
+
 /// A pod and objects in files, and what is pushed beside them.
 pub struct PushSource {
     files: FileSource,
@@ -46,6 +52,8 @@ pub struct PushSource {
     published: Option<Arc<Pod>>,
     pushed: Receiver<Known>,
     inbox: Inbox,
+    /// Until when the first push is not overdue; none when that is over.
+    settles: Option<Instant>,
 }
 
 impl PushSource {
@@ -53,7 +61,8 @@ impl PushSource {
     pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
         let (inbox, pushed) = Inbox::new(pod.identity.clone());
         let volumes = pod.volumes.clone();
-        let source = PushSource { files, read, pod, volumes, published: None, pushed, inbox };
+        let settles = Some(Instant::now() + FIRST_PUSH);
+        let source = PushSource { files, read, pod, volumes, published: None, pushed, inbox, settles };
         let snapshot = source.snapshot();
         (source, snapshot)
     }
@@ -84,7 +93,12 @@ impl PushSource {
             }
             pushed = self.pushed.changed() => {
                 pushed.expect("the inbox is kept here, too");
+                self.settles = None;
                 Snapshot { heard: self.pushed.borrow().heard, ..self.snapshot() }
+            }
+            () = sleep_until(self.settles.unwrap_or_else(Instant::now)), if self.settles.is_some() => {
+                self.settles = None;
+                self.snapshot()
             }
         }
     }
@@ -105,7 +119,7 @@ impl PushSource {
         let why = |key| known.missing_tokens.get(key).cloned().unwrap_or_else(|| NO_TOKEN.to_owned());
         let token = |key| known.tokens.get(key).cloned().ok_or_else(|| why(key));
         let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
-        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: known.settling }
+        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: known.settling || self.settles.is_some() }
     }
 }
 
