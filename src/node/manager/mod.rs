@@ -149,9 +149,10 @@ impl Manager {
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            let before = Instant::now();
             self.start_operations();
             self.publish();
-            let retry = self.executor.next_retry();
+            let retry = self.executor.next_retry(before);
             tokio::select! {
                 event = feed.next() => self.take_event(event),
                 Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
@@ -159,6 +160,13 @@ impl Manager {
                 Some(ended) = self.ends.recv() => self.take_end(ended),
                 () = sleep_until(retry.unwrap_or_else(far)), if retry.is_some() => {}
                 _ = housekeeping.tick() => self.remove_orphans(),
+            }
+            // Many pods that start at once are one reason to look at all of them, not many.
+            while let Ok((uid, report)) = reports.try_recv() {
+                self.take_report(&uid, report);
+            }
+            while let Ok(ended) = self.ends.try_recv() {
+                self.take_end(ended);
             }
         }
     }

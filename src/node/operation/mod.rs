@@ -126,10 +126,11 @@ impl Executor {
         self.0.iter().filter(|entry| entry.is_running).map(|entry| entry.key().clone()).collect()
     }
 
-    /// When the first pause is over, if there is one.
-    pub fn next_retry(&self) -> Option<Instant> {
+    /// When the first pause ends that had not ended `before`. One that had is that of a volume which needs no operation any more.
+    pub fn next_retry(&self, before: Instant) -> Option<Instant> {
         let pauses = self.0.iter().filter(|entry| !entry.is_running);
-        pauses.filter_map(|entry| entry.failure.as_ref().map(|failure| failure.at + failure.pause)).min()
+        let ends = pauses.filter_map(|entry| entry.failure.as_ref().map(|failure| failure.at + failure.pause));
+        ends.filter(|end| *end > before).min()
     }
 }
 

@@ -52,7 +52,9 @@ async fn vm_05_another_operation_starts_the_pause_anew() {
         panic!("nothing runs")
     };
     assert_eq!(pause, FIRST_PAUSE);
-    assert!(executor.next_retry().is_some());
+    let now = tokio::time::Instant::now();
+    assert_eq!(executor.next_retry(now), Some(now + FIRST_PAUSE));
+    assert_eq!(executor.next_retry(now + FIRST_PAUSE), None, "nothing wakes for a pause that is over");
     executor.forget(&id("a"));
     executor.begin(&id("a"), "volume_unmount").expect("forgotten");
 }

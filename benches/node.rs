@@ -1,0 +1,204 @@
+//! What a node costs with 110 pods of three volumes: `cargo bench --bench node`. Needs root and `/dev/fuse`.
+//!
+//! The API server is that of the tests, on loopback, in this process. Each pod shows a ConfigMap of its own, one that all pods
+//! show, and an emptyDir. Measured are: the start of all pods at once, the memory of all processes, what they do when nothing
+//! changes, changes of both kinds of ConfigMap, the start of another daemon after a SIGKILL, and the end of all pods.
+
+#[path = "../tests/api_server/mod.rs"]
+mod api_server;
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api_server::{ApiServer, Style};
+use common::{Fixture, PODFS, Running, config_map};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use podfs_fuse::mount::table::{FS_TYPE, mounts};
+
+const NODE: &str = "node";
+const PODS: usize = 110;
+const VOLUMES: usize = 3;
+/// How often an object changes.
+const CHANGES: usize = 20;
+/// How long the idle node is looked at.
+const IDLE: Duration = Duration::from_secs(20);
+/// How long anything may take, on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// How often something is looked at that takes some time.
+const GLANCE: Duration = Duration::from_millis(5);
+
+fn main() {
+    let node = Node::new();
+    let mut daemon = node.start();
+    node.server.forget_requests();
+    let began = Instant::now();
+    node.put_pods();
+    until("every volume is mounted", || node.mounted().len() == PODS * VOLUMES);
+    println!("{PODS} pods of {VOLUMES} volumes, started at once: mounted after {:.2} s", began.elapsed().as_secs_f64());
+    until("every volume shows its object", || {
+        (0..PODS).all(|pod| node.shows(pod, "own", 0) && node.shows(pod, "all", 0))
+    });
+    println!(
+        "  and current after {:.2} s, {} API requests",
+        began.elapsed().as_secs_f64(),
+        node.server.requests().len()
+    );
+    thread::sleep(Duration::from_secs(2));
+    node.report_memory(daemon.pid());
+    node.report_idle();
+    node.report_changes();
+
+    let before = node.mounted();
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let began = Instant::now();
+    daemon = node.start();
+    until("all is known", || node.mounted_by_state() == PODS * VOLUMES);
+    println!("another daemon knows everything after {:.2} s", began.elapsed().as_secs_f64());
+    assert_eq!(node.mounted(), before, "no volume is touched");
+
+    let began = Instant::now();
+    for pod in 0..PODS {
+        node.server.delete("Pod", "default", &format!("pod-{pod}"));
+    }
+    until("nothing is mounted", || node.mounted().is_empty());
+    until("every supervisor has ended", || node.fixture.processes() == [daemon.pid()]);
+    println!("{PODS} pods deleted at once: nothing is left of them after {:.2} s", began.elapsed().as_secs_f64());
+}
+
+/// A node with its API server.
+struct Node {
+    server: ApiServer,
+    fixture: Fixture,
+    kubeconfig: PathBuf,
+}
+
+impl Node {
+    fn new() -> Self {
+        let server = ApiServer::start();
+        let kubeconfig = server.kubeconfig(NODE, Style::Embedded);
+        let node = Self { server, fixture: Fixture::new(""), kubeconfig };
+        (0..PODS).for_each(|pod| node.put(&format!("own-{pod}"), 0));
+        node.put("all", 0);
+        node
+    }
+
+    /// Starts a daemon, and waits until agents can ask it.
+    fn start(&self) -> Running {
+        let mut command = Command::new(PODFS);
+        command.args(["node", "--release-when-gone", "--node-name", NODE, "--kubeconfig"]).arg(&self.kubeconfig);
+        command.arg("--root-dir").arg(self.fixture.path("root")).arg("--run-dir").arg(self.fixture.path("run"));
+        let daemon = self.fixture.spawn(&mut command);
+        until("the daemon answers", || self.fixture.path("run/node.sock").exists());
+        daemon
+    }
+
+    /// Changes an object.
+    fn put(&self, name: &str, serial: usize) {
+        self.server.put(&config_map(name, &[("serial", &serial.to_string())]));
+    }
+
+    fn put_pods(&self) {
+        for pod in 0..PODS {
+            self.server.put(&format!(
+                "{{apiVersion: v1, kind: Pod, metadata: {{name: pod-{pod}, uid: uid-{pod}}}, spec: {{nodeName: {NODE}, containers: \
+                 [{{name: web, image: web, volumeMounts: [{{name: own, mountPath: /own}}, {{name: all, mountPath: /all}}, \
+                 {{name: scratch, mountPath: /scratch}}]}}], volumes: [{{name: own, configMap: {{name: own-{pod}}}}}, \
+                 {{name: all, configMap: {{name: all}}}}, {{name: scratch, emptyDir: {{}}}}]}}}}"
+            ));
+        }
+    }
+
+    /// Where volumes are mounted, and which mounts these are.
+    fn mounted(&self) -> Vec<(PathBuf, u64)> {
+        let root = self.fixture.path("root");
+        let all = mounts().expect("a mount table").into_iter();
+        all.filter(|mounted| mounted.fs_type == FS_TYPE && mounted.at.starts_with(&root))
+            .map(|it| (it.at, it.id))
+            .collect()
+    }
+
+    /// How many volumes the daemon takes for mounted.
+    fn mounted_by_state(&self) -> usize {
+        let mut command = Command::new(PODFS);
+        command.args(["node", "state", "--output", "json", "--run-dir"]).arg(self.fixture.path("run"));
+        let output = command.output().expect("podfs runs");
+        let Ok(state) = serde_json::from_slice::<serde_json::Value>(&output.stdout) else { return 0 };
+        let volumes =
+            state["pods"].as_array().into_iter().flatten().filter_map(|pod| pod["volumes"].as_array()).flatten();
+        volumes.filter(|volume| volume["mount"] == "mounted").count()
+    }
+
+    fn shows(&self, pod: usize, volume: &str, serial: usize) -> bool {
+        let volume = format!("root/pods/uid-{pod}/volumes/kubernetes.io~configmap/{volume}/serial");
+        fs::read_to_string(self.fixture.path(&volume)).is_ok_and(|is| is == serial.to_string())
+    }
+
+    fn report_memory(&self, daemon: Pid) {
+        let all: u64 = self.fixture.processes().into_iter().map(pss).sum();
+        println!("PSS of all processes {:.1} MiB, of the daemon {:.1} MiB", mib(all), mib(pss(daemon)));
+    }
+
+    fn report_idle(&self) {
+        let used = || self.fixture.processes().into_iter().map(cpu_ticks).sum::<u64>();
+        let before = used();
+        thread::sleep(IDLE);
+        // A tick is 10 ms (`sysconf(_SC_CLK_TCK)` is 100 on every Linux that podfs runs on).
+        let share = (used() - before) as f64 / IDLE.as_secs_f64();
+        println!("idle: {share:.2} % of a CPU");
+    }
+
+    fn report_changes(&self) {
+        for (name, volume, pods) in [("own-0", "own", 1), ("all", "all", PODS)] {
+            let mut times = Vec::new();
+            for serial in 1..=CHANGES {
+                let began = Instant::now();
+                self.put(name, serial);
+                (0..pods).for_each(|pod| {
+                    while !self.shows(pod, volume, serial) {
+                        assert!(began.elapsed() < TIMEOUT, "a change is not shown");
+                        thread::yield_now();
+                    }
+                });
+                times.push(began.elapsed());
+            }
+            times.sort_unstable();
+            let [median, longest] = [times[CHANGES / 2], times[CHANGES - 1]].map(|time| time.as_secs_f64() * 1000.0);
+            println!(
+                "an object of {pods} pods changes: shown by all after {median:.1} ms (median), {longest:.1} ms (longest)"
+            );
+        }
+    }
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "still not true: {what}");
+        thread::sleep(GLANCE);
+    }
+}
+
+/// The memory that is a process' share, in KiB.
+fn pss(process: Pid) -> u64 {
+    let text = fs::read_to_string(Path::new(&format!("/proc/{process}/smaps_rollup"))).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("Pss:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or_default()
+}
+
+/// The CPU time of a process, in user and kernel mode.
+fn cpu_ticks(process: Pid) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(2));
+    fields.into_iter().flatten().filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+fn mib(kib: u64) -> f64 {
+    f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
+}
