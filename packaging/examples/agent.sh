@@ -9,6 +9,8 @@
 #   AGENT/NAME.sh  what runs in the container of the pod NAME
 #   AGENT/changes  files that take the place of those of the same name in PODS, while the containers run
 #
+# A container is one of runc where that is installed (runc.sh), else a few namespaces (container.sh). It is called like its pod.
+#
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
 # Exit code 0: every pod was served and has stopped well. Nothing is left behind in any case.
 set -euo pipefail
@@ -21,10 +23,13 @@ work=$(mktemp -d)
 cp -r "$pods" "$work/pods"
 # Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
+runtime=namespaces   # or runc
+! command -v runc >/dev/null || runtime=runc
 seconds=30           # how long a pod may take
 waiting=             # the process that waits for volumes
 node=                # the process of podfs node, unless it is a unit
 declare -A containers=() # processes, by the name of their pod
+declare -A uids=()       # and its uid
 failed=0
 
 say() { printf 'agent: %s\n' "$*"; }
@@ -69,7 +74,12 @@ start_pod() {
   say "pod $pod has the volumes $(cut -f 1 "$work/$name.volumes" | paste -sd , | sed 's/,/, /g')"
   mkdir "$work/$name.root"
   mkfifo "$work/$name.started"
-  setsid sh "$here/container.sh" "$work/$name.root" "$agent/$name.sh" <"$work/$name.volumes" 4>"$work/$name.started" &
+  uids[$pod]=$(podfs node state --output json | jq -r --arg pod "$pod" '.pods[] | select("\(.namespace)/\(.name)" == $pod) | .uid')
+  if [ $runtime = runc ]; then
+    setsid sh "$here/runc.sh" "$work/$name.root" "${uids[$pod]}" "$name" "$agent/$name.sh" 3</dev/null 4>"$work/$name.started" &
+  else
+    setsid sh "$here/container.sh" "$work/$name.root" "$agent/$name.sh" <"$work/$name.volumes" 4>"$work/$name.started" &
+  fi
   containers[$pod]=$!
   grep -q . "$work/$name.started" &
   wait $! || { fail "pod $pod: its container ended before it had begun"; return 1; }
@@ -77,7 +87,11 @@ start_pod() {
 
 # Ends a pod: first the container, then its manifest, then the pod is released, and its volumes are unmounted.
 end_pod() {
-  local pod=$1 file
+  local pod=$1 name=${1#*/} file
+  if [ $runtime = runc ] && [ -e "$work/$name.root/state" ]; then
+    runc --root "$work/$name.root/state" delete --force "${uids[$pod]}-$name" 2>/dev/null || true
+    podfs mounts release --pod "${uids[$pod]}" --container "$name" 2>/dev/null || true
+  fi
   if [ -n "${containers[$pod]:-}" ]; then
     kill -KILL "${containers[$pod]}" 2>/dev/null || true # unshare(1) takes its program along
     wait "${containers[$pod]}" 2>/dev/null || true
