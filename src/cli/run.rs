@@ -76,6 +76,10 @@ pub(super) struct Run {
     /// there.
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
+    /// Read the pod's manifest once, and watch no file for it. Later versions come from the agent, which pushes the pod or
+    /// publishes it on the control socket.
+    #[arg(long, requires_all = ["pod", "push"])]
+    pod_once: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
@@ -123,7 +127,8 @@ pub(super) struct GenerationOptions {
 const LONGEST_KEPT: Duration = Duration::from_secs(60);
 
 impl Run {
-    pub(super) fn execute(self) -> Result<(), Failure> {
+    pub(super) fn execute(mut self) -> Result<(), Failure> {
+        self.source.pod_once = self.pod_once;
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;

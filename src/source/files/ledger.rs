@@ -52,8 +52,8 @@ pub(super) struct Ledger<S: Sum> {
     sum: S,
     roots: Vec<Root>,
     files: BTreeMap<PathBuf, Entry<S::Contents>>,
-    /// What came from standard input.
-    fixed: Option<Contents<S::Contents>>,
+    /// What was read before, once: its name and what it says.
+    fixed: Option<(PathBuf, Contents<S::Contents>)>,
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
     told: BTreeSet<String>,
@@ -88,12 +88,13 @@ struct Fingerprint {
 pub(super) const STDIN: &str = "standard input";
 
 impl<S: Sum> Ledger<S> {
-    /// A ledger of the configured paths, nothing of them read. `fixed` is what standard input says of the pod.
+    /// A ledger of the configured paths, nothing of them read. `fixed` is the name and the bytes of what says more of the pod and
+    /// is not read again.
     ///
     /// # Errors
     ///
-    /// A malformed manifest from standard input.
-    pub(super) fn new(sum: S, fixed: Option<Vec<u8>>, roots: Vec<Root>) -> Result<Self, ManifestError> {
+    /// A malformed manifest among these bytes.
+    pub(super) fn new(sum: S, fixed: Option<(PathBuf, Vec<u8>)>, roots: Vec<Root>) -> Result<Self, ManifestError> {
         let mut ledger = Self {
             sum,
             roots,
@@ -104,12 +105,22 @@ impl<S: Sum> Ledger<S> {
             told: BTreeSet::new(),
             told_before: BTreeSet::new(),
         };
-        if let Some(bytes) = fixed {
+        if let Some((name, bytes)) = fixed {
             let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
-            let documents = ledger.sum.parse(Role::Pod, Path::new(STDIN), &bytes)?;
-            ledger.fixed = Some(Contents { fingerprint, documents });
+            let documents = ledger.sum.parse(Role::Pod, &name, &bytes)?;
+            ledger.fixed = Some((name, Contents { fingerprint, documents }));
         }
         Ok(ledger)
+    }
+
+    /// What the bytes say that are not read again, where no path is configured.
+    ///
+    /// # Errors
+    /// When they are no whole.
+    pub(super) fn fixed_whole(&mut self) -> Result<S::Whole, ManifestError> {
+        let documents: Vec<_> =
+            self.fixed.iter().map(|(name, contents)| (name.as_path(), &contents.documents)).collect();
+        self.sum.add_up(&documents)
     }
 
     /// Reads everything, and waits for files that are just being written.
@@ -258,7 +269,8 @@ impl<S: Sum> Ledger<S> {
     /// Files that contradict each other; what they came to before remains.
     fn whole(&mut self) -> Result<Option<S::Whole>, ManifestError> {
         let of_files = self.files.iter().filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
-        let all: Vec<_> = self.fixed.iter().map(|contents| (Path::new(STDIN), contents)).chain(of_files).collect();
+        let all: Vec<_> =
+            self.fixed.iter().map(|(name, contents)| (name.as_path(), contents)).chain(of_files).collect();
         let name = |path: &Path| if S::NAMES_COUNT { path.to_owned() } else { PathBuf::new() };
         let mut fingerprints: Vec<_> = all.iter().map(|(path, contents)| (name(path), contents.fingerprint)).collect();
         fingerprints.sort_unstable();

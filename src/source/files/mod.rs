@@ -35,8 +35,10 @@ use tokio::sync::watch::{Receiver, channel};
 
 use super::Snapshot;
 use find::Root;
+use ledger::STDIN;
 use ledger::{Ledger, Scan};
 use pod_and_objects::PodAndObjects;
+use read::Reading;
 use watch::{Signal, Watcher};
 
 pub use error::SourceError;
@@ -50,6 +52,8 @@ pub enum PodInput {
     Stdin(Vec<u8>),
     /// A file, which is watched.
     File(PathBuf),
+    /// A file that is read once.
+    Once(PathBuf),
 }
 
 /// Which documents of the pod file count as its pod.
@@ -64,7 +68,8 @@ pub enum Accepted {
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.
 pub struct FileSource {
     updates: Receiver<Snapshot>,
-    stop: Sender<Signal>,
+    /// None where no file is watched.
+    stop: Option<Sender<Signal>>,
 }
 
 impl FileSource {
@@ -89,14 +94,21 @@ impl FileSource {
         pod: Option<PodInput>,
         objects: &[PathBuf],
     ) -> Result<(Self, Snapshot), SourceError> {
-        let (mut watcher, stop) = Watcher::new()?;
         let (fixed, pod) = match pod {
-            Some(PodInput::Stdin(bytes)) => (Some(bytes), None),
+            Some(PodInput::Stdin(bytes)) => (Some((PathBuf::from(STDIN), bytes)), None),
+            Some(PodInput::Once(path)) => (Some(read_once(path)?), None),
             Some(PodInput::File(path)) => (None, Some(Root::pod(path))),
             None => (None, None),
         };
-        let roots = pod.into_iter().chain(objects.iter().cloned().map(Root::objects)).collect();
+        let roots: Vec<_> = pod.into_iter().chain(objects.iter().cloned().map(Root::objects)).collect();
+        let watches_nothing = roots.is_empty();
         let mut ledger = Ledger::new(PodAndObjects::new(accepted), fixed, roots)?;
+        if watches_nothing {
+            // The kernel gives a user 128 instances of inotify, and a node has more than a hundred pods.
+            let snapshot = ledger.fixed_whole()?;
+            return Ok((Self { updates: channel(snapshot.clone()).1, stop: None }, snapshot));
+        }
+        let (mut watcher, stop) = Watcher::new()?;
         let snapshot = ledger.first_scan(&mut watcher)?;
         let (publish, updates) = channel(snapshot.clone());
         spawn(move || {
@@ -108,14 +120,14 @@ impl FileSource {
                 }
             }
         })?;
-        Ok((Self { updates, stop }, snapshot))
+        Ok((Self { updates, stop: Some(stop) }, snapshot))
     }
 
     /// The next snapshot that differs in what was read. Cancel-safe.
     ///
     /// Trouble with a file is logged once and leaves its last good documents in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
-        // The publishing thread outlives `self`, unless it panics; then nothing ever changes again.
+        // The publishing thread outlives `self`, unless it panics; then nothing ever changes again, as without one.
         if self.updates.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -126,7 +138,15 @@ impl FileSource {
 impl Drop for FileSource {
     fn drop(&mut self) {
         // Fails only when the thread is gone.
-        let _ = self.stop.send(Signal::Stop);
+        self.stop.iter().for_each(|stop| drop(stop.send(Signal::Stop)));
+    }
+}
+
+/// The name and the bytes of a file that is read once.
+fn read_once(path: PathBuf) -> Result<(PathBuf, Vec<u8>), SourceError> {
+    match read::read(&path, None)? {
+        Reading::Bytes(_, bytes) => Ok((path, bytes)),
+        _ => Err(SourceError::Restless(path)),
     }
 }
 

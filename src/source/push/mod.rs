@@ -119,7 +119,13 @@ impl PushSource {
         let why = |key| known.missing_tokens.get(key).cloned().unwrap_or_else(|| NO_TOKEN.to_owned());
         let token = |key| known.tokens.get(key).cloned().ok_or_else(|| why(key));
         let tokens: Tokens = references.tokens.iter().map(|key| (key.clone(), token(key))).collect();
-        Snapshot { pod: Some(pod), objects, tokens, heard: None, is_settling: known.settling || self.settles.is_some() }
+        Snapshot {
+            pod: Some(pod),
+            objects,
+            tokens,
+            heard: None,
+            is_settling: known.settling || (!known.began && self.settles.is_some()),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ fn a_volume_that_is_described_otherwise_while_its_pod_runs_stays_as_it_is() {
     let (mut desired, plugins) = (DesiredWorld::default(), Registry::built_in());
     desired.put(pod("u", &["{name: a, configMap: {name: x}}"], &["a"]), &plugins);
     let before = desired.pod(&uid("u")).expect("the pod").volumes["a"].clone();
-    desired.put(pod("u", &["{name: a, configMap: {name: y}}"], &["a"]), &plugins);
+    desired.put(pod("u", &["{name: a, configMap: {name: other}}"], &["a"]), &plugins);
     let after = desired.pod(&uid("u")).expect("the pod");
     assert_eq!(after.volumes["a"], before);
     let errors: Vec<_> = after.errors.iter().collect();
