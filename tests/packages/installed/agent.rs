@@ -1,4 +1,4 @@
-//! The example of a node agent where systemd runs, which then runs podfs. `tests/cli/agent.rs` has it elsewhere.
+//! The example of an agent of single pods where systemd runs, which then runs podfs. `tests/cli/agent.rs` has it elsewhere.
 
 use std::io::{Write, stderr};
 use std::path::Path;
@@ -12,7 +12,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples"
 const WORKER: &str = "b2a7d1c8-83f5-4f0b-8a36-7c2e94d0f502";
 
 /// A machine with podfs, the examples in `/examples`, and jq.
-fn machine(test: &str) -> Option<Machine> {
+pub(super) fn machine(test: &str) -> Option<Machine> {
     let machine = match Machine::start(Init::Systemd) {
         Ok(machine) => machine,
         Err(missing) => {
@@ -40,7 +40,7 @@ fn machine(test: &str) -> Option<Machine> {
 
 /// Checks that no unit, no process and no file of the agent is left.
 #[track_caller]
-fn nothing_is_left(machine: &Machine) {
+pub(super) fn nothing_is_left(machine: &Machine) {
     assert_eq!(machine.does("systemctl list-units --all --no-legend 'podfs-example-*'"), "");
     assert_eq!(machine.does("ls /tmp"), "");
     nothing_is_served(machine);

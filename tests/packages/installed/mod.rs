@@ -11,12 +11,14 @@
 //! | [`load`] | who uses its volumes meanwhile |
 //! | [`units`] | tests of the units |
 //! | [`life`] | tests of a package's life |
-//! | [`agent`] | tests of the example of a node agent |
+//! | [`agent`] | tests of the example of an agent of single pods |
+//! | [`node`] | tests of `podfs node` as a unit, and of the example of an agent that uses it |
 
 mod agent;
 mod life;
 mod load;
 mod machine;
+mod node;
 mod pods;
 mod units;
 mod versions;
