@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::common::outcome::{Outcome, finish};
 use crate::common::passthrough::disk_directory;
+use crate::common::stoppable::Stoppable;
 use crate::common::*;
 use tempfile::TempDir;
 
@@ -324,4 +325,50 @@ fn podfs_cleanup_takes_away_what_a_killed_pod_has_left() {
     for name in ["volume-subpaths", "containers", "etc-hosts"] {
         assert!(!directory.join(name).exists(), "{name} stays: {}", outcome.stdout);
     }
+}
+
+#[test]
+fn a_volume_that_does_not_answer_delays_no_container_that_does_not_mount_a_part_of_it() {
+    let fixture = Fixture::new("");
+    let source = fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    fixture.write(
+        "pod.yaml",
+        &format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers:\n  \
+             - {{name: web, volumeMounts: [{{name: host, mountPath: /a, subPath: part}}]}}\n  \
+             - {{name: side, volumeMounts: [{{name: config, mountPath: /a, subPath: a}}, {{name: host, mountPath: /b}}]}}\n  \
+             volumes:\n  - {{name: config, configMap: {{name: app}}}}\n  - {{name: host, hostPath: {{path: {}}}}}\n",
+            source.display()
+        ),
+    );
+    write(&fixture, &[("a", "1")]);
+    let silent = Stoppable::over(&source);
+    let mut running = fixture.run();
+    let prepare =
+        |container: &str| finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", container]));
+    silent.signal(Signal::SIGSTOP);
+    prepare("web").says(1, &["a volume does not answer"]);
+    let side = prepare("side");
+    assert_eq!(side.code, Some(0), "{}", side.stderr);
+    silent.signal(Signal::SIGCONT);
+    eventually("the volume answers", || prepare("web").code == Some(0));
+    assert!(source.join("part").is_dir());
+    assert!(running.stop().success(), "{}", running.log());
+    drop(silent);
+    unmount_below(&source);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_part_that_a_program_of_the_node_uses_goes_at_release() {
+    let pod = Mounted::new(MOUNTS);
+    let sources = pod.prepared();
+    let mut user = std::process::Command::new("sleep").arg("1000").current_dir(&sources[2]).spawn().expect("a program");
+    let released = pod.mounts(&["release"]);
+    let is_gone = !sources[2].exists();
+    user.kill().expect("killed");
+    user.wait().expect("a child");
+    assert_eq!((released.code, is_gone), (Some(0), true), "{}", released.stderr);
+    pod.stop();
 }
