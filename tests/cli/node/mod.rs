@@ -6,4 +6,5 @@ mod lifecycle;
 mod readme;
 mod recovery;
 mod service;
+mod storm;
 mod supervisors;

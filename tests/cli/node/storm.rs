@@ -1,0 +1,144 @@
+//! Daemon, supervisors and servers are killed again and again while pods come, change and go.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::lifecycle::pod;
+use crate::common::node::Node;
+use crate::common::{config_map, eventually, wait_content};
+
+const CONFIG: &str = "{name: config, configMap: {name: app}}";
+const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
+/// Pods that stay while others come and go.
+const STAYING: usize = 4;
+/// How often something is killed.
+const STRIKES: u64 = 24;
+
+/// The processes of a pod: its supervisor and its server.
+fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
+    let pods = node.fixture.pods();
+    let pod = pods.iter().find(|pod| pod["uid"] == uid && pod["state"] == "running")?;
+    let pid = |of: &str| i32::try_from(pod[of]["pid"].as_i64()?).ok().map(Pid::from_raw);
+    Some((pid("supervisor")?, pid("server")?))
+}
+
+/// How many supervisors serve the pod with this uid.
+fn supervisors(node: &Node, uid: &str) -> usize {
+    let words = |pid: &Pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let is_of_pod = |pid: &Pid| {
+        let words = words(pid);
+        let words: Vec<_> = words.split(|byte| *byte == 0).collect();
+        words.get(1) == Some(&b"run".as_slice()) && words.contains(&uid.as_bytes())
+    };
+    node.fixture.processes().iter().filter(|pid| is_of_pod(pid)).count()
+}
+
+/// Reads a key and writes a file until told to stop. Gives the first error.
+fn use_volumes(config: &Path, scratch: &Path, stop: &AtomicBool, calls: &AtomicU64) -> Result<(), String> {
+    let failed = |path: &Path, error: std::io::Error| Err(format!("{}: {error}", path.display()));
+    while !stop.load(Ordering::Relaxed) {
+        match fs::read_to_string(config.join("key")) {
+            Ok(text) if text.starts_with('v') => {}
+            Ok(text) => return Err(format!("the key reads {text:?}")),
+            Err(error) => return failed(config, error),
+        }
+        if let Err(error) = fs::write(scratch.join("file"), "data").and_then(|()| fs::remove_file(scratch.join("file")))
+        {
+            return failed(scratch, error);
+        }
+        calls.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[test]
+fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pods_that_are_gone() {
+    let node = Node::new();
+    let command = || {
+        let mut command = node.command();
+        command.arg("--release-when-gone");
+        command
+    };
+    node.put("app.yaml", &config_map("app", &[("key", "v0")]));
+    let name = |number: usize| format!("stays{number}");
+    let put = |name: &str| node.put(&format!("{name}.yaml"), &pod(name, &[CONFIG, SCRATCH], &["config", "scratch"]));
+    (0..STAYING).for_each(|number| put(&name(number)));
+    let mut daemon = node.start_command(command());
+    let mut paths: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for number in 0..STAYING {
+        node.expect(&["wait", &format!("default/{}", name(number))]);
+        paths.push((node.path(&name(number), "config"), node.path(&name(number), "scratch")));
+    }
+    let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut gone: Vec<String> = Vec::new();
+    thread::scope(|scope| {
+        let readers: Vec<_> =
+            paths.iter().map(|(config, scratch)| scope.spawn(|| use_volumes(config, scratch, &stop, &calls))).collect();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut comes: Option<String> = None;
+            for strike in 0..STRIKES {
+                let target = format!("uid-{}", name(fastrand::usize(..STAYING)));
+                match strike % 4 {
+                    0 => {
+                        daemon.signal(Signal::SIGKILL);
+                        daemon.wait();
+                        daemon = node.start_command(command());
+                    }
+                    kind @ (1 | 2) => {
+                        let mut before = None;
+                        eventually("the pod is served", || {
+                            before = processes(&node, &target);
+                            before.is_some()
+                        });
+                        let (supervisor, server) = before.expect("it was seen");
+                        kill(if kind == 1 { supervisor } else { server }, Signal::SIGKILL).expect("killed");
+                        eventually("another process serves the pod", || {
+                            processes(&node, &target)
+                                .is_some_and(|(now, then)| if kind == 1 { now != supervisor } else { then != server })
+                        });
+                    }
+                    _ => {
+                        if let Some(old) = comes.take() {
+                            node.remove(&format!("{old}.yaml"));
+                            gone.push(old);
+                        }
+                        let new = format!("comes{strike}");
+                        put(&new);
+                        comes = Some(new);
+                        let value = format!("v{strike}");
+                        node.put("app.yaml", &config_map("app", &[("key", &value)]));
+                        paths.iter().for_each(|(config, _)| wait_content(&config.join("key"), &value));
+                    }
+                }
+            }
+            gone.extend(comes);
+        }));
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            let read = reader.join().expect("a reader ends");
+            assert_eq!(read, Ok(()), "{}", node.log());
+        }
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert!(calls.load(Ordering::Relaxed) > STRIKES, "the volumes were in use");
+    for number in 0..STAYING {
+        assert_eq!(supervisors(&node, &format!("uid-{}", name(number))), 1, "{}", node.log());
+        node.remove(&format!("{}.yaml", name(number)));
+        gone.push(name(number));
+    }
+    if let Some(last) = gone.iter().find(|name| node.fixture.path(&format!("manifests/{name}.yaml")).exists()) {
+        node.remove(&format!("{last}.yaml"));
+    }
+    for name in &gone {
+        eventually(&format!("nothing of pod {name} is left"), || node.is_clean(&format!("uid-{name}")));
+    }
+    eventually("only the daemon is left", || node.fixture.processes() == [daemon.pid()]);
+    assert!(node.fixture.mounts().is_empty());
+}
