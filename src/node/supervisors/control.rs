@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::pod::blocking;
+use super::blocking;
 use crate::source::{Push, Taken};
 use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, Question, VolumeNames};
 use crate::supervisor::status::PodStatus;

@@ -30,7 +30,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::task::spawn_blocking;
 
 use self::checkpoint::Checkpoints;
 use self::launch::Launcher;
@@ -182,14 +182,14 @@ impl Supervisors {
     }
 
     /// Mounts a volume of the pod: has its supervisor serve it, which is started if there is none, and waits until it is there. After
-    /// `limit`, gives the reason why it waits; its supervisor goes on with it.
+    /// `limit`, gives the reason why it waits; its supervisor goes on with it. The time before it is the supervisor's turn to start
+    /// does not count.
     ///
     /// # Errors
     /// When the supervisor cannot be started, ends, or the volume is not there in time.
     pub async fn mount(&self, pod: &NodePod, volume: &str, limit: Duration) -> Result<(), MountFailure> {
         let (answer, answered) = oneshot::channel();
-        let deadline = Instant::now() + limit;
-        let request = Request::Mount { pod: pod.clone(), volume: volume.to_owned(), deadline, answer };
+        let request = Request::Mount { pod: pod.clone(), volume: volume.to_owned(), limit, answer };
         self.shared.send(&pod.pod.identity.uid, request);
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
@@ -273,5 +273,14 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+/// Does what may take a moment on a thread for that.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(work).await {
+        Ok(done) => done,
+        // The daemon ends, and this task with it.
+        Err(_cancelled) => std::future::pending().await,
     }
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
@@ -22,7 +21,7 @@ use super::launch::{Launched, stop_unit};
 use super::life::{Calling, Change, Event, Life, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
-use super::{FailureKind, MountFailure, Shared, SupervisorReport};
+use super::{FailureKind, MountFailure, Shared, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
@@ -42,7 +41,7 @@ const STOP: Duration = Duration::from_secs(300);
 /// What an operation asks for.
 pub(super) enum Request {
     /// A volume of the pod is to be served.
-    Mount { pod: NodePod, volume: String, deadline: Instant, answer: oneshot::Sender<Result<(), MountFailure>> },
+    Mount { pod: NodePod, volume: String, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
     /// A volume is not to be served any more.
     Unmount { volume: String, answer: oneshot::Sender<Result<(), String>> },
     /// Nothing of the pod is to be left.
@@ -109,7 +108,7 @@ impl PodTask {
                 }
                 return self.requests;
             }
-            let deadline = self.waiting.deadline();
+            let deadline = self.waiting.deadline().filter(|_| !matches!(self.life, Life::Queued(_)));
             tokio::select! {
                 request = self.requests.recv() => match request {
                     Some(request) => self.take(request).await,
@@ -150,14 +149,14 @@ impl PodTask {
     async fn take(&mut self, request: Request) {
         self.is_held = false;
         match request {
-            Request::Mount { pod, volume, deadline, answer } => {
+            Request::Mount { pod, volume, limit, answer } => {
                 let (mut volumes, released) = match self.wanted.take() {
                     Some(wanted) => (wanted.volumes, wanted.released),
                     None => Default::default(),
                 };
                 volumes.insert(volume.clone());
                 self.wanted = Some(Checkpoint::new(pod.origin, pod.manifest, volumes, released));
-                self.waiting.add_mount(volume, deadline, answer);
+                self.waiting.add_mount(volume, limit, answer);
                 self.answer_mounts();
             }
             Request::Unmount { volume, answer } => {
@@ -294,6 +293,7 @@ impl PodTask {
             Ok(Err(reason)) => return self.fail_start(&reason).await,
         };
         self.life = Life::Calling(Calling::new(process, is_unit, permit));
+        self.waiting.begin();
     }
 
     /// Calls a supervisor that does not answer.
@@ -494,14 +494,5 @@ impl PodTask {
     async fn report(&mut self, report: SupervisorReport) {
         // The manager ends.
         let _ = self.shared.reports.send((self.uid.clone(), report)).await;
-    }
-}
-
-/// Does what may take a moment on a thread for that.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match spawn_blocking(work).await {
-        Ok(done) => done,
-        // The daemon ends, and this task with it.
-        Err(_cancelled) => std::future::pending().await,
     }
 }

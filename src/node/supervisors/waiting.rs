@@ -1,5 +1,7 @@
 //! The operations of a pod that wait for its supervisor, and what they are answered.
 
+use std::time::Duration;
+
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -17,6 +19,7 @@ pub(super) struct Waiting {
 /// A mount that waits for its volume to be there.
 struct Mounting {
     volume: String,
+    limit: Duration,
     deadline: Instant,
     answer: oneshot::Sender<Result<(), MountFailure>>,
 }
@@ -50,10 +53,16 @@ impl Waiting {
     pub(super) fn add_mount(
         &mut self,
         volume: String,
-        deadline: Instant,
+        limit: Duration,
         answer: oneshot::Sender<Result<(), MountFailure>>,
     ) {
-        self.mounts.push(Mounting { volume, deadline, answer });
+        self.mounts.push(Mounting { volume, limit, deadline: Instant::now() + limit, answer });
+    }
+
+    /// The supervisor has been started: the limits of mounts count from now on.
+    pub(super) fn begin(&mut self) {
+        let now = Instant::now();
+        self.mounts.iter_mut().for_each(|mount| mount.deadline = now + mount.limit);
     }
 
     /// A mount of the same volume is over.
