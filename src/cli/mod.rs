@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueHint};
+use podfs_fuse::memory_lock;
 
 use crate::volume::{Volume, VolumeSource};
 use exit::Failure;
@@ -66,7 +67,7 @@ enum Command {
 
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
-    podfs_fuse::memory_lock::tune_allocator();
+    memory_lock::tune_allocator();
     match config::arguments().and_then(execute) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -106,6 +107,7 @@ fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failur
         .enable_io()
         .enable_time()
         .max_blocking_threads(BLOCKING_THREADS + of_host)
+        .on_thread_stop(memory_lock::return_own_stack)
         .build()
         .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
     let outcome = runtime.block_on(future);

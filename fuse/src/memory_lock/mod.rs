@@ -1,8 +1,10 @@
 //! Keeping the memory of a process that holds secrets to itself.
 
 pub mod allocator;
+mod unused;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -10,8 +12,12 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities};
 use zeroize::Zeroize;
 
+pub use unused::{return_own_stack, return_unused_memory};
+
 /// Bytes above which the allocator returns a freed block to the kernel at once.
 const RETURN_AT: libc::c_int = 128 * 1024;
+
+static LOCKED: AtomicBool = AtomicBool::new(false);
 
 /// No core dumps, no `ptrace` by others of the same user, no swap: everything this process holds now
 /// or later stays in memory, pages it never touches excepted.
@@ -26,7 +32,13 @@ pub fn protect_memory() -> io::Result<()> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    LOCKED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Whether the memory of this process is locked.
+fn is_locked() -> bool {
+    LOCKED.load(Ordering::Relaxed)
 }
 
 /// Overwrites `bytes` with zeros; the compiler keeps the stores even if nobody reads them any more.

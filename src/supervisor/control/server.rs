@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{Backlog, getsockopt, listen, shutdown};
+use podfs_fuse::memory_lock;
 use podfs_fuse::protocol::receive_at_most;
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;
@@ -190,6 +191,7 @@ impl Reception {
             if serve(&stream, &desk).unwrap_or(Attention::Over) == Attention::Over {
                 let _ = stream.shutdown(Shutdown::Both);
             }
+            memory_lock::return_own_stack();
         });
         if started.is_ok() {
             self.clients.push(client);

@@ -35,6 +35,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::memory_lock;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -60,6 +61,9 @@ use work::{Done, Turn};
 
 /// How long work under way may take when podfs is told to stop, and a server to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long after the start of a pod the memory is given back that it took.
+const TIDY: Duration = Duration::from_secs(1);
 
 /// Serves the volumes until the process is told to stop.
 ///
@@ -125,6 +129,8 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
+        // What it took to start is not needed any more.
+        let mut tidy_at = Some(Instant::now() + TIDY);
         loop {
             self.start_errands();
             self.start_work();
@@ -149,6 +155,10 @@ impl Supervisor {
                 Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => {}
+                () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
+                    memory_lock::return_unused_memory();
+                    tidy_at = None;
+                }
                 () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
                     if let Some(path) = self.look_at_mounts() {
                         info!("another process unmounted {}; podfs ends", path.display());

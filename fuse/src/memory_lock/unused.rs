@@ -1,0 +1,123 @@
+//! Giving memory back that a process has used and does not need any more, although all its memory is locked.
+//!
+//! The kernel takes no page of locked memory back, neither from `malloc_trim(3)` nor from the C library when a thread ends. So
+//! a process that was busy for a moment, when it started, would keep its largest heap and its deepest stacks for ever.
+//!
+//! 1. A stack below the frames in use is given back with `MADV_DONTNEED_LOCKED` (Linux 5.18): the main thread's when there is
+//!    nothing to do, another's when the thread ends. The C library keeps stacks for later threads.
+//! 2. The heap is unlocked while `malloc_trim(3)` runs, which takes less than a millisecond, and locked again. The allocator
+//!    has wiped what is free. Where the memory is not locked, this is `malloc_trim(3)` alone.
+
+use std::ffi::c_void;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::ptr;
+
+use rustix::mm::{MlockFlags, mlock_with, munlock};
+
+use super::is_locked;
+
+/// What stays of the stack below the frame of the caller: functions that it calls next need no new pages.
+const STAYS: usize = 16 << 10;
+/// Addresses that the kernel is given are multiples of this.
+const PAGE: usize = 4096;
+
+/// Gives free memory of the heap and of the main thread's stack back to the kernel. To be called by the main thread when there is
+/// nothing to do.
+pub fn return_unused_memory() {
+    if let Some(stack) = mapping("[stack]") {
+        return_stack(&stack);
+    }
+    if is_locked() {
+        with_heap(|start, length| {
+            // SAFETY: whether memory may be swapped changes nothing for the program.
+            let _ = unsafe { munlock(start, length) };
+        });
+    }
+    super::return_free_memory();
+    if is_locked() {
+        with_heap(lock);
+    }
+}
+
+/// Gives what the calling thread has used of its stack back to the kernel. To be called when it is about to end.
+pub fn return_own_stack() {
+    if let Some(stack) = own_stack() {
+        return_stack(&stack);
+    }
+}
+
+/// Pages are locked when they are touched.
+fn lock(start: *mut c_void, length: usize) {
+    // SAFETY: as for `munlock`.
+    let _ = unsafe { mlock_with(start, length, MlockFlags::ONFAULT) };
+}
+
+fn return_stack(stack: &Range<usize>) {
+    let here = 0_u8;
+    let end = (&raw const here as usize).saturating_sub(STAYS) & !(PAGE - 1);
+    if stack.contains(&end) {
+        let start = ptr::with_exposed_provenance_mut(stack.start);
+        // SAFETY: it is the stack that this function runs on, and nothing so far below its frame is in use.
+        unsafe { libc::madvise(start, end - stack.start, libc::MADV_DONTNEED_LOCKED) };
+    }
+}
+
+fn with_heap(act: impl FnOnce(*mut c_void, usize)) {
+    if let Some(heap) = mapping("[heap]") {
+        act(ptr::with_exposed_provenance_mut(heap.start), heap.len());
+    }
+}
+
+/// Where the first mapping of this name is.
+fn mapping(name: &str) -> Option<Range<usize>> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| line.ends_with(name))?;
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+}
+
+/// The stack of the calling thread.
+fn own_stack() -> Option<Range<usize>> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut start, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: the calling thread exists; its attributes are read and destroyed only if the first call has set them.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let got = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut length);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        (got == 0).then(|| start.expose_provenance()..start.addr() + length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_goes_on_when_it_has_given_its_stack_back() {
+        fn deep(depth: u64) -> u64 {
+            let frame = [depth; 64];
+            if depth == 0 { 0 } else { deep(depth - 1) + frame[63] }
+        }
+        let thread = std::thread::spawn(|| {
+            let (kept, before) = ([7_u8; 4096], deep(500));
+            return_own_stack();
+            (kept.iter().all(|byte| *byte == 7), before == deep(500))
+        });
+        assert_eq!(thread.join().expect("no panic"), (true, true));
+    }
+
+    #[test]
+    fn what_is_in_use_stays_as_it_is() {
+        let kept: Vec<Vec<u8>> = (0..2000_usize).map(|length| vec![7; length]).collect();
+        drop((0..2000_usize).map(|length| vec![7_u8; length]).collect::<Vec<_>>());
+        return_unused_memory();
+        assert!(
+            kept.iter().enumerate().all(|(length, block)| block.len() == length && block.iter().all(|byte| *byte == 7))
+        );
+    }
+}
