@@ -262,7 +262,8 @@ impl Drop for Fixture {
         let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
         kill_all_of(self.directory.path());
         unmount_below(self.directory.path());
-        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup, &processes));
+        // That of a supervisor has that of its server in it, which goes first.
+        cgroups.iter().rev().for_each(|cgroup| remove_cgroup(cgroup, &processes));
     }
 }
 
