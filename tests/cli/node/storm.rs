@@ -9,6 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::lifecycle::pod;
+use serde_json::Value;
+
 use crate::common::node::Node;
 use crate::common::{config_map, eventually, wait_content};
 
@@ -22,7 +24,9 @@ const STRIKES: u64 = 24;
 /// The processes of a pod: its supervisor and its server.
 fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
     let pods = node.fixture.pods();
-    let pod = pods.iter().find(|pod| pod["uid"] == uid && pod["state"] == "running")?;
+    // A pod whose server was killed several times is degraded for a while.
+    let is_served = |pod: &Value| pod["state"] == "running" || pod["state"] == "degraded";
+    let pod = pods.iter().find(|pod| pod["uid"] == uid && is_served(pod))?;
     let pid = |of: &str| i32::try_from(pod[of]["pid"].as_i64()?).ok().map(Pid::from_raw);
     Some((pid("supervisor")?, pid("server")?))
 }
