@@ -9,6 +9,7 @@ mod keeper;
 pub(super) mod oom;
 mod process;
 pub(crate) mod program;
+mod replace;
 pub(crate) mod spawn;
 mod unkillable;
 mod watchdog;
@@ -33,6 +34,7 @@ use keeper::{Change, Keeper};
 pub(super) use process::Program;
 pub(crate) use process::{Process, kill_server};
 use program::ServerProgram;
+pub use replace::UpgradeError;
 use watchdog::Rounds;
 
 /// The first pause before another server is started, and the longest.
@@ -73,17 +75,6 @@ pub struct Record {
     pub in_vain: u32,
     /// The volumes whose sources do not answer, by name.
     pub silent_sources: Vec<String>,
-}
-
-/// Why a server was not followed by one of another program.
-#[derive(Debug, thiserror::Error)]
-pub enum UpgradeError {
-    /// Nothing has happened.
-    #[error("{0}")]
-    Refused(String),
-    /// The new server could not go on; another one of the program that runs here did.
-    #[error("{0}")]
-    RolledBack(String),
 }
 
 /// What happens while a server serves.
@@ -358,86 +349,6 @@ impl PodServer {
             None | Some(0) => Duration::ZERO,
             Some(more) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(more - 1)).min(LONGEST_PAUSE),
         }
-    }
-
-    /// Lets the server serve what `profile` allows. A server that is confined more is replaced by one that is not, which
-    /// lives before the other one dies.
-    ///
-    /// # Errors
-    /// When the pod goes on with the server that it had, or with another one that is confined as much.
-    pub(super) async fn widen(&mut self, profile: Profile) -> Result<(), UpgradeError> {
-        let before = self.profile;
-        self.profile = before.max(profile);
-        let became_one = async {
-            while !matches!(self.life, Life::Serving { .. } | Life::Over) {
-                self.guard().await;
-            }
-        };
-        let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
-        timeout(LAST_MOMENTS, became_one).await.map_err(|_| refused())?;
-        let Life::Serving { process, .. } = &self.life else { return Err(refused()) };
-        if process.profile().is_none_or(|has| has >= self.profile) {
-            return Ok(());
-        }
-        info!("the pod's server is replaced by one that may serve directories of the node, too");
-        let program = Arc::clone(&self.program);
-        let replaced = self.replace(Program::Own(&program), "it gave way to a server that may do more").await;
-        if replaced.is_err() {
-            self.profile = before;
-        }
-        replaced
-    }
-
-    /// Has the server followed by one that is started from `program`, and lives before the other one dies.
-    ///
-    /// # Errors
-    /// When the pod goes on as it was: with the same server, or with another one of the same program.
-    pub(super) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
-        self.replace(program, "it gave way to an upgrade").await
-    }
-
-    async fn replace(&mut self, program: Program<'_>, why: &str) -> Result<(), UpgradeError> {
-        let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
-        let Life::Serving { process: old, .. } = &self.life else {
-            return Err(refused(&"the pod has no server at this moment; try again"));
-        };
-        let started = Process::start(program, &self.pod, self.profile, self.audience, self.cgroup.as_ref());
-        let (new, control) = started.map_err(|error| refused(&error))?;
-        let client = Arc::clone(&self.client);
-        let successor = match blocking(move || client.greet(control)).await {
-            Ok(successor) => successor,
-            Err(error) => {
-                new.kill();
-                let how = new.ended().await;
-                return Err(UpgradeError::Refused(format!(
-                    "the new podfs does not answer ({error}); it ended ({how})"
-                )));
-            }
-        };
-        old.kill();
-        old.spent().await;
-        self.record.last_end = Some(why.to_owned());
-        let mut keeper = self.client.mark_dead();
-        if keeper::is_gone(&keeper).await {
-            keeper.let_go();
-        }
-        let client = Arc::clone(&self.client);
-        let attempt = tokio::task::spawn_blocking(move || {
-            let outcome = client.succeed(successor, &mut keeper);
-            (outcome, keeper)
-        });
-        let following = Life::Following { process: Some(new), attempt };
-        if let Life::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
-            old.leave();
-        }
-        let mut failure = None;
-        while !matches!(self.life, Life::Serving { .. } | Life::Over) {
-            self.guard().await;
-            if matches!(self.life, Life::Dead { .. }) && failure.is_none() {
-                failure = self.record.last_end.clone();
-            }
-        }
-        failure.map_or(Ok(()), |reason| Err(UpgradeError::RolledBack(reason)))
     }
 
     fn watch_keeper(&mut self) {
