@@ -260,7 +260,13 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         let processes = self.processes();
         let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
+        // A supervisor may just have started another server.
+        let deadline = Instant::now() + TIMEOUT;
         kill_all_of(self.directory.path());
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+            kill_all_of(self.directory.path());
+        }
         unmount_below(self.directory.path());
         // That of a supervisor has that of its server in it, which goes first.
         cgroups.iter().rev().for_each(|cgroup| remove_cgroup(cgroup, &processes));
