@@ -3,7 +3,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`plan`] | from the pod's manifest and its mounted volumes to the mounts of a container |
+//! | `plan` | from the pod's manifest and its mounted volumes to the mounts of a container |
 //! | `expansion` | `$(VAR)` in a `subPathExpr` |
 //! | `modes` | mount propagation and recursive read-only mounts |
 //! | [`hosts`] | the text of the pod's `/etc/hosts` |

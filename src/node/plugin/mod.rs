@@ -1,7 +1,7 @@
 //! Volume plugins: what the manager has to know of a kind of volume, as the kubelet's `VolumePlugin` says it.
 //!
 //! A plugin names its volumes and says what they need. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
-//! are the [built-in plugins](built_in).
+//! are the built-in plugins (`built_in`).
 
 mod built_in;
 

@@ -7,7 +7,7 @@
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
 //! | `nfs` | finding an export and its server |
-//! | [`sub_path`] | parts of the volume that are mounted for containers |
+//! | `sub_path` | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
 mod hidden;
