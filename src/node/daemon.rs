@@ -100,6 +100,6 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     }
     tokio::select! {
         () = manager.run(feed, reports) => Ok(()),
-        served = service::serve(listener, handle) => served.map_err(NodeError::Service),
+        served = service::serve(listener, handle, run_directory) => served.map_err(NodeError::Service),
     }
 }

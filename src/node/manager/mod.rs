@@ -41,7 +41,7 @@ use super::state::{NodeState, VolumeMount};
 use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
 use super::world::VolumeId;
 use super::world::actual::{ActualWorld, Outcome, Seen};
-use super::world::desired::DesiredWorld;
+use super::world::desired::{DesiredPod, DesiredWorld};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
 use events::Events;
@@ -201,6 +201,10 @@ impl Manager {
             true => {
                 self.desired.put(known.pod.clone(), &self.plugins);
                 self.pushers.describe(&known.pod);
+                // A supervisor that is started anew begins with what is written down.
+                if self.pids.contains_key(uid) && self.desired.pod(uid).is_some_and(DesiredPod::is_processed) {
+                    self.supervisors.update(&known.pod);
+                }
             }
             false => self.desired.remove(uid),
         }

@@ -143,6 +143,27 @@ impl Client {
         self.taken(answer).map(drop)
     }
 
+    /// What a container of the pod mounts, which is about to start.
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or not yet.
+    pub async fn prepare_container(
+        &mut self,
+        request: PrepareContainerRequest,
+    ) -> Result<Vec<ContainerMount>, AskError> {
+        let answer = self.service.prepare_container(request).await;
+        Ok(self.taken(answer)?.mounts)
+    }
+
+    /// Takes away what was made for a container of the pod; without one, for all.
+    ///
+    /// # Errors
+    /// When something is in use still.
+    pub async fn release_container(&mut self, pod: String, container: Option<String>) -> Result<(), AskError> {
+        let answer = self.service.release_container(ReleaseContainerRequest { pod, container }).await;
+        self.taken(answer).map(drop)
+    }
+
     /// All that the daemon knows.
     ///
     /// # Errors

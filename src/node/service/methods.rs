@@ -1,6 +1,7 @@
 //! The methods of the service.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +15,10 @@ use super::proto::volume_manager_server::VolumeManager;
 use super::proto::watch_response::Event;
 use super::proto::*;
 use super::wait::{self, WaitError};
-use super::{convert, volumes_in_use};
+use super::{containers, convert, volumes_in_use};
 use crate::manifest::pod::PodUid;
 use crate::node::{NodeHandle, NodeState, PodEntry, Refusal};
+use crate::supervisor::control::{self as supervisor, Question};
 
 /// Events that wait for a client of Watch; the stream waits with the next one.
 const WATCH_AHEAD: usize = 16;
@@ -24,11 +26,18 @@ const WATCH_AHEAD: usize = 16;
 /// Answers from the manager's state.
 pub(super) struct Methods {
     node: NodeHandle,
+    run_directory: PathBuf,
 }
 
 impl Methods {
-    pub(super) fn new(node: NodeHandle) -> Methods {
-        Methods { node }
+    pub(super) fn new(node: NodeHandle, run_directory: PathBuf) -> Methods {
+        Methods { node, run_directory }
+    }
+
+    /// Asks the supervisor of the pod that a request names.
+    async fn ask(&self, pod: &str, question: Question) -> Result<supervisor::Answer, Status> {
+        let (uid, _) = self.pod(pod)?;
+        containers::answer(self.run_directory.join(uid.as_str()), question).await
     }
 
     /// The pod that a request names.
@@ -81,6 +90,27 @@ impl VolumeManager for Methods {
         let (pod, _) = self.pod(&request.into_inner().pod)?;
         self.node.release(pod).await?;
         Ok(Response::new(ReleaseResponse {}))
+    }
+
+    async fn prepare_container(&self, request: Request<PrepareContainerRequest>) -> Answer<PrepareContainerResponse> {
+        let message = request.into_inner();
+        let pod = message.pod.clone();
+        let question = Question::PrepareContainer(containers::request(message)?);
+        match self.ask(&pod, question).await? {
+            supervisor::Answer::Prepared(mounts) => {
+                let mounts = mounts.into_iter().map(containers::mount).collect::<Result<_, _>>()?;
+                Ok(Response::new(PrepareContainerResponse { mounts }))
+            }
+            _ => Err(of_another_question()),
+        }
+    }
+
+    async fn release_container(&self, request: Request<ReleaseContainerRequest>) -> Answer<ReleaseContainerResponse> {
+        let ReleaseContainerRequest { pod, container } = request.into_inner();
+        match self.ask(&pod, Question::ReleaseContainer { container }).await? {
+            supervisor::Answer::Released => Ok(Response::new(ReleaseContainerResponse {})),
+            _ => Err(of_another_question()),
+        }
     }
 
     async fn reconciler_states_synced(
@@ -147,6 +177,10 @@ fn changes(told: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: 
         }
     }
     events
+}
+
+fn of_another_question() -> Status {
+    Status::internal("the pod's supervisor gave an answer to another question")
 }
 
 /// What can be the name of a pod.

@@ -6,11 +6,13 @@
 //! |---|---|
 //! | [`socket`] | one daemon for each run directory, and root alone at its socket |
 //! | [`wait`] | waiting for volumes, with the kubelet's texts |
+//! | `containers` | what is asked of the containers of a pod |
 //! | `methods` | the methods of the service |
 //! | `convert` | the state as messages, and back |
 //! | [`client`] | the commands' way to a daemon |
 
 pub mod client;
+mod containers;
 mod convert;
 #[cfg(test)]
 mod fabricated;
@@ -22,6 +24,7 @@ pub mod wait;
 
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
@@ -45,11 +48,11 @@ pub mod proto {
     tonic::include_proto!("podfs.volumemanager.v1");
 }
 
-/// Answers on the socket, for as long as it is not dropped.
+/// Answers on the socket, for as long as it is not dropped. Supervisors of pods are found in the run directory.
 ///
 /// # Errors
 /// When the socket cannot be used.
-pub async fn serve(listener: UnixListener, node: NodeHandle) -> io::Result<()> {
+pub async fn serve(listener: UnixListener, node: NodeHandle, run_directory: PathBuf) -> io::Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let clients = UnixListenerStream::new(listener)
         .then(async |client| {
@@ -59,7 +62,7 @@ pub async fn serve(listener: UnixListener, node: NodeHandle) -> io::Result<()> {
             client
         })
         .filter_map(|client| client.ok().filter(is_of_this_user).map(Ok::<_, io::Error>));
-    let service = VolumeManagerServer::new(methods::Methods::new(node));
+    let service = VolumeManagerServer::new(methods::Methods::new(node, run_directory));
     Server::builder().add_service(service).serve_with_incoming(clients).await.map_err(io::Error::other)
 }
 

@@ -26,7 +26,7 @@ impl Daemon {
         let run = tempfile::tempdir().expect("a directory");
         let (fabricated, handle) = Fabricated::new(state);
         let mut lock = DaemonLock::take(run.path()).expect("the lock");
-        let serving = tokio::spawn(serve(lock.listen().expect("it listens"), handle));
+        let serving = tokio::spawn(serve(lock.listen().expect("it listens"), handle, run.path().to_owned()));
         Daemon { run, fabricated, _lock: lock, _serving: serving }
     }
 

@@ -104,3 +104,22 @@ fn rc_05_after_a_reboot_the_volumes_are_mounted_again() {
     node.expect(&["wait", "default/web"]);
     wait_content(&config.join("key"), "one");
 }
+
+#[test]
+fn a_supervisor_that_follows_another_one_begins_with_the_labels_that_the_pod_has_now() {
+    let node = Node::new();
+    let labels = "{name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}";
+    let with_label = |value: &str| {
+        pod("web", &[labels], &["info"]).replace("uid: uid-web}", &format!("uid: uid-web, labels: {{app: {value}}}}}"))
+    };
+    node.put("web.yaml", &with_label("one"));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let file = node.path("web", "info").join("labels");
+    wait_content(&file, "app=\"one\"");
+    node.put("web.yaml", &with_label("two"));
+    wait_content(&file, "app=\"two\"");
+    eventually("it is written down for the next supervisor", || {
+        fs::read_to_string(node.fixture.path("run/node/pods/uid-web/pod.json")).is_ok_and(|text| text.contains("two"))
+    });
+}

@@ -1,0 +1,79 @@
+//! Containers: the service hands what is asked of a pod's containers to the pod's supervisor, and gives back what it answers.
+
+use std::path::PathBuf;
+
+use tokio::task::spawn_blocking;
+use tonic::Status;
+
+use super::proto;
+use super::proto::container_mount::Source;
+use crate::mounts::{ContainerMount, Environment, MountSource, Propagation};
+use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+
+/// How often a supervisor is asked that is busy: it says so after a second and a half.
+const TRIES: u32 = 4;
+
+/// What the supervisor of the pod with this run directory answers.
+pub(super) async fn answer(directory: PathBuf, question: Question) -> Result<Answer, Status> {
+    let asked = spawn_blocking(move || {
+        let mut reason = String::new();
+        for _ in 0..TRIES {
+            match ask(&directory, &question, None) {
+                Err(error) => return Err(Status::unavailable(error.to_string())),
+                Ok(Answer::Busy(busy)) => reason = busy,
+                Ok(Answer::Refused(reason)) => return Err(Status::failed_precondition(reason)),
+                Ok(answer) => return Ok(answer),
+            }
+        }
+        Err(Status::unavailable(reason))
+    });
+    asked.await.unwrap_or_else(|_| Err(Status::internal("the question was not asked to its end")))
+}
+
+/// What the supervisor is asked for.
+pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<ContainerRequest, Status> {
+    let proto::PrepareContainerRequest { container, environment, pod_ips, hostname, host_network, .. } = message;
+    let address = |text: String| {
+        text.parse().map_err(|_| {
+            Status::invalid_argument(format!("pod_ips: {text:?} is no address; write 10.0.0.7 or fd00::7"))
+        })
+    };
+    let environment = Environment {
+        variables: environment.into_iter().collect(),
+        pod_ips: pod_ips.into_iter().map(address).collect::<Result<_, _>>()?,
+        hostname,
+        host_network,
+    };
+    Ok(ContainerRequest { container, environment, recursive_read_only: message.recursive_read_only })
+}
+
+/// A mount as the service tells it. A path that is no text cannot be told.
+pub(super) fn mount(mount: ContainerMount) -> Result<proto::ContainerMount, Status> {
+    let source = match mount.source {
+        MountSource::HostPath(path) => match path.into_os_string().into_string() {
+            Ok(path) => Source::HostPath(path),
+            Err(path) => {
+                return Err(Status::failed_precondition(format!("the path {} is not UTF-8", path.display())));
+            }
+        },
+        MountSource::Image { reference, sub_path } => Source::Image(proto::ImageSource { reference, sub_path }),
+    };
+    let propagation = match mount.propagation {
+        Propagation::Private => proto::Propagation::Private,
+        Propagation::HostToContainer => proto::Propagation::HostToContainer,
+        Propagation::Bidirectional => proto::Propagation::Bidirectional,
+    };
+    Ok(proto::ContainerMount {
+        name: mount.name,
+        container_path: mount.container_path,
+        source: Some(source),
+        read_only: mount.read_only,
+        recursive_read_only: mount.recursive_read_only,
+        propagation: propagation.into(),
+        selinux_relabel: mount.selinux_relabel,
+        id_mapped: mount.id_mapped,
+        nosuid: mount.nosuid,
+        nodev: mount.nodev,
+        noexec: mount.noexec,
+    })
+}
