@@ -119,6 +119,7 @@ impl Mount {
             server_program,
             trace: self.trace,
             keep_old_generations: self.generations.keep_old_generations,
+            agent_watches_mounts: false,
             server_memory: None,
             metrics: None,
         };

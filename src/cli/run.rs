@@ -80,6 +80,10 @@ pub(super) struct Run {
     /// publishes it on the control socket.
     #[arg(long, requires_all = ["pod", "push"])]
     pod_once: bool,
+    /// Do not watch the mount table of the node: the agent does, and asks for a Remount of volumes that another process has
+    /// unmounted or covered. A hundred pods of a node then do not read the table at each mount of each other.
+    #[arg(long)]
+    agent_watches_mounts: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
@@ -155,6 +159,7 @@ impl Run {
             server_program,
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
+            agent_watches_mounts: self.agent_watches_mounts,
             server_memory: self.memory.server_memory_max,
             metrics,
         };

@@ -79,7 +79,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
         found,
-        ManagerSettings { sources, node: node.clone(), release_when_gone },
+        ManagerSettings { sources, node: node.clone(), root_directory: root_directory.clone(), release_when_gone },
         &feed,
         supervisors,
         orphans,

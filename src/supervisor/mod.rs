@@ -20,4 +20,5 @@ pub(crate) mod server;
 pub mod status;
 pub mod volume;
 
+pub(crate) use run::table_watch::TableWatch;
 pub use run::{Assignment, SupervisorError, run};

@@ -7,6 +7,7 @@
 //! | `events` | events of the pods of an API server |
 //! | `housekeeping` | when directories of pods that are gone are looked at |
 //! | [`recovery`] | what an earlier daemon left of a pod |
+//! | `unmounts` | volumes that another process has unmounted |
 //! | `pusher` | the way of objects to the supervisor of a pod |
 //!
 //! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from agents,
@@ -20,8 +21,10 @@ mod picture;
 pub mod pods;
 mod pusher;
 pub mod recovery;
+mod unmounts;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +52,7 @@ use housekeeping::{HOUSEKEEPING, Housekeeping};
 use pods::Pods;
 use pusher::Pushers;
 use recovery::Recovered;
+use unmounts::Unmounts;
 
 /// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
 const MOUNT: Duration = Duration::from_secs(10);
@@ -67,6 +71,7 @@ pub struct Manager {
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
     events: Events,
+    unmounts: Unmounts,
     housekeeping: Housekeeping,
     recorder: Recorder,
     /// Since when volumes are wanted that are not mounted yet.
@@ -84,6 +89,8 @@ pub struct ManagerSettings {
     pub sources: Vec<PodSource>,
     /// The name of the node, where it is known.
     pub node: Option<String>,
+    /// Where volumes appear.
+    pub root_directory: PathBuf,
     /// Whether a pod that no source wants to run any more is released without an agent.
     pub release_when_gone: bool,
 }
@@ -119,6 +126,7 @@ impl Manager {
             pushers: Pushers::new(feed.objects(), supervisors.clone()),
             supervisors,
             pids: BTreeMap::new(),
+            unmounts: Unmounts::new(&settings.root_directory),
             events: Events::new(feed.client(), settings.node),
             housekeeping: Housekeeping::new(orphans),
             recorder,
@@ -159,6 +167,7 @@ impl Manager {
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
                 () = sleep_until(retry.unwrap_or_else(far)), if retry.is_some() => {}
+                () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
             }
             // Many pods that start at once are one reason to look at all of them, not many.
@@ -390,6 +399,16 @@ impl Manager {
                 self.retire(&uid);
                 self.pods.forget(&uid);
             }
+        }
+    }
+
+    /// A volume that another process has unmounted or covered is set up again by its supervisor.
+    fn look_at_mounts(&mut self) {
+        let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
+        let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
+        for id in self.unmounts.look(mounted) {
+            debug!("{id}: its mounts have changed");
+            self.actual.require_remount_of(&id);
         }
     }
 

@@ -161,6 +161,13 @@ impl ActualWorld {
         }
     }
 
+    /// The volume has to be set up again, if it is mounted.
+    pub fn require_remount_of(&mut self, id: &VolumeId) {
+        if let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.mount == VolumeMount::Mounted) {
+            volume.remount_required = true;
+        }
+    }
+
     /// Forgets volumes that are not mounted and that `is_wanted` does not name.
     pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) {
         self.volumes.retain(|id, volume| volume.mount != VolumeMount::NotMounted || is_wanted(id));

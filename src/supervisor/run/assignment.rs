@@ -33,6 +33,8 @@ pub struct Assignment {
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
+    /// Whether an agent watches the mount table, and asks for a Remount of volumes that another process has unmounted.
+    pub agent_watches_mounts: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
     /// Where metrics are served over HTTP, too.

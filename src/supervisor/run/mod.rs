@@ -9,6 +9,7 @@
 //! | `containers` | making ready what containers mount, and taking it away |
 //! | `publishing` | volumes that come and go while the pod runs |
 //! | `work` | what is done on blocking threads |
+//! | `table_watch` | when a look at the mount table is due |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `upgrade` | going on as another version of podfs |
 //! | `orders`, `signals` | what signals tell the supervisor to do |
@@ -27,6 +28,7 @@ mod sharing;
 mod shutdown;
 pub(crate) mod signals;
 mod start;
+pub(crate) mod table_watch;
 mod unmount_watch;
 pub mod upgrade;
 mod work;

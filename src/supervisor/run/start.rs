@@ -57,6 +57,7 @@ pub(super) struct Prepared {
     cgroup: Option<Cgroup>,
     trace: bool,
     keep_old_generations: Duration,
+    agent_watches_mounts: bool,
     refresh: Refresh,
     source: Source,
     report: Report,
@@ -83,6 +84,7 @@ impl Prepared {
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
+        let agent_watches_mounts = assignment.agent_watches_mounts;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -117,6 +119,7 @@ impl Prepared {
             cgroup,
             trace,
             keep_old_generations,
+            agent_watches_mounts,
             refresh,
             source,
             report,
@@ -134,7 +137,7 @@ impl Prepared {
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
-        let Prepared { trace, keep_old_generations, refresh, source, report, control, .. } = self;
+        let Prepared { trace, keep_old_generations, agent_watches_mounts, refresh, source, report, control, .. } = self;
         let Prepared { upgrades, changes, pod, errands, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
@@ -158,7 +161,7 @@ impl Prepared {
             let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
-        let (unmount_watch, containers_site) = (UnmountWatch::of(&site), site.clone());
+        let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
         let setting = Setting {
             server: server.client(),

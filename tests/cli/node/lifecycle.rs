@@ -125,3 +125,19 @@ fn two_pods_of_one_name_and_other_uids_are_two_pods() {
     eventually("nothing of the first pod is left", || node.is_clean("uid-web"));
     node.expect(&["wait", "uid-other", "--timeout", "0"]);
 }
+
+#[test]
+fn a_volume_that_another_process_unmounts_is_mounted_again() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, scratch) = (node.path("web", "config"), node.path("web", "scratch"));
+    fs::write(scratch.join("file"), "data").expect("written");
+    for path in [&config, &scratch] {
+        nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    wait_content(&config.join("key"), "one");
+    wait_content(&scratch.join("file"), "data");
+}
