@@ -55,7 +55,9 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(code: u8, sentence: &str) -> ExitCode {
-    let _no_reader = writeln!(std::io::stderr(), "{NAME}: {}", printable(sentence));
+    // In one piece: the supervisor, which writes to the same place, may kill this process in between.
+    let line = format!("{NAME}: {}\n", printable(sentence));
+    let _no_reader = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
 }
 

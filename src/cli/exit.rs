@@ -1,6 +1,7 @@
 //! How a command ends: an exit code and one sentence.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use podfs_fuse::mount::MountError;
@@ -35,7 +36,9 @@ impl Failure {
     }
 
     pub(super) fn report(self) -> ExitCode {
-        eprintln!("podfs: {}", printable(&self.to_string()));
+        // In one piece: a server may write to the same place.
+        let line = format!("podfs: {}\n", printable(&self.to_string()));
+        let _no_reader = io::stderr().write_all(line.as_bytes());
         ExitCode::from(self.code)
     }
 }
