@@ -300,7 +300,7 @@ impl<'a> Cleanup<'a> {
         all
     }
 
-    /// Dead mounts that nobody has written down: their run directory is lost, or a `podfs mount` was killed. Gives whether
+    /// Dead mounts that stand in no record: their run directory is lost, or a `podfs mount` was killed. Gives whether
     /// none stays below `root`.
     fn unknown_mounts(&mut self, root: &Path) -> io::Result<bool> {
         let table = mounts()?;

@@ -1,4 +1,4 @@
-//! The metrics of the pods of a run directory, again and again. What is wrong with a pod is told once.
+//! The metrics of the pods of a run directory, again and again. It reports once what is wrong with a pod.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

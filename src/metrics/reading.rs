@@ -49,12 +49,12 @@ pub(super) enum Value {
 }
 
 impl Reading {
-    /// Of a pod of which nothing is told yet.
+    /// Of a pod, still without numbers.
     pub fn new(pod: PodLabels) -> Reading {
         Reading { pod: Some(pod), families: BTreeMap::new() }
     }
 
-    /// Of the node, of which nothing is told yet.
+    /// Of the node, still without numbers.
     pub fn of_node() -> Reading {
         Reading { pod: None, families: BTreeMap::new() }
     }

@@ -27,7 +27,7 @@ pub(super) fn expand(text: &str, environment: &BTreeMap<String, String>) -> Resu
             }
             after
         } else {
-            // What follows is plain text, but for the next `$`: after a `$(` without its end, too.
+            // The text up to the next `$` stays as it is, also after a `$(` without its end.
             expanded.push('$');
             after
         };

@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const NO_ISSUER: &str =
     "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
 
-/// What the supervisor of one pod has to hear. When it is dropped, nothing is followed for the pod any more.
+/// What the supervisor of one pod has to hear. Dropping it ends the watches that no other pod needs.
 pub struct ObjectFollower {
     registry: Arc<Registry>,
     changed: Arc<Notify>,

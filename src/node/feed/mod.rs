@@ -13,7 +13,7 @@
 //! | `update` | from what a supervisor knows to the push that brings it up to date |
 //!
 //! [`Feed::next`] tells the manager which pods there are; [`PodObjects`] follows their objects. Both may be slow: pods and
-//! objects that changed several times meanwhile are told once, as they are then.
+//! objects that changed several times meanwhile come once, as they are then.
 
 mod directory;
 mod follower;
@@ -134,7 +134,7 @@ impl Feed {
     ///
     /// # Errors
     /// The kernel's limits on watches of files, and settings of the API server that cannot be used. Files that are missing or
-    /// wrong, and a server that cannot be reached, are told later, as trouble.
+    /// wrong, and a server that cannot be reached, come later, as trouble.
     pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
         let FeedSettings { manifests, api, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();

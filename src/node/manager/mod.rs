@@ -28,12 +28,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::feed::{Feed, FeedEvent, PodSource};
-use super::handle::{Command, NodeHandle};
+use super::handle::{Command, NodeHandle, Refusal};
 use super::metrics::Recorder;
 use super::operation::Executor;
 use super::orphans::Orphans;
@@ -65,7 +65,7 @@ pub struct Manager {
     desired: DesiredWorld,
     actual: ActualWorld,
     plugins: Registry,
-    executor: Arc<Executor>,
+    executor: Executor,
     supervisors: Supervisors,
     /// The process ids of supervisors that have spoken.
     pids: BTreeMap<PodUid, u32>,
@@ -122,7 +122,7 @@ impl Manager {
             desired: DesiredWorld::default(),
             actual: ActualWorld::default(),
             plugins: Registry::built_in(),
-            executor: Arc::default(),
+            executor: Executor::default(),
             pushers: Pushers::new(feed.objects(), supervisors.clone()),
             supervisors,
             pids: BTreeMap::new(),
@@ -166,7 +166,7 @@ impl Manager {
                 Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
-                () = sleep_until(retry.unwrap_or_else(far)), if retry.is_some() => {}
+                () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
             }
@@ -268,20 +268,20 @@ impl Manager {
             Command::Reprocess(uid) => self.describe(&uid),
             Command::RemountRequired(uid) => self.actual.require_remount(&uid),
             Command::Release(uid, answer) => {
-                let outcome = self.pods.release(&uid);
-                if outcome.is_ok() {
-                    info!("pod {uid} is released: its volumes are unmounted");
-                    self.remember_release(&uid);
-                    self.describe(&uid);
+                if let Err(refusal) = self.pods.release(&uid) {
+                    // The client may have gone.
+                    let _ = answer.send(Err(refusal));
+                    return;
                 }
-                // Whoever asked may have gone.
-                let _ = answer.send(outcome);
+                info!("pod {uid} is released: its volumes are unmounted");
+                self.remember_release(&uid, answer);
+                self.describe(&uid);
             }
         }
     }
 
-    /// A release is written down, so that the pod is not mounted again after the daemon was killed.
-    fn remember_release(&self, uid: &PodUid) {
+    /// Writes a release down before the agent hears that it was taken: the agent does not ask again after a SIGKILL of the daemon.
+    fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), Refusal>>) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
             if let Err(error) = supervisors.set_released(&uid, true).await {
@@ -289,6 +289,8 @@ impl Manager {
                     "pod {uid}: its release cannot be written down: {error}; if podfs node is killed now, release it again"
                 );
             }
+            // The client may have gone.
+            let _ = answer.send(Ok(()));
         });
     }
 
@@ -396,6 +398,7 @@ impl Manager {
             self.pids.remove(&uid);
             // While its source describes it, it is remembered that it was released.
             if !described {
+                self.executor.forget_pod(&uid);
                 self.retire(&uid);
                 self.pods.forget(&uid);
             }
@@ -472,8 +475,4 @@ fn outcome(kind: FailureKind) -> Outcome {
         FailureKind::Uncertain => Outcome::Uncertain,
         FailureKind::Transient => Outcome::Transient,
     }
-}
-
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(3600)
 }

@@ -3,25 +3,25 @@
 //! Operations for different volumes run at the same time (VM-06). A failed one is refused until its pause is over; the pause
 //! doubles with each failure in a row, and starts anew when the next operation has another name (VM-05).
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::world::VolumeId;
+use crate::manifest::pod::PodUid;
 
 /// The pause after the first failure.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 
-/// What is being done, and what failed last. Keys are independent, and written by the manager and by the tasks of operations.
+/// What is being done, and what failed last. The manager's task alone changes it.
 #[derive(Debug, Default)]
-pub struct Executor(DashMap<VolumeId, Known>);
+pub struct Executor(BTreeMap<VolumeId, Known>);
 
 /// An operation that runs, or that failed.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl Executor {
     ///
     /// # Errors
     /// When one for the volume runs, or when the pause after one of the same name is not over.
-    pub fn begin(&self, id: &VolumeId, name: &'static str) -> Result<(), NotNow> {
+    pub fn begin(&mut self, id: &VolumeId, name: &'static str) -> Result<(), NotNow> {
         match self.0.entry(id.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(Known { name, is_running: true, failure: None })),
             Entry::Occupied(mut entry) => {
@@ -102,11 +102,11 @@ impl Executor {
     }
 
     /// Ends the operation of the volume, with its error if it failed.
-    pub fn end(&self, id: &VolumeId, error: Option<String>) {
+    pub fn end(&mut self, id: &VolumeId, error: Option<String>) {
         match error {
             None => drop(self.0.remove(id)),
             Some(error) => {
-                if let Some(mut known) = self.0.get_mut(id) {
+                if let Some(known) = self.0.get_mut(id) {
                     let pause = known.failure.as_ref().map(|failure| (failure.pause * 2).min(LONGEST_PAUSE));
                     let pause = pause.unwrap_or(FIRST_PAUSE);
                     known.is_running = false;
@@ -117,19 +117,26 @@ impl Executor {
     }
 
     /// Forgets what failed for the volume: it is as it should be, or nobody wants it. What runs is not touched.
-    pub fn forget(&self, id: &VolumeId) {
-        self.0.remove_if(id, |_, known| !known.is_running);
+    pub fn forget(&mut self, id: &VolumeId) {
+        if self.0.get(id).is_some_and(|known| !known.is_running) {
+            self.0.remove(id);
+        }
+    }
+
+    /// Forgets what failed for the volumes of a pod that is gone.
+    pub fn forget_pod(&mut self, pod: &PodUid) {
+        self.0.retain(|id, known| known.is_running || id.pod != *pod);
     }
 
     /// The volumes for which an operation runs.
     pub fn running(&self) -> BTreeSet<VolumeId> {
-        self.0.iter().filter(|entry| entry.is_running).map(|entry| entry.key().clone()).collect()
+        self.0.iter().filter(|(_, known)| known.is_running).map(|(id, _)| id.clone()).collect()
     }
 
     /// When the first pause ends that had not ended `before`. One that had is that of a volume which needs no operation any more.
     pub fn next_retry(&self, before: Instant) -> Option<Instant> {
-        let pauses = self.0.iter().filter(|entry| !entry.is_running);
-        let ends = pauses.filter_map(|entry| entry.failure.as_ref().map(|failure| failure.at + failure.pause));
+        let pauses = self.0.values().filter(|known| !known.is_running);
+        let ends = pauses.filter_map(|known| known.failure.as_ref().map(|failure| failure.at + failure.pause));
         ends.filter(|end| *end > before).min()
     }
 }

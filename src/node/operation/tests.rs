@@ -7,7 +7,7 @@ fn id(volume: &str) -> VolumeId {
 
 #[tokio::test]
 async fn vm_06_one_operation_runs_for_a_volume_and_others_run_beside_it() {
-    let executor = Executor::default();
+    let mut executor = Executor::default();
     executor.begin(&id("a"), "volume_mount").expect("nothing runs");
     let refused = executor.begin(&id("a"), "volume_unmount").expect_err("one runs").to_string();
     assert_eq!(
@@ -22,7 +22,7 @@ async fn vm_06_one_operation_runs_for_a_volume_and_others_run_beside_it() {
 
 #[tokio::test(start_paused = true)]
 async fn vm_05_pauses_double_from_half_a_second_to_two_minutes() {
-    let executor = Executor::default();
+    let mut executor = Executor::default();
     let mut pauses = Vec::new();
     for _ in 0..11 {
         executor.begin(&id("a"), "volume_mount").expect("the pause is over");
@@ -40,7 +40,7 @@ async fn vm_05_pauses_double_from_half_a_second_to_two_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn vm_05_another_operation_starts_the_pause_anew() {
-    let executor = Executor::default();
+    let mut executor = Executor::default();
     for _ in 0..3 {
         executor.begin(&id("a"), "volume_mount").expect("the pause is over");
         executor.end(&id("a"), Some("no".to_owned()));
@@ -57,4 +57,17 @@ async fn vm_05_another_operation_starts_the_pause_anew() {
     assert_eq!(executor.next_retry(now + FIRST_PAUSE), None, "nothing wakes for a pause that is over");
     executor.forget(&id("a"));
     executor.begin(&id("a"), "volume_unmount").expect("forgotten");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_a_pod_that_is_gone_are_forgotten() {
+    let mut executor = Executor::default();
+    let of_another = VolumeId { pod: uid("v"), volume: "a".to_owned() };
+    for id in [&id("a"), &of_another] {
+        executor.begin(id, "volume_mount").expect("nothing runs");
+        executor.end(id, Some("no".to_owned()));
+    }
+    executor.forget_pod(&uid("u"));
+    executor.begin(&id("a"), "volume_mount").expect("nothing is known of it");
+    assert!(executor.begin(&of_another, "volume_mount").is_err(), "that pod is not gone");
 }
