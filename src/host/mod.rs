@@ -8,6 +8,7 @@
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
 //! | [`kernel_nfs`] | exports of NFS servers, mounted by the kernel's client |
 //! | [`memory`] | tmpfs and hugetlbfs for emptyDirs |
+//! | [`global_mount`] | mounts of the node that several pods use, and which pods use them |
 //! | [`fs_group`] | giving a volume to a group |
 //! | [`serve`] | whether a source is served by podfs or by a bind mount |
 //! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
@@ -19,6 +20,7 @@ pub mod delete;
 pub mod empty_dir;
 pub mod error;
 pub mod fs_group;
+pub mod global_mount;
 pub mod host_path;
 pub mod kernel_nfs;
 pub mod local;

@@ -1,0 +1,267 @@
+//! A mount of the node that several pods use: made for the first of them, taken away after the last.
+//!
+//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod has a
+//! process of its own, so the pods find each other by files:
+//!
+//! ```text
+//! ROOT/plugins/podfs.io/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here
+//! ROOT/plugins/podfs.io/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
+//! ```
+//!
+//! 1. A pod's file is written and synced before the mount is made for it, and removed after the mount was taken away. So a process
+//!    that is killed at any step leaves a user that can still leave: the next process of the pod does it, or a cleanup.
+//! 2. A user counts while the claim of its pod exists and the machine has not booted anew. So a pod whose process ended without
+//!    leaving keeps no mount from being taken away.
+//! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its
+//!    standard input ([`Held::program_input`]). If the process that started the program is killed, the lock lasts until the
+//!    program has ended, and no other process touches the device meanwhile.
+//! 4. The lock file is removed with its directory by the process that has it. A process that waited for the lock looks whether
+//!    the file that it locked is still the one at the path, and begins anew if not.
+//!
+//! What is mounted, and how, is up to the caller: both calls take a function. It must do nothing for what is done already,
+//! because a killed process may have done it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::table::mounts_at;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::HostError;
+
+/// Below the root directory: the records of all global mounts.
+const RECORDS: &str = "plugins/podfs.io/global-mounts";
+const LOCK: &str = "lock";
+const USERS: &str = "users";
+/// The kernel's name for the time since the last boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A mount of the node that several pods use.
+#[derive(Clone, Debug)]
+pub struct GlobalMount {
+    records: PathBuf,
+    place: PathBuf,
+}
+
+/// A pod that uses a global mount.
+#[derive(Clone, Copy, Debug)]
+pub struct User<'a> {
+    /// The pod's uid; safe as a path element.
+    pub uid: &'a str,
+    /// A file that exists as long as the pod may use the mount: the pod's claim.
+    pub claim: &'a Path,
+}
+
+/// The global mount while its lock is held. No other pod enters or leaves meanwhile.
+#[derive(Debug)]
+pub struct Held<'a> {
+    mount: &'a GlobalMount,
+    lock: File,
+}
+
+/// What the file of a user says.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    boot: String,
+    claim: PathBuf,
+}
+
+impl GlobalMount {
+    /// The mount of `name` at `place`, below the root directory `root`. `plugin` and `name` are safe as path elements, and
+    /// together they are this mount's alone.
+    pub fn new(root: &Path, plugin: &str, name: &str, place: PathBuf) -> GlobalMount {
+        GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place }
+    }
+
+    /// The names of a plugin's global mounts that have records: all, or those that the pod `uid` uses.
+    pub fn names(root: &Path, plugin: &str, uid: Option<&str>) -> Vec<String> {
+        let entries = fs::read_dir(root.join(RECORDS).join(plugin)).into_iter().flatten().flatten();
+        let used = |path: PathBuf| uid.is_none_or(|uid| path.join(USERS).join(uid).exists());
+        entries.filter(|entry| used(entry.path())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    /// Where it is mounted.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Whether the pod is written down as a user.
+    pub fn has_user(&self, uid: &str) -> bool {
+        self.records.join(USERS).join(uid).exists()
+    }
+
+    /// Makes the pod a user, then mounts with `mount`, which is called for each user and does nothing for what is mounted
+    /// already. Waits while another process works on the mount.
+    ///
+    /// # Errors
+    /// Those of `mount`; then the pod is no user, unless it was one before. Or the records cannot be written.
+    pub fn enter<T>(
+        &self,
+        user: User<'_>,
+        mount: impl FnOnce(&Held<'_>) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
+        let held = self.hold()?;
+        let is_new = !self.has_user(user.uid);
+        held.write_user(user)?;
+        let mounted = mount(&held);
+        if mounted.is_err() && is_new && !held.is_mounted().unwrap_or(true) {
+            held.forget(user.uid);
+            held.remove_records();
+        }
+        mounted
+    }
+
+    /// The pod uses the mount no more. After the last user, `unmount` takes the mount away; it does nothing for what is
+    /// unmounted already. A pod that is no user may leave, too.
+    ///
+    /// # Errors
+    /// Those of `unmount`; then the pod is still a user, and can leave again. Or the records cannot be used.
+    pub fn leave(&self, uid: &str, unmount: impl FnOnce(&Held<'_>) -> Result<(), HostError>) -> Result<(), HostError> {
+        let held = self.hold()?;
+        if held.other_users(uid)?.is_empty() {
+            unmount(&held)?;
+            held.forget(uid);
+            held.remove_records();
+        } else {
+            held.forget(uid);
+        }
+        Ok(())
+    }
+
+    /// Takes the mount away if none of its users is left.
+    ///
+    /// # Errors
+    /// As [`Self::leave`].
+    pub fn sweep(&self, unmount: impl FnOnce(&Held<'_>) -> Result<(), HostError>) -> Result<(), HostError> {
+        let held = self.hold()?;
+        if held.other_users("")?.is_empty() {
+            unmount(&held)?;
+            held.remove_records();
+        }
+        Ok(())
+    }
+
+    fn hold(&self) -> Result<Held<'_>, HostError> {
+        let failed = |cause: io::Error| HostError::system("lock", &self.records, cause);
+        let path = self.records.join(LOCK);
+        loop {
+            DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)).map_err(failed)?;
+            let lock =
+                match OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path) {
+                    // The last user has removed the directory at this moment.
+                    Err(cause) if cause.kind() == ErrorKind::NotFound => continue,
+                    opened => opened.map_err(failed)?,
+                };
+            while let Err(errno) = flock(&lock, FlockOperation::LockExclusive) {
+                if errno != rustix::io::Errno::INTR {
+                    return Err(failed(errno.into()));
+                }
+            }
+            let locked = lock.metadata().map_err(failed)?;
+            let is_current = fs::metadata(&path).is_ok_and(|found| found.ino() == locked.ino());
+            if is_current {
+                DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)).map_err(failed)?;
+                return Ok(Held { mount: self, lock });
+            }
+        }
+    }
+}
+
+impl Held<'_> {
+    /// Where it is mounted.
+    pub fn place(&self) -> &Path {
+        &self.mount.place
+    }
+
+    /// Whether anything is mounted at its place.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn is_mounted(&self) -> io::Result<bool> {
+        let Ok(place) = self.mount.place.canonicalize() else { return Ok(false) };
+        Ok(!mounts_at(&place)?.is_empty())
+    }
+
+    /// A descriptor for the standard input of a program that works on the mount. The lock lasts at least as long as the
+    /// program. The file is empty.
+    ///
+    /// # Errors
+    /// When this process has too many open files.
+    pub fn program_input(&self) -> Result<OwnedFd, HostError> {
+        let input = self.lock.try_clone().map_err(|cause| HostError::system("lock", &self.mount.records, cause))?;
+        Ok(input.into())
+    }
+
+    /// The users that count, but `uid`. Files of those that do not count any more are removed.
+    fn other_users(&self, uid: &str) -> Result<Vec<String>, HostError> {
+        let users = self.mount.records.join(USERS);
+        let failed = |cause: io::Error| HostError::system("read", &users, cause);
+        let boot = boot_id().map_err(failed)?;
+        let mut others = Vec::new();
+        for entry in fs::read_dir(&users).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != uid) else {
+                continue;
+            };
+            let record: Option<Record> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            // A file that says nothing was being written when the machine stopped.
+            if record.is_some_and(|record| record.boot == boot && record.claim.exists()) {
+                others.push(name.to_owned());
+            } else {
+                fs::remove_file(&path).map_err(failed)?;
+            }
+        }
+        Ok(others)
+    }
+
+    fn write_user(&self, user: User<'_>) -> Result<(), HostError> {
+        let users = self.mount.records.join(USERS);
+        let path = users.join(user.uid);
+        let write = || -> io::Result<()> {
+            let record = Record { boot: boot_id()?, claim: std::path::absolute(user.claim)? };
+            write_synced(&path, &serde_json::to_vec(&record)?)
+        };
+        write().map_err(|cause| HostError::system("write", &path, cause))
+    }
+
+    fn forget(&self, uid: &str) {
+        // What is not there is forgotten already; a file that stays does not count once the pod's claim is gone.
+        let _ = fs::remove_file(self.mount.records.join(USERS).join(uid));
+    }
+
+    /// Removes the records if no user is written down, and the directories above them as far as they are empty.
+    fn remove_records(&self) {
+        let records = &self.mount.records;
+        if fs::remove_dir(records.join(USERS)).is_err() {
+            return;
+        }
+        let _ = fs::remove_file(records.join(LOCK));
+        for directory in records.ancestors().take(4) {
+            if fs::remove_dir(directory).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Writes a file beside its place, has it on the disk, and renames it.
+pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let new = parent.join(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(parent)?.sync_all()
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests;

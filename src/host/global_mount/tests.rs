@@ -1,0 +1,170 @@
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use super::*;
+
+/// A root directory, a mount that is a file, and the claims of two pods.
+struct Node {
+    root: tempfile::TempDir,
+}
+
+impl Node {
+    fn new() -> Node {
+        let root = tempfile::tempdir().expect("a directory");
+        for uid in ["a", "b"] {
+            fs::write(root.path().join(uid), "").expect("a claim");
+        }
+        Node { root }
+    }
+
+    fn mount(&self) -> GlobalMount {
+        GlobalMount::new(self.root.path(), "kubernetes.io~local-volume", "pv-1", self.root.path().join("place"))
+    }
+
+    fn enter(&self, uid: &str) -> Result<(), HostError> {
+        let claim = self.root.path().join(uid);
+        self.mount().enter(User { uid, claim: &claim }, |held| {
+            fs::write(held.place(), "").expect("made");
+            Ok(())
+        })
+    }
+
+    fn leave(&self, uid: &str) {
+        self.mount().leave(uid, unmount).expect("left");
+    }
+
+    fn is_mounted(&self) -> bool {
+        self.root.path().join("place").exists()
+    }
+
+    #[track_caller]
+    fn assert_nothing_recorded(&self) {
+        assert!(!self.root.path().join("plugins/podfs.io").exists());
+    }
+}
+
+/// Takes away what stands for a mount, if it is there.
+fn unmount(held: &Held<'_>) -> Result<(), HostError> {
+    let _ = fs::remove_file(held.place());
+    Ok(())
+}
+
+#[test]
+fn the_last_user_takes_the_mount_away() {
+    let node = Node::new();
+    node.enter("a").expect("mounted");
+    node.enter("b").expect("mounted");
+    node.enter("b").expect("a user may enter again");
+    assert_eq!(GlobalMount::names(node.root.path(), "kubernetes.io~local-volume", Some("b")), ["pv-1"]);
+    node.leave("a");
+    assert!(node.is_mounted());
+    assert!(!node.mount().has_user("a"));
+    node.leave("b");
+    assert!(!node.is_mounted());
+    node.assert_nothing_recorded();
+    node.leave("b");
+    node.assert_nothing_recorded();
+}
+
+#[test]
+fn a_user_that_is_gone_keeps_no_mount() {
+    let node = Node::new();
+    node.enter("a").expect("mounted");
+    node.enter("b").expect("mounted");
+    fs::remove_file(node.root.path().join("a")).expect("the pod has gone without leaving");
+    node.leave("b");
+    assert!(!node.is_mounted());
+    node.enter("b").expect("mounted");
+    let user = node.mount().records.join(USERS).join("b");
+    let record = fs::read_to_string(&user).expect("written");
+    let boot = boot_id().expect("an id");
+    fs::write(&user, record.replace(&boot, "before")).expect("written");
+    node.mount().sweep(unmount).expect("swept");
+    assert!(!node.is_mounted());
+    node.assert_nothing_recorded();
+}
+
+#[test]
+fn a_failed_mount_leaves_no_user() {
+    let node = Node::new();
+    let claim = node.root.path().join("a");
+    let refused = node.mount().enter(User { uid: "a", claim: &claim }, |_| -> Result<(), _> {
+        Err(HostError::Refused("no such device".to_owned()))
+    });
+    assert_eq!(refused.expect_err("refused").to_string(), "no such device");
+    node.assert_nothing_recorded();
+}
+
+#[test]
+fn a_failed_unmount_leaves_the_user() {
+    let node = Node::new();
+    node.enter("a").expect("mounted");
+    let busy = node.mount().leave("a", |_| Err(HostError::Refused("busy".to_owned())));
+    assert_eq!(busy.expect_err("refused").to_string(), "busy");
+    assert!(node.mount().has_user("a"));
+}
+
+#[test]
+fn the_lock_lasts_as_long_as_a_program_that_has_it() {
+    let node = Node::new();
+    let claim = node.root.path().join("a");
+    // It ends when it is killed, or when its output goes with this test.
+    let mut program = node
+        .mount()
+        .enter(User { uid: "a", claim: &claim }, |held| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while echo; do :; done"]).stdin(held.program_input()?).stdout(Stdio::piped());
+            Ok(command.spawn().expect("a shell"))
+        })
+        .expect("entered");
+    let mount = node.mount();
+    let (sender, done) = channel();
+    let waiting = thread::spawn(move || {
+        mount.leave("a", |_| Ok(())).expect("left");
+        sender.send(()).expect("the test listens");
+    });
+    // The program has the lock still.
+    let lock = File::open(node.mount().records.join(LOCK)).expect("a lock");
+    assert!(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err());
+    assert!(done.try_recv().is_err());
+    program.kill().expect("killed");
+    program.wait().expect("ended");
+    done.recv().expect("the lock is free");
+    waiting.join().expect("ended");
+}
+
+#[test]
+fn users_that_come_and_go_at_once_lose_nothing() {
+    let node = Node::new();
+    let mounted = AtomicUsize::new(0);
+    let root = node.root.path();
+    for uid in 0..8 {
+        fs::write(root.join(format!("u{uid}")), "").expect("a claim");
+    }
+    thread::scope(|scope| {
+        for uid in 0..8 {
+            let (node, mounted) = (&node, &mounted);
+            scope.spawn(move || {
+                let (uid, mount) = (format!("u{uid}"), node.mount());
+                let claim = root.join(&uid);
+                for _ in 0..20 {
+                    let make = |_: &Held<'_>| {
+                        mounted.store(1, Ordering::SeqCst);
+                        Ok(())
+                    };
+                    let take_away = |_: &Held<'_>| {
+                        mounted.store(0, Ordering::SeqCst);
+                        Ok(())
+                    };
+                    mount.enter(User { uid: &uid, claim: &claim }, make).expect("entered");
+                    assert_eq!(mounted.load(Ordering::SeqCst), 1, "the mount stays while it has a user");
+                    mount.leave(&uid, take_away).expect("left");
+                }
+            });
+        }
+    });
+    assert_eq!(mounted.load(Ordering::SeqCst), 0);
+    node.assert_nothing_recorded();
+}
