@@ -14,6 +14,7 @@
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
+//! | [`csi`] | messages and services of the Container Storage Interface |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`node`] | the volume manager of a node: its pods, and what has to be mounted for them |
 //! | [`admin`] | what a person does with the pods of a node: asking how they are, cleaning up |
@@ -25,6 +26,7 @@
 pub mod admin;
 pub mod binding;
 pub mod cli;
+pub mod csi;
 pub mod host;
 mod kube;
 pub mod manifest;

@@ -10,7 +10,7 @@ use crate::manual::source::sources;
 type Layers = &'static [&'static [&'static str]];
 
 const PODFS: Layers = &[
-    &["types"],
+    &["csi", "types"],
     &["volume"],
     &["manifest"],
     &["binding", "kube", "metrics", "mounts", "payload"],
