@@ -1,9 +1,18 @@
 //! Other pods of this node that use the same PersistentVolume, as far as the mount table tells: their podfs has the same
-//! root directory, and has mounted the volume already. Two pods that start at the same moment do not see each other.
+//! root directory, and has mounted the volume already.
+//!
+//! Two pods that start at the same moment do not see each other there. Where one pod alone may use a volume, a podfs therefore
+//! takes its [`Turn`] before it looks, and keeps it until its mount is in the table. The kernel ends the turn of a podfs that dies.
 
 use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use podfs_fuse::mount::table::mounts;
 
 /// Whether another pod has mounted what is to be mounted at `path`.
@@ -12,6 +21,37 @@ pub fn use_volume_of(path: &Path) -> bool {
     let table = mounts().unwrap_or_default();
     let own = Place::of(path);
     own.is_some_and(|own| table.iter().filter_map(|mounted| Place::of(&mounted.at)).any(|other| own.is_beside(&other)))
+}
+
+/// The right to look for neighbours of a volume, and to mount it. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    _lock: File,
+}
+
+impl Turn {
+    /// Takes the turn for the volume that is to be mounted at `path`, by a lock of one byte in `file`, which is made if it is
+    /// missing and stays. Nothing if another podfs has the turn.
+    ///
+    /// # Errors
+    /// When the file cannot be made, or the kernel does not lock it.
+    pub fn take(file: &Path, path: &Path) -> io::Result<Option<Turn>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let lock = options.open(file)?;
+        let range = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: Place::of(path).map_or(0, |place| place.number()),
+            l_len: 1,
+            l_pid: 0,
+        };
+        match fcntl(&lock, FcntlArg::F_OFD_SETLK(&range)) {
+            Ok(_) => Ok(Some(Turn { _lock: lock })),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
 }
 
 /// `<root>/pods/<uid>/volumes/<kind>/<name>`
@@ -32,6 +72,13 @@ impl Place {
         fits.then(|| Some(Place { root: pods.to_owned(), uid: pod.file_name()?.into(), volume })).flatten()
     }
 
+    /// A number for the volume, the same in each pod. Two volumes may have one number: then they wait for each other.
+    fn number(&self) -> i64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.root, &self.volume).hash(&mut hasher);
+        i64::try_from(hasher.finish() >> 2).unwrap_or_default()
+    }
+
     fn is_beside(&self, other: &Place) -> bool {
         self.root == other.root && self.volume == other.volume && self.uid != other.uid
     }
@@ -40,6 +87,19 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_pod_at_a_time_has_its_turn_for_a_volume() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("lock");
+        let path = |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumes/kubernetes.io~nfs/{volume}"));
+        let take = |pod: &str, volume: &str| Turn::take(&file, &path(pod, volume)).expect("the file can be locked");
+        let first = take("a", "pv-1").expect("it is free");
+        assert!(take("b", "pv-1").is_none(), "another pod has the turn");
+        assert!(take("b", "pv-2").is_some(), "that is another volume");
+        drop(first);
+        assert!(take("b", "pv-1").is_some());
+    }
 
     #[test]
     fn a_neighbour_has_the_same_volume_in_another_pod() {

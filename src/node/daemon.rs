@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use sd_notify::NotifyState;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
@@ -17,7 +17,8 @@ use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
 use super::orphans::Orphans;
 use super::reconstruct::reconstruct;
-use super::service::{self, DaemonError, DaemonLock};
+use super::run_directory;
+use super::service::{DaemonError, DaemonLock};
 use super::supervisors::{Settings, Supervisors};
 
 /// What a daemon is started with.
@@ -66,7 +67,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, report_volumes_in_use, metrics } =
         options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
-    let mut lock = DaemonLock::take(&run_directory)?;
+    let lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
         .map_err(|cause| NodeError::Reconstruct { path: root_directory.clone(), cause })?;
     let recorder = Recorder::default();
@@ -76,6 +77,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
     let feed = Feed::open(feed).await?;
+    let files = supervisors.clone();
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
         found,
@@ -85,21 +87,19 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         orphans,
         recorder.clone(),
     );
-    let listener = lock.listen()?;
     if let Some(listener) = metrics
-        && let Err(error) = metrics::serve(listener, run_directory.clone(), handle.clone(), recorder)
+        && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder)
     {
         warn!("metrics are not served: {error}");
     }
     if let (true, Some(client), Some(node)) = (report_volumes_in_use, feed.client(), node) {
         tokio::spawn(in_use::report(client, node, handle.clone()));
     }
-    info!("podfs serves this node; agents ask at {}", run_directory.join(service::socket::SOCKET).display());
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         warn!("cannot notify the service manager: {error}");
     }
     tokio::select! {
         () = manager.run(feed, reports) => Ok(()),
-        served = service::serve(listener, handle, run_directory) => served.map_err(NodeError::Service),
+        served = run_directory::serve(lock, handle, files) => served,
     }
 }

@@ -14,6 +14,7 @@
 //! | [`handle`] | asking the manager, and telling it what an agent wants |
 //! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
 //! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
+//! | `run_directory` | the daemon's files in the run directory, made again when another process has deleted them |
 //! | [`orphans`] | directories of pods that the node does not have any more |
 //! | `in_use` | the volumes in use, in the status of the Node object |
 //! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
@@ -34,6 +35,7 @@ pub mod plugin;
 pub mod pod;
 pub mod reconciler;
 pub mod reconstruct;
+mod run_directory;
 #[cfg(test)]
 mod sample;
 pub mod service;

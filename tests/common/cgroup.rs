@@ -34,6 +34,11 @@ impl Cgroup {
         // SAFETY: the call is async-signal-safe.
         unsafe { command.pre_exec(move || Ok(rustix::io::write(&members, b"0").map(drop)?)) };
     }
+
+    /// Kills every process in it at once.
+    pub fn kill(&self) {
+        fs::write(self.directory.join("cgroup.kill"), "1").expect("Linux 5.14 and newer kill a cgroup");
+    }
 }
 
 impl Drop for Cgroup {

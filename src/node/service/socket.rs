@@ -4,12 +4,14 @@
 //!    killed stands in the way of none. The file is never removed: two daemons would each lock a file of their own.
 //! 2. Only the holder of the lock makes and removes the socket. So a socket that is there when the lock is taken is one of a
 //!    daemon that was killed, and is replaced.
-//! 3. The socket has mode 0600 before it listens. The user at the other end is looked at besides, because a descriptor of the
+//! 3. Another process may delete the run directory. The daemon takes a new lock and makes a new socket then, unless another daemon
+//!    has done so first.
+//! 4. The socket has mode 0600 before it listens. The user at the other end is looked at besides, because a descriptor of the
 //!    socket may get to another process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -54,7 +56,7 @@ pub enum DaemonError {
 pub struct DaemonLock {
     directory: PathBuf,
     has_socket: bool,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl DaemonLock {
@@ -76,10 +78,10 @@ impl DaemonLock {
         let file = trust::open(&mut options, &path).map_err(failed)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut lock) => {
-                lock.set_len(0)
-                    .and_then(|()| lock.write_all(format!("{}\n", std::process::id()).as_bytes()))
-                    .map_err(failed)?;
-                Ok(DaemonLock { directory, has_socket: false, _lock: lock })
+                let text = format!("{}\n", std::process::id());
+                // The file keeps its block, so that a daemon can start on a disk that is full meanwhile.
+                lock.write_all(text.as_bytes()).and_then(|()| lock.set_len(text.len() as u64)).map_err(failed)?;
+                Ok(DaemonLock { directory, has_socket: false, lock })
             }
             Err((file, Errno::EWOULDBLOCK)) => Err(DaemonError::Taken { pid: holder(file), path }),
             Err((_, errno)) => Err(failed(errno.into())),
@@ -101,6 +103,29 @@ impl DaemonLock {
         let listener = listening().map_err(|cause| DaemonError::File { path: self.directory.join(SOCKET), cause })?;
         self.has_socket = true;
         Ok(listener)
+    }
+
+    /// Whether the lock file and the socket are where they were made. Another process may have deleted the run directory.
+    pub fn is_in_place(&self) -> bool {
+        self.has_lock_in_place() && self.directory.join(SOCKET).symlink_metadata().is_ok()
+    }
+
+    /// Takes the right again, if the lock file was deleted, and listens at a new socket.
+    ///
+    /// # Errors
+    /// When another daemon has taken the right meanwhile, and when the files cannot be made.
+    pub fn restore(&mut self) -> Result<UnixListener, DaemonError> {
+        if !self.has_lock_in_place() {
+            // A socket that is there now is that of another daemon.
+            self.has_socket = false;
+            *self = DaemonLock::take(&self.directory)?;
+        }
+        self.listen()
+    }
+
+    fn has_lock_in_place(&self) -> bool {
+        let (held, found) = (self.lock.metadata(), fs::symlink_metadata(self.directory.join(LOCK)));
+        matches!((held, found), (Ok(held), Ok(found)) if (held.dev(), held.ino()) == (found.dev(), found.ino()))
     }
 }
 
@@ -159,6 +184,28 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o600);
         drop(next);
         assert!(!run.join(SOCKET).exists(), "a daemon that ends takes its socket away");
+    }
+
+    #[test]
+    fn a_daemon_whose_directory_was_deleted_makes_it_again_unless_another_one_has() {
+        let run = tempfile::tempdir().expect("a directory");
+        let run = run.path().join("made");
+        let mut lock = DaemonLock::take(&run).expect("the first");
+        let _listener = lock.listen().expect("it listens");
+        assert!(lock.is_in_place());
+        fs::remove_dir_all(&run).expect("deleted");
+        assert!(!lock.is_in_place());
+        let _listener = lock.restore().expect("it is made again");
+        UnixStream::connect(run.join(SOCKET)).expect("something listens");
+        assert!(lock.is_in_place());
+
+        fs::remove_dir_all(&run).expect("deleted");
+        let mut other = DaemonLock::take(&run).expect("the lock is another one");
+        let _listener = other.listen().expect("it listens");
+        let refused = lock.restore().expect_err("the other one is the daemon").to_string();
+        assert!(refused.starts_with("podfs node runs already here"), "{refused}");
+        drop(lock);
+        assert!(run.join(SOCKET).exists(), "it is that of the other one");
     }
 
     #[test]

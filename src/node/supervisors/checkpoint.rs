@@ -133,6 +133,11 @@ impl Checkpoints {
         }
     }
 
+    /// Whether the files of a pod are there.
+    pub fn is_there(&self, uid: &PodUid) -> bool {
+        [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
+    }
+
     /// Removes what is written down of a pod.
     ///
     /// # Errors

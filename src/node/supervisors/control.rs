@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::blocking;
 use crate::source::{Push, Taken};
 use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, Question, VolumeNames};
+use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
 /// How long a supervisor may take for its first word.
@@ -51,6 +52,11 @@ impl StatusWatch {
             None => self.follower.next().await.map(|status| status.map(Box::new)),
         }
     }
+}
+
+/// Whether a file is missing that the supervisor of the pod with this run directory makes.
+pub(super) fn misses_files(directory: &Path) -> bool {
+    [LOCK, CONTROL, SERVER].iter().any(|name| directory.join(name).symlink_metadata().is_err())
 }
 
 /// Gives objects to the supervisor of the pod with this run directory.

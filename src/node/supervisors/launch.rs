@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -109,6 +110,13 @@ impl Launcher {
         }
         properties.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
     }
+}
+
+/// Whether the process with this id is a supervisor that was started with this manifest.
+pub(super) fn is_started_with(pid: u32, manifest: &Path) -> bool {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = words.split(|byte| *byte == 0).collect();
+    words.get(1) == Some(&b"run".as_slice()) && words.contains(&manifest.as_os_str().as_bytes())
 }
 
 /// Has systemd stop the unit that a process is in, if it is that of the pod's supervisor. Gives whether it is.

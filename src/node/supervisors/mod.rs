@@ -231,6 +231,24 @@ impl Supervisors {
         self.shared.send(&pod.pod.identity.uid, Request::Update(pod.clone()));
     }
 
+    /// Where pods have their locks and sockets.
+    pub fn run_directory(&self) -> &Path {
+        self.shared.settings.run_directory()
+    }
+
+    /// Has the files of pods made again that another process has deleted from the run directory.
+    pub async fn restore_files(&self) {
+        let uids: Vec<PodUid> = self.shared.tasks.iter().map(|task| task.key().clone()).collect();
+        let shared = Arc::clone(&self.shared);
+        let missing = blocking(move || uids.into_iter().filter(|uid| shared.misses_files(uid)).collect::<Vec<_>>());
+        for uid in missing.await {
+            if let Some(task) = self.shared.tasks.get(&uid) {
+                // A pod that ends just now has none.
+                let _ = task.send(Request::Restore);
+            }
+        }
+    }
+
     /// Writes down whether an agent has released the pod.
     ///
     /// # Errors
@@ -251,6 +269,11 @@ impl Supervisors {
 }
 
 impl Shared {
+    /// Whether a file is missing that a pod with a supervisor has.
+    fn misses_files(&self, pod: &PodUid) -> bool {
+        !self.checkpoints.is_there(pod) || control::misses_files(&self.settings.run_directory.join(pod.as_str()))
+    }
+
     /// Gives a request to the task of the pod, which is started if there is none.
     fn send(self: &Arc<Self>, pod: &PodUid, request: Request) {
         match self.tasks.entry(pod.clone()) {

@@ -6,6 +6,8 @@
 //! 3. The supervisor ends with its last volume. What it leaves, if it does not end as it should, is taken away then.
 //! 4. The task ends when there is nothing left to do or to watch. What comes afterwards begins with what is written down.
 
+mod files;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use tracing::{debug, warn};
 
 use super::checkpoint::Checkpoint;
 use super::control::{self, StatusWatch};
-use super::launch::{Launched, stop_unit};
+use super::launch::{Launched, is_started_with, stop_unit};
 use super::life::{Calling, Change, Event, Life, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
@@ -52,6 +54,8 @@ pub(super) enum Request {
     Released(bool, oneshot::Sender<Result<(), String>>),
     /// To look whether there is a supervisor.
     Adopt,
+    /// Files of the pod are missing in the run directory.
+    Restore,
 }
 
 /// The task of a pod.
@@ -183,6 +187,7 @@ impl PodTask {
                 let _ = answer.send(self.write_down().await);
             }
             Request::Adopt => {}
+            Request::Restore => self.restore().await,
         }
     }
 
@@ -276,12 +281,13 @@ impl PodTask {
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
         let manifest = self.shared.checkpoints.manifest_path(&self.uid);
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
-            FoundSupervisor::Alive(pid) => Err(pid),
+            // One of a daemon whose checkpoints were deleted is known by its command line.
+            FoundSupervisor::Alive(pid) => Err((pid, is_known || is_started_with(pid, &manifest))),
             FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
         });
         let (process, is_unit) = match launched.await {
-            Err(pid) if is_known => (process(pid), false),
-            Err(pid) => {
+            Err((pid, true)) => (process(pid), false),
+            Err((pid, false)) => {
                 let reason = format!(
                     "the pod is served by podfs run (pid {pid}), which podfs node did not start; stop that one first"
                 );
@@ -457,38 +463,6 @@ impl PodTask {
     fn fail_all(&mut self, kind: FailureKind, reason: &str) {
         self.waiting.fail_mounts(kind, reason);
         self.waiting.unmounted(|_| true, &Err(reason.to_owned()));
-    }
-
-    /// Writes down what is wanted, if that is not what is written.
-    async fn write_down(&mut self) -> Result<(), String> {
-        match self.wanted.clone() {
-            Some(wanted) => self.write(wanted).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn write(&mut self, checkpoint: Checkpoint) -> Result<(), String> {
-        if self.written.as_ref() == Some(&checkpoint) {
-            return Ok(());
-        }
-        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
-        let written = blocking(move || checkpoints.write(&uid, &checkpoint).map(|()| checkpoint)).await;
-        let directory = self.shared.settings.run_directory.display();
-        self.written = Some(
-            written.map_err(|error| format!("cannot write down below {directory} what is to be mounted: {error}"))?,
-        );
-        Ok(())
-    }
-
-    /// A pod of which nothing was mounted leaves nothing.
-    async fn forget(&mut self) {
-        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
-        if let Err(error) = blocking(move || checkpoints.remove(&uid)).await {
-            warn!("what is written down of pod {} stays: {error}", self.uid);
-        }
-        let uid = self.uid.clone();
-        blocking(move || cgroup::remove_named_of_supervisor(&uid)).await;
-        (self.wanted, self.written, self.told) = (None, None, None);
     }
 
     async fn report(&mut self, report: SupervisorReport) {

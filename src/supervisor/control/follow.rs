@@ -16,7 +16,7 @@ use podfs_fuse::protocol::frame;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::protocol::{Answer, Envelope, PROTOCOL, TIMEOUT};
@@ -33,12 +33,18 @@ const GLANCE: Duration = Duration::from_secs(1);
 pub(super) struct Followers {
     runtime: Handle,
     free: Arc<Semaphore>,
+    gone: Arc<Notify>,
 }
 
 impl Followers {
     /// Nobody follows the pod yet. To be called on the supervisor's runtime.
     pub(super) fn new() -> Followers {
-        Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
+        Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
+    }
+
+    /// Waits until one of them has hung up. Cancel-safe.
+    pub(super) async fn gone(&self) {
+        self.gone.notified().await;
     }
 
     /// Tells the program at the other end how the pod is from now on.
@@ -51,7 +57,11 @@ impl Followers {
         };
         let stream = stream.try_clone()?;
         stream.set_nonblocking(true)?;
-        self.runtime.spawn(tell(stream, store.clone(), permit));
+        let (store, gone) = (store.clone(), Arc::clone(&self.gone));
+        self.runtime.spawn(async move {
+            tell(stream, store, permit).await;
+            gone.notify_one();
+        });
         Ok(Ok(()))
     }
 }

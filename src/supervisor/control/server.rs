@@ -105,6 +105,7 @@ pub(in crate::supervisor) struct Desks {
 /// The socket of a supervisor. Dropping it ends the answers; the file goes with the claim on the pod.
 pub struct Control {
     listener: UnixListener,
+    desk: Arc<Desk>,
 }
 
 impl Control {
@@ -121,17 +122,38 @@ impl Control {
         inbox: Option<Inbox>,
         desks: Desks,
     ) -> io::Result<Control> {
-        let listener = socket::make(directory, CONTROL)?;
-        listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
-        let listener = UnixListener::from(listener);
-        let accepting = listener.try_clone()?;
-        let reception = Reception {
-            desk: Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers: Followers::new() }),
-            clients: Vec::new(),
-        };
-        thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
-        Ok(Control { listener })
+        let followers = Followers::new();
+        let desk = Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers });
+        let listener = answer(directory, &desk)?;
+        Ok(Control { listener, desk })
     }
+
+    /// Answers there again, at a new socket, after another process has deleted the one before.
+    ///
+    /// # Errors
+    /// When the socket cannot be made, or no thread can be started.
+    pub(in crate::supervisor) fn open_again(&mut self, directory: &Path) -> io::Result<()> {
+        let listener = answer(directory, &self.desk)?;
+        let before = std::mem::replace(&mut self.listener, listener);
+        let _ = shutdown(before.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+        Ok(())
+    }
+
+    /// Waits until a program that followed the pod hangs up. Cancel-safe.
+    pub(in crate::supervisor) async fn follower_gone(&self) {
+        self.desk.followers.gone().await;
+    }
+}
+
+/// Starts the thread that accepts, at a new socket.
+fn answer(directory: &Path, desk: &Arc<Desk>) -> io::Result<UnixListener> {
+    let listener = socket::make(directory, CONTROL)?;
+    listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
+    let listener = UnixListener::from(listener);
+    let accepting = listener.try_clone()?;
+    let reception = Reception { desk: Arc::clone(desk), clients: Vec::new() };
+    thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
+    Ok(listener)
 }
 
 impl Drop for Control {

@@ -11,6 +11,7 @@
 //! | `work` | what is done on blocking threads |
 //! | `table_watch` | when a look at the mount table is due |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
+//! | `run_directory` | the pod's run directory, made again when another process has deleted it |
 //! | `upgrade` | going on as another version of podfs |
 //! | `orders`, `signals` | what signals tell the supervisor to do |
 //! | `heartbeat` | telling systemd that this process goes on |
@@ -24,6 +25,7 @@ pub(crate) mod heartbeat;
 pub mod machine;
 mod orders;
 mod publishing;
+mod run_directory;
 mod sharing;
 mod shutdown;
 pub(crate) mod signals;
@@ -45,7 +47,7 @@ use tracing::{debug, info, warn};
 
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
-use crate::supervisor::control::{Caller, Change};
+use crate::supervisor::control::{Caller, Change, Control};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
@@ -79,13 +81,14 @@ pub async fn run(
 ) -> Result<(), SupervisorError> {
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let prepared = Prepared::of(assignment, source, snapshot, report);
-    let Started { mut supervisor, mount_points, control, is_claimed } = prepared.adopt_or_start()?;
+    let Started { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
     let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, no other podfs would find the volumes.
         Ok(Order::Leave) if is_claimed => supervisor.leave().await,
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     };
+    let control = supervisor.control.take();
     supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
     drop(control);
     // The volumes are gone, and with them every other hold on it.
@@ -120,6 +123,8 @@ struct Supervisor {
     upgrades: mpsc::Receiver<Caller>,
     /// Changes of the volumes, each with the client that wishes for it.
     changes: mpsc::Receiver<(Change, Caller)>,
+    /// Answers until it is dropped.
+    control: Option<Control>,
     /// NFS servers that are silent.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
@@ -156,7 +161,9 @@ impl Supervisor {
                 Some(taken_away) = self.leaving.join_next() => self.finish_leaving(taken_away),
                 Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
-                () = heartbeat.beat() => {}
+                () = heartbeat.beat() => self.look_at_run_directory(),
+                // podfs node hangs up when the pod's files are gone.
+                () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     tidy_at = None;

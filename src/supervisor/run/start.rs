@@ -73,8 +73,6 @@ pub(super) struct Started {
     pub(super) supervisor: Supervisor,
     /// What the supervisor's volumes stand on.
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
-    /// Answers until it is dropped.
-    pub(super) control: Option<Control>,
     /// Whether the next podfs of the pod finds the volumes.
     pub(super) is_claimed: bool,
 }
@@ -201,6 +199,7 @@ impl Prepared {
             departures: Departures::default(),
             upgrades,
             changes,
+            control,
             searches: Searches::default(),
             unmount_watch,
             containers,
@@ -211,7 +210,7 @@ impl Prepared {
         if let Some(continuing) = continuing {
             continuing.complete();
         }
-        Ok(Started { supervisor, mount_points, control, is_claimed: directory.is_some() })
+        Ok(Started { supervisor, mount_points, is_claimed: directory.is_some() })
     }
 }
 

@@ -272,6 +272,34 @@ impl Claim {
         self.lock.set_len(text.len() as u64)
     }
 
+    /// Whether the lock file is where it was made. Another process may have deleted the run directory.
+    pub fn is_in_place(&self) -> bool {
+        is_still_at(&self.lock, &self.path)
+    }
+
+    /// Claims the pod again after another process has deleted its run directory. Nothing is written down then:
+    /// [`Claim::record`] has to follow.
+    ///
+    /// # Errors
+    /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made.
+    pub fn take_again(&mut self) -> Result<(), ClaimError> {
+        let directory = self.directory().to_owned();
+        let failed = |cause: io::Error| ClaimError::Lock { path: self.path.clone(), cause };
+        self.run.make(&directory)?;
+        trust::check(&directory)?;
+        let mut options = OpenOptions::new();
+        let file = trust::open(options.read(true).write(true).create(true).truncate(false), &self.path);
+        self.lock = match Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((mut file, Errno::EWOULDBLOCK)) => {
+                let uid = directory.file_name().unwrap_or_default().display().to_string();
+                return Err(ClaimError::Taken { uid, pid: read(&mut file).pid });
+            }
+            Err((_, errno)) => return Err(failed(errno.into())),
+        };
+        Ok(())
+    }
+
     /// The pod's run directory.
     pub fn directory(&self) -> &Path {
         self.path.parent().expect("the lock file is in it")
@@ -376,6 +404,29 @@ mod tests {
             next.join().expect("no panic").expect("the pod is free by now");
         });
         assert!(!is_held(&directory) && !directory.exists());
+    }
+
+    #[test]
+    fn a_claim_whose_directory_was_deleted_is_taken_again_unless_another_supervisor_has_the_pod() {
+        let run = tempfile::tempdir().expect("a directory");
+        let pod = PodIdentity::stand_in();
+        let (mut claim, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let directory = claim.directory().to_owned();
+        assert!(claim.is_in_place());
+        std::fs::remove_dir_all(&directory).expect("deleted");
+        assert!(!claim.is_in_place() && !is_held(&directory));
+        claim.take_again().expect("the pod is free");
+        claim.record(&Directories::default(), &[], &[]).expect("written");
+        assert!(claim.is_in_place() && is_held(&directory));
+        assert_eq!(Record::read(&directory).expect("a record").pid, std::process::id());
+
+        std::fs::remove_dir_all(&directory).expect("deleted");
+        let (other, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
+        let refused = claim.take_again().expect_err("the other one has it").to_string();
+        assert!(refused.contains("is already served by podfs"), "{refused}");
+        drop(other);
+        drop(claim);
+        assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away};
 use tracing::warn;
 
-use super::claim::{Claim, Inheritance};
+use super::claim::{Claim, ClaimError, Inheritance};
 use super::site::SUB_PATHS;
 
 /// Why something could not be set up.
@@ -31,6 +31,17 @@ pub enum MountPointsError {
         /// What the kernel said.
         cause: io::Error,
     },
+}
+
+/// Why a claim whose file is gone is not taken again.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Another podfs has the pod, or the file cannot be made.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// What was made could not be written down.
+    #[error(transparent)]
+    Record(#[from] MountPointsError),
 }
 
 /// What was made on the host for the volumes of one supervisor.
@@ -258,6 +269,23 @@ impl MountPoints {
         let mounts = [&left[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
         recorded.map_err(MountPointsError::Record)
+    }
+
+    /// The pod's run directory, where its supervisor has claimed the pod.
+    pub fn run_directory(&self) -> Option<&Path> {
+        self.claim.as_ref().map(Claim::directory)
+    }
+
+    /// Claims the pod again and writes everything down anew, if another process has deleted the pod's run directory. Gives
+    /// whether it had.
+    ///
+    /// # Errors
+    /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made or written.
+    pub fn restore_claim(&mut self) -> Result<bool, RestoreError> {
+        let Some(claim) = self.claim.as_mut().filter(|claim| !claim.is_in_place()) else { return Ok(false) };
+        claim.take_again()?;
+        self.record()?;
+        Ok(true)
     }
 
     /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.

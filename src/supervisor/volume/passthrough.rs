@@ -23,11 +23,17 @@ use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::empty_dir::{Backing, Content, Plan};
-use crate::host::{HostError, Source, fs_group, host_path, local, neighbours, serve};
+use crate::host::neighbours::{self, Turn};
+use crate::host::{HostError, Source, fs_group, host_path, local, serve};
 use crate::supervisor::run::adoption::About;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
+
+/// The text of the kubelet for the pod that has to wait.
+const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+/// The file in the run directory whose locks are the turns of pods.
+const EXCLUSIVE: &str = "exclusive.lock";
 
 /// The mount of a passthrough, once its source was found.
 pub(super) struct PassthroughVolume {
@@ -103,6 +109,8 @@ struct MountPlan {
     content: Planned,
     access: Access,
     selinux_context: Option<String>,
+    /// Kept until the mount is in the mount table, where one pod alone may use the volume.
+    turn: Option<Turn>,
 }
 
 /// What is to be seen.
@@ -261,16 +269,16 @@ impl PassthroughVolume {
         let path = self.setting.site.volume(bound.source.directory(), &bound.name);
         self.path = Some(path.clone());
         self.group = bound.gid;
+        let turn = self.turn(&path, bound.exclusive)?;
         let shared = neighbours::use_volume_of(&path);
         if bound.exclusive && shared {
-            let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-            return Err(Trouble::Passing(text.to_owned()));
+            return Err(Trouble::Passing(IN_USE.to_owned()));
         }
         let access = access(bound.read_only);
         let source = match &bound.source {
             BoundSource::HostPath(source) => host_path::open(source)?,
             BoundSource::Nfs(source, options) => {
-                return self.export(spec, path, source, options, access, refresh);
+                return Ok(MountPlan { turn, ..self.export(spec, path, source, options, access, refresh)? });
             }
             BoundSource::Local(path) => {
                 let source = local::open(path)?;
@@ -280,14 +288,27 @@ impl PassthroughVolume {
                 source
             }
         };
-        self.mount_plan(spec, path, source, access)
+        Ok(MountPlan { turn, ..self.mount_plan(spec, path, source, access)? })
+    }
+
+    /// The turn to mount a volume that one pod alone may use.
+    fn turn(&self, path: &Path, is_exclusive: bool) -> Result<Option<Turn>, Trouble> {
+        let run_directory = self.setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
+        // A volume that is mounted without a pod has no neighbours.
+        let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
+        let file = run_directory.join(EXCLUSIVE);
+        match Turn::take(&file, path) {
+            Ok(Some(turn)) => Ok(Some(turn)),
+            Ok(None) => Err(Trouble::Passing(IN_USE.to_owned())),
+            Err(error) => Err(Trouble::Passing(format!("cannot lock {}: {error}", file.display()))),
+        }
     }
 
     /// By whom a source of the host is served.
     fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
-        Ok(MountPlan { path, content, access, selinux_context: None })
+        Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
     }
 
     fn empty_dir(&mut self, spec: &Volume, source: &EmptyDir, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -310,7 +331,7 @@ impl PassthroughVolume {
         };
         let selinux_context = refresh.selinux_context();
         let content = Planned::Source { source: opened?, served_by, limit, remote: None };
-        Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context })
+        Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context, turn: None })
     }
 
     fn set_up_content(&self, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
@@ -345,11 +366,11 @@ impl PassthroughVolume {
                 Planned::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
             }
         };
-        Ok(MountPlan { path, content, access, selinux_context })
+        Ok(MountPlan { path, content, access, selinux_context, turn: None })
     }
 
     fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<Mounted, Trouble> {
-        let MountPlan { path, content, access, selinux_context } = mount_plan;
+        let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
         let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
         if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) = self.setting.mount_points().keep(&path).map_err(|error| passing(&error))?

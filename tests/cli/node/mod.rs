@@ -2,6 +2,7 @@
 
 mod agent;
 mod daemon;
+mod faults;
 mod lifecycle;
 mod readme;
 mod recovery;

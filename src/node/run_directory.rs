@@ -1,0 +1,64 @@
+//! The socket for agents, and the files of the run directory while the daemon runs: what another process deletes is made again.
+//!
+//! 1. Every two seconds the daemon looks whether its lock and its socket are there, and the files of each pod.
+//! 2. Without its lock, another daemon could start. The daemon takes the lock again; if another daemon has taken it meanwhile, this
+//!    one ends.
+//! 3. The pods' files follow: the daemon writes their checkpoints, and hangs up on supervisors whose own files are missing. These
+//!    make them again then, and the daemon calls them until they answer.
+//!
+//! No volume depends on these files while the processes of a pod live.
+
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use super::NodeHandle;
+use super::daemon::NodeError;
+use super::service::{self, DaemonError, DaemonLock};
+use super::supervisors::Supervisors;
+
+/// How often the daemon looks.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Serves agents, at a new socket after the one before was deleted.
+///
+/// # Errors
+/// When the socket cannot be used, or another daemon serves the run directory now.
+pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: Supervisors) -> Result<(), NodeError> {
+    let directory = supervisors.run_directory().to_owned();
+    let mut listener = lock.listen()?;
+    info!("podfs serves this node; agents ask at {}", directory.join(service::socket::SOCKET).display());
+    loop {
+        tokio::select! {
+            served = service::serve(listener, node.clone(), directory.clone()) => return served.map_err(NodeError::Service),
+            () = miss_files(&lock, &supervisors) => {}
+        }
+        warn!("another process has deleted files of podfs node in {}; podfs makes them again", directory.display());
+        let mut last = None;
+        listener = loop {
+            match lock.restore() {
+                Ok(listener) => break listener,
+                Err(error @ DaemonError::Taken { .. }) => return Err(error.into()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    if last.as_ref() != Some(&reason) {
+                        warn!("{reason}; agents cannot reach podfs node until that is mended");
+                    }
+                    last = Some(reason);
+                    sleep(LOOK).await;
+                }
+            }
+        };
+    }
+}
+
+/// Has missing files of pods made again, until one of the daemon is missing.
+async fn miss_files(lock: &DaemonLock, supervisors: &Supervisors) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while lock.is_in_place() {
+        supervisors.restore_files().await;
+        looks.tick().await;
+    }
+}

@@ -1,0 +1,69 @@
+//! The files of a pod in the run directory, as the pod's task writes and removes them.
+
+use tracing::{debug, warn};
+
+use super::super::checkpoint::Checkpoint;
+use super::super::life::{Calling, Life, Up};
+use super::super::{blocking, control};
+use super::PodTask;
+use crate::supervisor::run_dir::cgroup;
+
+impl PodTask {
+    /// Makes again what another process has deleted. A supervisor that is being started, changed or ended makes and removes its
+    /// files itself.
+    pub(super) async fn restore(&mut self) {
+        if !matches!(self.life, Life::Up(Up { change: None, has_spoken: true, .. })) {
+            return;
+        }
+        let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
+        let (is_written, is_unreachable) =
+            blocking(move || (checkpoints.is_there(&uid), control::misses_files(&directory))).await;
+        if !is_written {
+            self.written = None;
+            if let Err(reason) = self.write_down().await {
+                debug!("{reason}");
+            }
+        }
+        if is_unreachable && let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
+            warn!(
+                "files of pod {} are gone from {}; its supervisor makes them again",
+                self.uid,
+                self.directory.display()
+            );
+            // The supervisor looks for its files when the connection is closed.
+            self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+        }
+    }
+
+    /// Writes down what is wanted, if that is not what is written.
+    pub(super) async fn write_down(&mut self) -> Result<(), String> {
+        match self.wanted.clone() {
+            Some(wanted) => self.write(wanted).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn write(&mut self, checkpoint: Checkpoint) -> Result<(), String> {
+        if self.written.as_ref() == Some(&checkpoint) {
+            return Ok(());
+        }
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        let written = blocking(move || checkpoints.write(&uid, &checkpoint).map(|()| checkpoint)).await;
+        let directory = self.shared.settings.run_directory.display();
+        self.written = Some(
+            written.map_err(|error| format!("cannot write down below {directory} what is to be mounted: {error}"))?,
+        );
+        Ok(())
+    }
+
+    /// A pod of which nothing was mounted leaves nothing.
+    pub(super) async fn forget(&mut self) {
+        let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
+        if let Err(error) = blocking(move || checkpoints.remove(&uid)).await {
+            warn!("what is written down of pod {} stays: {error}", self.uid);
+        }
+        let uid = self.uid.clone();
+        blocking(move || cgroup::remove_named_of_supervisor(&uid)).await;
+        (self.wanted, self.written, self.told) = (None, None, None);
+    }
+}

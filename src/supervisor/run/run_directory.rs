@@ -1,0 +1,77 @@
+//! The pod's run directory, made again when another process has deleted it, or files of it, while the pod runs.
+//!
+//! Nothing of a volume depends on these files while supervisor and server live, so no call of a container fails meanwhile. Without
+//! them, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next one would not find the
+//! server.
+//!
+//! 1. The claim comes first. If another podfs has claimed the pod meanwhile, this one makes nothing more.
+//! 2. The sockets follow: that of agents, and that at which the next supervisor finds the server.
+//! 3. The supervisor looks when a program that followed the pod hangs up, as `podfs node` does when it misses a file, and at each
+//!    heartbeat of its unit.
+
+use std::future::pending;
+use std::path::{Path, PathBuf};
+
+use tokio::task::spawn_blocking;
+use tracing::{error, info, warn};
+
+use super::Supervisor;
+use crate::supervisor::control::Control;
+use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
+use crate::supervisor::run_dir::socket;
+
+/// Waits until a look is due. Cancel-safe.
+pub(super) async fn look_is_due(control: Option<&Control>) {
+    match control {
+        Some(control) => control.follower_gone().await,
+        None => pending().await,
+    }
+}
+
+impl Supervisor {
+    /// Makes again what was deleted of the pod's run directory.
+    pub(super) fn look_at_run_directory(&mut self) {
+        let restored = self.setting.mount_points().restore_claim();
+        let Some(directory) = self.setting.mount_points().run_directory().map(Path::to_owned) else { return };
+        match restored {
+            Ok(true) => warn!("another process has deleted {}; podfs makes it again", directory.display()),
+            Ok(false) => {}
+            Err(reason) => {
+                return error!(
+                    "another process has deleted {}, and podfs cannot make it again: {reason}; the volumes are served on, and \
+                     agents cannot reach this supervisor",
+                    directory.display()
+                );
+            }
+        }
+        if is_missing(&directory.join(CONTROL))
+            && let Some(control) = &mut self.control
+            && let Err(error) = control.open_again(&directory)
+        {
+            warn!("podfs status cannot ask this process: {error}");
+        }
+        if is_missing(&directory.join(SERVER)) {
+            self.let_server_listen(directory);
+        }
+    }
+
+    /// Has the server listen at a new socket. The server may take its time to answer.
+    fn let_server_listen(&self, directory: PathBuf) {
+        let server = self.server.client();
+        spawn_blocking(move || {
+            let path = directory.join(SERVER);
+            match socket::make(&directory, SERVER).and_then(|socket| server.listen(socket)) {
+                Ok(()) => info!("the server can be found at {} again", path.display()),
+                Err(error) => {
+                    // The next look finds that it is missing.
+                    let _ = std::fs::remove_file(&path);
+                    warn!("the next podfs of the pod will not find the server at {}: {error}", path.display());
+                }
+            }
+        });
+    }
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}

@@ -1,0 +1,228 @@
+//! What goes wrong around a daemon: its run directory is deleted, the disk is full, its whole cgroup is killed, and two pods want one
+//! claim that one pod alone may use.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+
+use super::lifecycle::pod;
+use crate::common::cgroup::Cgroup;
+use crate::common::namespace::mount_tmpfs;
+use crate::common::node::Node;
+use crate::common::{config_map, eventually, wait_content};
+
+const CONFIG: &str = "{name: config, configMap: {name: app}}";
+const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
+
+/// A node whose pod `web` has these volumes.
+fn node_with_a_pod() -> Node {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    node
+}
+
+fn set(node: &Node, value: &str) {
+    node.put("app.yaml", &config_map("app", &[("key", value)]));
+}
+
+/// Deletes the run directory, as `rm -r /run/podfs` does. Supervisors may make files in it meanwhile.
+fn delete_run_directory(node: &Node) {
+    let run = node.fixture.path("run");
+    eventually("it is deleted", || fs::remove_dir_all(&run).is_ok());
+}
+
+/// Whether the daemon answers, and has the supervisor of the pod `web`.
+fn knows_web(node: &Node) -> bool {
+    node.ask(&["state"]).status.success() && node.pod("web").is_some_and(|pod| pod["supervisor"].is_number())
+}
+
+#[test]
+fn a_run_directory_that_was_deleted_is_made_again_and_volumes_go_on_and_follow_their_objects() {
+    let node = node_with_a_pod();
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, scratch) = (node.path("web", "config"), node.path("web", "scratch"));
+    let supervisor = node.supervisor("web");
+    let mut open = File::create(scratch.join("file")).expect("a file");
+    delete_run_directory(&node);
+    set(&node, "two");
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served on").len(), 3);
+    wait_content(&config.join("key"), "two");
+    eventually("the daemon answers at a new socket", || knows_web(&node));
+    assert_eq!(node.supervisor("web"), supervisor, "no other supervisor was started");
+
+    // Its files are as good as those that were deleted: the next supervisor finds the server, and the next daemon the pod.
+    let of_pod = |name: &str| node.fixture.path("run/uid-web").join(name).exists();
+    eventually("its files are there", || ["lock", "control.sock", "server.sock"].into_iter().all(of_pod));
+    kill(supervisor, Signal::SIGKILL).expect("killed");
+    open.write_all(b"data").expect("the server goes on");
+    let log = node.log();
+    eventually("another supervisor takes the server over", || {
+        node.pod("web")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))
+    });
+    assert!(node.log()[log.len()..].contains("podfs takes them over"), "{}", node.log());
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let _daemon = node.start();
+    eventually("the next daemon knows it", || knows_web(&node));
+    set(&node, "three");
+    wait_content(&config.join("key"), "three");
+    assert_eq!(fs::read_to_string(scratch.join("file")).expect("a file"), "data");
+    drop(open);
+    node.remove("web.yaml");
+    eventually("no source has the pod", || node.pod("web").is_some_and(|pod| pod["stage"].is_null()));
+    node.expect(&["release", "default/web"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+}
+
+#[test]
+fn a_daemon_that_is_killed_with_its_run_directory_deleted_is_followed_by_one_that_finds_the_pods() {
+    let node = node_with_a_pod();
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    daemon.signal(Signal::SIGSTOP);
+    delete_run_directory(&node);
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    eventually("the supervisor notices", || node.fixture.path("run/uid-web/control.sock").exists());
+    let _daemon = node.start();
+    eventually("the next daemon knows it", || knows_web(&node));
+    assert_eq!(node.supervisor("web"), supervisor, "no other supervisor was started");
+    set(&node, "two");
+    wait_content(&config.join("key"), "two");
+}
+
+#[test]
+fn a_daemon_whose_run_directory_another_one_has_taken_meanwhile_ends() {
+    let node = node_with_a_pod();
+    let mut first = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    first.signal(Signal::SIGSTOP);
+    delete_run_directory(&node);
+    let second = node.start();
+    first.signal(Signal::SIGCONT);
+    assert_eq!(first.wait().code(), Some(1));
+    assert!(
+        node.log().contains(&format!("podfs node runs already here, as process {}", second.pid())),
+        "{}",
+        node.log()
+    );
+    eventually("the second one knows the pod", || knows_web(&node));
+    set(&node, "two");
+    wait_content(&config.join("key"), "two");
+}
+
+/// Fills the file system that a file is on.
+fn fill(file: &Path) {
+    let mut file = File::create(file).expect("a file");
+    // What is left of a block is smaller than one.
+    for size in [4096, 1] {
+        while file.write_all(&vec![0; size]).is_ok() {}
+    }
+}
+
+#[test]
+fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_go_on_through_every_restart() {
+    let node = node_with_a_pod();
+    let (run, filler) = (node.fixture.path("run"), node.fixture.path("run/filler"));
+    fs::create_dir(&run).expect("a directory");
+    mount_tmpfs(&run);
+    let mut daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    fill(&filler);
+    node.put("late.yaml", &pod("late", &[CONFIG], &["config"]));
+    let reason = || node.volume("late", "config")?["reason"].as_str().map(str::to_owned);
+    eventually("its volume says why it waits", || {
+        reason().is_some_and(|reason| {
+            reason.starts_with("cannot write down below ") && reason.contains("No space left on device")
+        })
+    });
+    let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
+    assert!(status.contains("config: cannot write down below "), "{status}");
+    set(&node, "two");
+    wait_content(&config.join("key"), "two");
+
+    // Neither the daemon nor a supervisor needs more room than the one before.
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let _daemon = node.start();
+    eventually("the next daemon knows the pod", || knows_web(&node));
+    kill(supervisor, Signal::SIGKILL).expect("killed");
+    eventually("another supervisor serves the pod", || {
+        node.pod("web")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))
+    });
+    set(&node, "three");
+    wait_content(&config.join("key"), "three");
+
+    fs::remove_file(&filler).expect("there is room again");
+    node.expect(&["wait", "default/late"]);
+    wait_content(&node.path("late", "config").join("key"), "three");
+}
+
+#[test]
+fn a_kill_of_the_daemons_whole_cgroup_reaches_no_pod() {
+    let Some(cgroup) = Cgroup::new("daemon") else { return };
+    let node = node_with_a_pod();
+    let mut command = node.command();
+    cgroup.holds(&mut command);
+    let mut daemon = node.start_command(command);
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    cgroup.kill();
+    daemon.wait();
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served on"), "one");
+    let _daemon = node.start();
+    eventually("the next daemon knows the pod", || knows_web(&node));
+    assert_eq!(node.supervisor("web"), supervisor, "it was adopted");
+    set(&node, "two");
+    wait_content(&config.join("key"), "two");
+}
+
+#[test]
+fn pv_05_of_two_pods_that_want_a_volume_for_one_pod_at_the_same_moment_one_waits_until_the_other_is_gone() {
+    let node = Node::new();
+    let source = node.fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    node.put(
+        "claim.yaml",
+        "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
+         status: {phase: Bound}}",
+    );
+    node.put(
+        "volume.yaml",
+        &format!(
+            "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{accessModes: [ReadWriteOncePod], \
+             claimRef: {{namespace: default, name: data, uid: c-1}}, local: {{path: {}}}}}}}",
+            source.display()
+        ),
+    );
+    let data = "{name: data, persistentVolumeClaim: {claimName: data}}";
+    for name in ["one", "two"] {
+        node.put(&format!("{name}.yaml"), &pod(name, &[data], &["data"]));
+    }
+    let mut command = node.command();
+    command.arg("--release-when-gone");
+    let _daemon = node.start_command(command);
+    let is_mounted = |name: &str| node.volume(name, "data").is_some_and(|volume| volume["mount"] == "mounted");
+    let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+    let waits = |name: &str| node.volume(name, "data").is_some_and(|volume| volume["reason"] == text);
+    let mut outcome = None;
+    eventually("one has it, and the other waits", || {
+        outcome = [("one", "two"), ("two", "one")].into_iter().find(|(has, other)| is_mounted(has) && waits(other));
+        outcome.is_some()
+    });
+    let (winner, waiting) = outcome.expect("it was seen");
+    assert!(!is_mounted(waiting));
+    node.remove(&format!("{winner}.yaml"));
+    node.expect(&["wait", &format!("default/{waiting}")]);
+    fs::write(node.path(waiting, "data").join("file"), "data").expect("it is writable");
+    assert_eq!(fs::read_to_string(source.join("file")).expect("a file"), "data");
+}
