@@ -10,6 +10,7 @@
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
 //! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
+//! | [`view`] | payloads as a live file system of an ordinary user |
 //! | [`mounts`] | what a container runtime mounts for a container |
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
@@ -38,4 +39,5 @@ pub mod render;
 pub mod source;
 pub mod supervisor;
 pub mod types;
+pub mod view;
 pub mod volume;

@@ -11,6 +11,7 @@ use crate::manifest::ManifestError;
 use crate::source::{SourceError, StartError};
 use crate::supervisor::SupervisorError;
 use crate::supervisor::run_dir::claim::ClaimError;
+use crate::view::ViewError;
 
 /// What went wrong. The codes are part of the node agent's contract.
 #[derive(Debug)]
@@ -85,6 +86,22 @@ impl From<MountError> for Failure {
         match error {
             MountError::Privilege { .. } | MountError::Unsupported { .. } => Self::machine(error),
             MountError::Occupied { .. } | MountError::Failed { .. } => Self::general(error),
+        }
+    }
+}
+
+impl From<ViewError> for Failure {
+    fn from(error: ViewError) -> Self {
+        match error {
+            ViewError::Directory(_)
+            | ViewError::NotOwned { .. }
+            | ViewError::Occupied(_)
+            | ViewError::Dead(_)
+            | ViewError::AllowOther => Self::input(error),
+            ViewError::NoProgram | ViewError::Program(_) | ViewError::Device(_) | ViewError::Refused { .. } => {
+                Self::machine(error)
+            }
+            ViewError::Session { .. } | ViewError::Unmount { .. } => Self::general(error),
         }
     }
 }

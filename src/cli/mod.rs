@@ -20,6 +20,7 @@ mod status;
 mod trace;
 mod upgrade;
 mod version;
+mod view;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ enum Command {
     Node(node::Node),
     Mount(mount::Mount),
     Render(render::Render),
+    View(view::View),
     Status(status::Status),
     Metrics(metrics::Metrics),
     Trace(trace::Trace),
@@ -80,6 +82,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
         Command::Node(node) => node.execute(),
         Command::Mount(mount) => mount.execute(),
         Command::Render(render) => render.execute(),
+        Command::View(view) => view.execute(),
         Command::Status(status) => status.execute(),
         Command::Metrics(metrics) => metrics.execute(),
         Command::Trace(trace) => trace.execute(),

@@ -93,6 +93,11 @@ impl Mount {
     pub(super) fn execute(self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
         let mut volume = read_volume(&self.volume)?;
+        if !rustix::process::geteuid().is_root() {
+            let sentence = "podfs mount mounts file systems, so it must run as root; podfs view shows the projected volumes \
+                            of a pod without root";
+            return Err(Failure::machine(anyhow!(sentence)));
+        }
         let server_program = check_machine()?;
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), Some(&volume))?;
         let (identity, facts) = match &snapshot.pod {

@@ -132,13 +132,7 @@ impl Render {
     }
 
     fn render<'a>(&self, pod: &'a Pod, snapshot: &'a Snapshot) -> Result<Rendering<'a>, Failure> {
-        let inputs = Inputs {
-            identity: &pod.identity,
-            facts: &pod.facts,
-            objects: &snapshot.objects,
-            tokens: &snapshot.tokens,
-            machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
-        };
+        let inputs = inputs(pod, snapshot);
         match &self.container {
             Some(name) => Rendering::of_container(inputs, &pod.volumes, &pod.mounts, name).map_err(Failure::input),
             None => Ok(Rendering::of_volumes(inputs, &pod.volumes)),
@@ -199,6 +193,17 @@ impl Render {
     }
 }
 
+/// What the volumes of a pod are made of.
+pub(super) fn inputs<'a>(pod: &'a Pod, snapshot: &'a Snapshot) -> Inputs<'a> {
+    Inputs {
+        identity: &pod.identity,
+        facts: &pod.facts,
+        objects: &snapshot.objects,
+        tokens: &snapshot.tokens,
+        machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
+    }
+}
+
 /// The old pod and objects: those of the path. The pod is the new one, unless the path is a file that holds one.
 fn read_old(path: &Path, new: &Arc<Pod>) -> Result<(Arc<Pod>, Objects), Failure> {
     let holds_pod = match path.is_file() {
@@ -237,6 +242,7 @@ fn judge(rendering: &Rendering<'_>) -> Result<(), Failure> {
     Err(Failure::general(anyhow!(last)))
 }
 
-fn say(sentence: &str) {
+/// A sentence for people, on standard error.
+pub(super) fn say(sentence: &str) {
     eprintln!("podfs: {}", printable(sentence));
 }

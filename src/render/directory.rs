@@ -64,10 +64,14 @@ pub fn write(rendering: &Rendering<'_>, reveal: bool, directory: &Path) -> Resul
     Ok(())
 }
 
-fn prepare(directory: &Path) -> Result<(), DirectoryError> {
+/// Makes a directory that only its owner may enter, unless there is an empty one. Whether it was made.
+///
+/// # Errors
+/// Something else there, and what the kernel says.
+pub fn prepare(directory: &Path) -> Result<bool, DirectoryError> {
     let unusable = |reason| DirectoryError::Unusable { path: directory.to_owned(), reason };
     match DirBuilder::new().mode(0o700).create(directory) {
-        Ok(()) => return Ok(()),
+        Ok(()) => return Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(reason) => return Err(unusable(reason)),
     }
@@ -75,7 +79,7 @@ fn prepare(directory: &Path) -> Result<(), DirectoryError> {
         return Err(DirectoryError::NotADirectory(directory.to_owned()));
     }
     match fs::read_dir(directory).map_err(unusable)?.next() {
-        None => Ok(()),
+        None => Ok(false),
         Some(_) => Err(DirectoryError::NotEmpty(directory.to_owned())),
     }
 }

@@ -14,7 +14,7 @@ use crate::volume::{Projection, Storage, Volume, VolumeSource};
 /// The name of each generation's directory.
 pub const GENERATION: &str = "..generation";
 /// The link to it.
-const DATA: &str = "..data";
+pub const DATA: &str = "..data";
 /// Mode of the directories that other volumes are mounted on.
 const NESTED: u16 = 0o755;
 

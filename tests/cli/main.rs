@@ -20,4 +20,5 @@ mod sources;
 mod status;
 mod trace;
 mod unmounts;
+mod view;
 mod waiting;

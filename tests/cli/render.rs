@@ -46,10 +46,10 @@ fn examples(arguments: &[&str]) -> Outcome {
 }
 
 /// What `lstat` and a look inside show of an entry: type and permissions, owner, group; size and bytes, or target.
-type Seen = (u32, u32, u32, u64, Vec<u8>);
+pub type Seen = (u32, u32, u32, u64, Vec<u8>);
 
 /// Everything at and below a directory, with the time in the generation's name left out.
-fn entries(root: &Path) -> BTreeMap<String, Seen> {
+pub fn entries(root: &Path) -> BTreeMap<String, Seen> {
     let mut seen = BTreeMap::new();
     see(root, ".", &mut seen);
     seen

@@ -15,7 +15,7 @@ const PODFS: Layers = &[
     &["manifest"],
     &["binding", "kube", "metrics", "mounts", "payload"],
     &["host", "render", "source"],
-    &["supervisor"],
+    &["supervisor", "view"],
     &["admin"],
     &["node"],
     &["cli"],

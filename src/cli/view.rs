@@ -1,0 +1,180 @@
+//! `podfs view`: the projected volumes of a pod as a live file system, for users without root.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::{Args, ValueHint};
+use podfs_fuse::memory_lock;
+use tokio::time::{Instant, sleep_until};
+
+use super::block_on;
+use super::exit::Failure;
+use super::log::{LogFormat, LogOptions};
+use super::render::{inputs, say};
+use super::source::SourceOptions;
+use super::status::print;
+use crate::render::model::{Content, Rendering};
+use crate::source::{Accepted, PodName, Snapshot, Source};
+use crate::supervisor::run::signals::StopSignals;
+use crate::view::entries::{Reader, Volumes};
+use crate::view::{Audience, View as Mounted};
+
+/// How long a reason for which a volume waits may last before it is told: an API server may still be answering.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Mount a live, read-only view of a pod's projected volumes, without root.
+///
+/// DIR/VOLUME shows what the volume of that name will contain, in the layout that podfs run mounts; changes of manifests and
+/// objects are visible within milliseconds. It is for laptops: the program fusermount3 mounts for the user, who alone can
+/// look, whatever the modes of files say. Volumes of the node, such as hostPath and emptyDir, are left out.
+///
+/// A volume that cannot be shown yet is reported, and appears when it can. One that is shown stays as it is while its objects
+/// are missing. Secret files are empty unless --reveal is given.
+///
+/// Ctrl-C, SIGTERM and fusermount3 -u DIR end it. After a SIGKILL, the next view of the same directory cleans up.
+#[derive(Args)]
+#[command(after_help = "\
+EXIT STATUS:
+  0  ended as asked
+  1  failed; the last line on standard error says what, where and what to do
+  2  bad arguments, settings or manifests, or a directory that cannot be used
+  3  fusermount3, /dev/fuse or a privilege is missing
+
+EXAMPLES:
+  podfs view --pod pod.yaml --objects objects/ view/
+  podfs view --pod-name default/web --kubeconfig ~/.kube/config --reveal view/")]
+pub(super) struct View {
+    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
+    /// pod template is shown.
+    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
+    pod: Option<PathBuf>,
+    /// Ask the API server for this pod, and follow it.
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    pod_name: Option<PodName>,
+    #[command(flatten)]
+    source: SourceOptions,
+    /// Let other users look, too, as containers do: then the modes and owners of files decide about who may read them, root
+    /// excepted. Needs user_allow_other in /etc/fuse.conf.
+    #[arg(long)]
+    allow_other: bool,
+    /// Show the contents of Secrets and tokens, too.
+    #[arg(long)]
+    reveal: bool,
+    #[command(flatten)]
+    log: LogOptions,
+    /// An empty directory of the user; it is made if it does not exist, and removed at the end.
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+}
+
+impl View {
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        self.log.start(LogFormat::Text);
+        // Users cannot lock memory. Nobody else can look into it, and there are no core dumps.
+        let _unlocked = memory_lock::protect_memory();
+        let (source, snapshot) =
+            self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        block_on(&[], self.run(source, snapshot))
+    }
+
+    async fn run(&self, mut source: Source, snapshot: Snapshot) -> Result<(), Failure> {
+        let mut signals = StopSignals::listen().context("cannot listen to signals").map_err(Failure::general)?;
+        let reader = Reader::new(self.reveal);
+        let mut told = Told::default();
+        let volumes = told.take(&reader, &snapshot, &Volumes::default())?;
+        let audience = if self.allow_other { Audience::Everyone } else { Audience::Owner };
+        let mut view = Mounted::mount(&self.directory, audience, volumes)?;
+        say(&format!("{} is at {}; Ctrl-C ends this", told.title, view.path().display()));
+        let shows_changes = io::stdout().is_terminal();
+        loop {
+            told.tell_when_due();
+            tokio::select! {
+                snapshot = source.changed() => {
+                    let volumes = told.take(&reader, &snapshot, &view.volumes())?;
+                    for line in view.show(volumes).iter().filter(|_| shows_changes) {
+                        print(&format!("{line}\n"))?;
+                    }
+                }
+                () = told.due() => {}
+                _ = signals.received() => break,
+                () = view.ended() => break,
+            }
+        }
+        Ok(view.finish()?)
+    }
+}
+
+/// What the user has been told, and what is to be told.
+#[derive(Default)]
+struct Told {
+    /// The pod.
+    title: String,
+    warnings: BTreeSet<String>,
+    /// Why volumes wait at this moment, by volume, and since when a reason has to be told.
+    reasons: BTreeMap<String, String>,
+    due: Option<Instant>,
+    /// What was told of them.
+    told: BTreeMap<String, String>,
+    /// Lines about volumes that are left out.
+    left_out: BTreeSet<String>,
+}
+
+impl Told {
+    /// What a snapshot shows. A volume that would wait stays as it is.
+    fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &Volumes) -> Result<Volumes, Failure> {
+        let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+        let rendering = Rendering::of_volumes(inputs(pod, snapshot), &pod.volumes);
+        self.title = format!("pod {}/{}", rendering.namespace, rendering.name);
+        for warning in &rendering.warnings {
+            tell_once(&mut self.warnings, warning);
+        }
+        for place in &rendering.places {
+            if let Content::OfNode(line) = &place.content {
+                tell_once(&mut self.left_out, &format!("volume {:?} is left out: {line}", place.volume));
+            }
+        }
+        let waiting = rendering.places.iter().filter_map(|place| match &place.content {
+            Content::Waiting(reason) => Some((place.volume.clone(), reason.clone())),
+            Content::Entries(_) | Content::OfNode(_) => None,
+        });
+        self.reasons = waiting.collect();
+        let now = Instant::now();
+        self.due = match self.reasons == self.told {
+            true => None,
+            false if snapshot.is_settling => Some(self.due.unwrap_or(now + SETTLE)),
+            false => Some(now),
+        };
+        Ok(reader.read(&rendering, before))
+    }
+
+    /// Waits until there is something to tell. Cancel-safe.
+    async fn due(&self) {
+        match self.due {
+            Some(due) => sleep_until(due).await,
+            None => pending().await,
+        }
+    }
+
+    fn tell_when_due(&mut self) {
+        if self.due.is_none_or(|due| due > Instant::now()) {
+            return;
+        }
+        for (volume, reason) in &self.reasons {
+            if self.told.get(volume) != Some(reason) {
+                say(&format!("MountVolume.SetUp failed for volume {volume:?} : {reason}"));
+            }
+        }
+        self.told = self.reasons.clone();
+        self.due = None;
+    }
+}
+
+fn tell_once(told: &mut BTreeSet<String>, sentence: &str) {
+    if told.insert(sentence.to_owned()) {
+        say(sentence);
+    }
+}

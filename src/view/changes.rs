@@ -1,0 +1,56 @@
+//! What a change means for people: a line for each file that differs, by the path that containers use.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::entries::{Entry, EntryKind, Volumes};
+
+/// What differs between two states of a view, a line each.
+pub(super) fn lines(old: &Volumes, new: &Volumes) -> Vec<String> {
+    let volumes: BTreeSet<&String> = old.0.keys().chain(new.0.keys()).collect();
+    volumes
+        .into_iter()
+        .flat_map(|volume| match (old.0.get(volume), new.0.get(volume)) {
+            (Some(old), Some(new)) if old == new => Vec::new(),
+            (Some(old), Some(new)) => of_files(volume, old, new),
+            (None, _) => vec![format!("{volume} appears")],
+            (_, None) => vec![format!("{volume} disappears")],
+        })
+        .collect()
+}
+
+fn of_files(volume: &str, old: &[Entry], new: &[Entry]) -> Vec<String> {
+    let (old, new) = (files(old), files(new));
+    let paths: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
+    let mut lines = Vec::new();
+    for path in paths {
+        let what = match (old.get(path), new.get(path)) {
+            (Some(old), Some(new)) if old == new => continue,
+            (None, Some(new)) => format!("is new, {}", size(new)),
+            (_, None) => "is gone".to_owned(),
+            (Some(old), Some(new)) => match (old.kind == new.kind, attributes(old) == attributes(new)) {
+                (false, true) => format!("changes, {}", size(new)),
+                (true, _) => format!("has other attributes: {}", attributes(new)),
+                (false, false) => format!("changes, {}, and has other attributes: {}", size(new), attributes(new)),
+            },
+        };
+        lines.push(format!("{volume}/{path} {what}"));
+    }
+    // The directories alone.
+    if lines.is_empty() { vec![format!("{volume} has other attributes")] } else { lines }
+}
+
+fn files(entries: &[Entry]) -> BTreeMap<&str, &Entry> {
+    let is_file = |entry: &&Entry| matches!(entry.kind, EntryKind::File { .. });
+    entries.iter().filter(is_file).filter_map(|entry| Some((entry.in_generation()?, entry))).collect()
+}
+
+fn size(entry: &Entry) -> String {
+    match &entry.kind {
+        EntryKind::File { fingerprint: (length, _), .. } => format!("{length} bytes"),
+        EntryKind::Directory | EntryKind::Link(_) => String::new(),
+    }
+}
+
+fn attributes(entry: &Entry) -> String {
+    format!("mode {:04o}, owner {}, group {}", entry.mode, entry.uid, entry.gid)
+}

@@ -1,0 +1,86 @@
+//! What a view shows of each volume: the entries of a rendering, with those bytes only that may be seen.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use crate::render::model::{self, Content, GENERATION, Rendering, visible};
+
+/// The entries of each volume, by its name.
+#[derive(Clone, Default)]
+pub struct Volumes(pub(super) BTreeMap<String, Arc<[Entry]>>);
+
+/// A directory, link or file. It has no `Debug`: its content may be secret.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The path below the volume; empty for the volume itself.
+    pub(super) path: String,
+    /// Permission bits, setgid and sticky included.
+    pub(super) mode: u16,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) kind: EntryKind,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum EntryKind {
+    Directory,
+    Link(String),
+    File {
+        /// The bytes that are shown.
+        content: Arc<[u8]>,
+        /// Tells contents apart, also those that are not shown: their length and a hash with a key of this process.
+        fingerprint: (usize, u64),
+        is_hidden: bool,
+    },
+}
+
+/// Takes entries from renderings.
+pub struct Reader {
+    reveal: bool,
+    hasher: RandomState,
+}
+
+impl Reader {
+    /// `reveal`: whether the contents of secret files are shown.
+    pub fn new(reveal: bool) -> Reader {
+        Reader { reveal, hasher: RandomState::new() }
+    }
+
+    /// The volumes of a rendering that have entries. One that would wait stays as it is in `before`.
+    pub fn read(&self, rendering: &Rendering<'_>, before: &Volumes) -> Volumes {
+        let volumes = rendering.places.iter().filter_map(|place| {
+            let entries = match &place.content {
+                Content::Entries(entries) => entries.iter().map(|entry| self.entry(entry)).collect(),
+                Content::Waiting(_) => Arc::clone(before.0.get(&place.path)?),
+                Content::OfNode(_) => return None,
+            };
+            Some((place.path.clone(), entries))
+        });
+        Volumes(volumes.collect())
+    }
+
+    fn entry(&self, entry: &model::Entry<'_>) -> Entry {
+        let kind = match &entry.kind {
+            model::EntryKind::Directory => EntryKind::Directory,
+            model::EntryKind::Link(target) => EntryKind::Link(target.clone()),
+            model::EntryKind::File { content, is_secret } => {
+                let shown = visible(content, *is_secret, self.reveal);
+                EntryKind::File {
+                    content: shown.unwrap_or_default().into(),
+                    fingerprint: (content.len(), self.hasher.hash_one(&**content)),
+                    is_hidden: shown.is_none(),
+                }
+            }
+        };
+        Entry { path: entry.path.clone(), mode: entry.mode, uid: entry.uid, gid: entry.gid, kind }
+    }
+}
+
+impl Entry {
+    /// The path below the directory of the generation, if the entry is in there.
+    pub(super) fn in_generation(&self) -> Option<&str> {
+        let rest = self.path.strip_prefix(GENERATION)?;
+        if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+    }
+}

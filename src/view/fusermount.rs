@@ -1,0 +1,110 @@
+//! `fusermount3`: the program with a setuid bit that mounts FUSE file systems for users. It checks that the directory is
+//! theirs, and hands out the FUSE device over a socket, which it finds by an environment variable.
+
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use super::{Audience, ViewError};
+
+const PROGRAM: &str = "fusermount3";
+/// Where it looks for the number of the socket; here it is its standard input.
+const SOCKET: &str = "_FUSE_COMMFD";
+/// What `/proc/mounts` says of a view, as a user must not say `fuse.podfs`.
+pub(super) const FS_TYPE: &str = "fuse.podfs-view";
+const OPTIONS: &str = "ro,nosuid,nodev,noexec,fsname=podfs,subtype=podfs-view";
+
+/// Mounts a FUSE file system at a directory that the user owns. Gives its device.
+///
+/// # Errors
+/// What fusermount3 says, in the words of podfs where the user can do something.
+pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, ViewError> {
+    let options = match audience {
+        Audience::Owner => OPTIONS.to_owned(),
+        Audience::Everyone => format!("{OPTIONS},allow_other,default_permissions"),
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(ViewError::Program)?;
+    let mut command = command();
+    command.args(["-o", &options, "--"]).arg(directory).env(SOCKET, "0").stdin(OwnedFd::from(theirs));
+    let child = command.spawn().map_err(cannot_run)?;
+    // The other end of the socket is the child's alone.
+    drop(command);
+    let device = receive(&ours);
+    match (says(child), device) {
+        (Ok(()), Ok(Some(device))) => Ok(device),
+        (Err(sentence), _) => Err(refusal(directory, sentence)),
+        (Ok(()), Ok(None)) => Err(refusal(directory, "it gives no device".to_owned())),
+        (Ok(()), Err(error)) => Err(ViewError::Program(error)),
+    }
+}
+
+/// Takes the mount away, also one that is in use or whose process has ended.
+///
+/// # Errors
+/// What fusermount3 says.
+pub(super) fn unmount(directory: &Path) -> Result<(), ViewError> {
+    let child = command().args(["-u", "-z", "--"]).arg(directory).stdin(Stdio::null()).spawn().map_err(cannot_run)?;
+    says(child).map_err(|reason| ViewError::Unmount { path: directory.to_owned(), reason })
+}
+
+fn command() -> Command {
+    let mut command = Command::new(PROGRAM);
+    // Another Ctrl-C does not reach it: it is to unmount.
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).env("LC_ALL", "C").process_group(0);
+    command
+}
+
+fn cannot_run(error: io::Error) -> ViewError {
+    match error.kind() {
+        ErrorKind::NotFound => ViewError::NoProgram,
+        _ => ViewError::Program(error),
+    }
+}
+
+/// Waits for the end of the program. What it says is why it failed.
+fn says(child: Child) -> Result<(), String> {
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().map(|line| line.trim().trim_start_matches("fusermount3: ")).find(|line| !line.is_empty());
+    Err(line.map_or_else(|| output.status.to_string(), str::to_owned))
+}
+
+fn refusal(directory: &Path, sentence: String) -> ViewError {
+    if sentence.contains("user_allow_other") {
+        return ViewError::AllowOther;
+    }
+    if sentence.contains("/dev/fuse") || sentence.contains("fuse device not found") {
+        return ViewError::Device(sentence);
+    }
+    ViewError::Refused { path: directory.to_owned(), reason: sentence }
+}
+
+/// The descriptor that comes over the socket; none if it ends without one.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let mut space = nix::cmsg_space!([i32; 1]);
+    let received = loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(nix::errno::Errno::EINTR) => {}
+            received => break received?,
+        }
+    };
+    for message in received.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = message
+            && let Some(descriptor) = descriptors.first()
+        {
+            // SAFETY: the kernel has just made it for this process, and nothing else has its number.
+            return Ok(Some(unsafe { OwnedFd::from_raw_fd(*descriptor) }));
+        }
+    }
+    Ok(None)
+}

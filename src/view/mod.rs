@@ -1,0 +1,201 @@
+//! A live, read-only view of a pod's volumes, as an ordinary user: `podfs view`.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`entries`] | what is shown of each volume |
+//! | `changes` | what a change means for people, a line for each file |
+//! | `tree` | the nodes of the file system, and what becomes of them at a change |
+//! | `filesystem` | the FUSE requests, answered from the tree |
+//! | `fusermount` | the program `fusermount3`, which may mount for users |
+//! | `mount_point` | the directory: checked, made, cleaned, removed |
+//!
+//! Why no reader sees half of a change, and nothing hangs:
+//!
+//! 1. A thread of the session answers requests. It locks the tree for each of them, and never waits for anything else.
+//! 2. [`View::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
+//!    after it has unlocked the tree: the kernel may wait for a request to be answered before it drops a name.
+//! 3. What is below the directory of a generation never changes, so the kernel may keep it. All names that do change are asked
+//!    for each time.
+//! 4. The generation before the current one can still be entered, so a reader that resolved `..data` just before the change
+//!    finds its file.
+
+mod changes;
+pub mod entries;
+mod filesystem;
+mod fusermount;
+mod mount_point;
+mod tree;
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::SystemTime;
+
+use fuser::{Config, INodeNo, Notifier, Session, SessionACL};
+use tokio::sync::oneshot;
+
+use crate::render::directory::DirectoryError;
+use entries::Volumes;
+use filesystem::TreeFs;
+use mount_point::MountPoint;
+use tree::Tree;
+
+/// Why there is no view. Its text is one sentence for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The directory is of another user.
+    #[error("{}: belongs to the user with the id {owner}, and not to you; give a directory of your own", path.display())]
+    NotOwned {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Another view is there.
+    #[error("{}: podfs view shows a pod there already; end it with fusermount3 -u, or give another directory", .0.display())]
+    Occupied(PathBuf),
+    /// A file system of another program is there, and that program has ended.
+    #[error("{}: the program that has mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
+    Dead(PathBuf),
+    /// fusermount3 is not installed.
+    #[error("there is no program fusermount3, which mounts for users; install the package fuse3")]
+    NoProgram,
+    /// fusermount3 cannot be run.
+    #[error("fusermount3 cannot be run: {0}")]
+    Program(#[source] io::Error),
+    /// The configuration of FUSE does not allow others in.
+    #[error(
+        "--allow-other needs the line user_allow_other in /etc/fuse.conf, which only root can write; leave the option out, or have it added"
+    )]
+    AllowOther,
+    /// The FUSE device cannot be used.
+    #[error("/dev/fuse cannot be used ({0}); load the module (modprobe fuse), or give the device to this container")]
+    Device(String),
+    /// fusermount3 refuses.
+    #[error("{}: fusermount3 cannot mount there: {reason}", path.display())]
+    Refused {
+        /// The directory.
+        path: PathBuf,
+        /// What fusermount3 says.
+        reason: String,
+    },
+    /// The kernel and podfs do not understand each other.
+    #[error("{}: the kernel does not begin a FUSE session: {reason}", path.display())]
+    Session {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        reason: io::Error,
+    },
+    /// The view cannot be taken away.
+    #[error("{}: cannot be unmounted: {reason}; end what uses it, and run fusermount3 -u", path.display())]
+    Unmount {
+        /// The directory.
+        path: PathBuf,
+        /// What fusermount3 says.
+        reason: String,
+    },
+}
+
+/// Which users may look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// The user who mounts, and everything, whatever the modes of files say.
+    Owner,
+    /// All users, root included; modes and owners of files decide what each may read.
+    Everyone,
+}
+
+/// A mounted view. It is taken away when this is dropped.
+pub struct View {
+    point: Option<MountPoint>,
+    tree: Arc<Mutex<Tree>>,
+    notifier: Notifier,
+    ended: oneshot::Receiver<()>,
+}
+
+impl View {
+    /// Mounts a view of these volumes. The directory is empty or does not exist yet. A view there whose process was killed
+    /// is taken away first.
+    ///
+    /// # Errors
+    /// A directory that cannot be used, and what keeps a user from mounting.
+    pub fn mount(directory: &Path, audience: Audience, volumes: Volumes) -> Result<View, ViewError> {
+        let mut tree = Tree::new(SystemTime::now());
+        tree.show(volumes, SystemTime::now());
+        let tree = Arc::new(Mutex::new(tree));
+        let point = MountPoint::prepare(directory)?;
+        let device = fusermount::mount(point.path(), audience)?;
+        let acl = match audience {
+            Audience::Owner => SessionACL::Owner,
+            Audience::Everyone => SessionACL::All,
+        };
+        let broken = |reason| ViewError::Session { path: point.path().to_owned(), reason };
+        let session = Session::from_fd(TreeFs::new(Arc::clone(&tree)), device, acl, Config::default());
+        let session = session.inspect_err(|_| drop(fusermount::unmount(point.path()))).map_err(broken)?;
+        let notifier = session.notifier();
+        let (tell, ended) = oneshot::channel();
+        let serve = move || {
+            // It ends with the mount; of an error the kernel says no more.
+            let _ended = session.run();
+            let _gone = tell.send(());
+        };
+        let serving = thread::Builder::new().name("view".into()).spawn(serve);
+        serving.inspect_err(|_| drop(fusermount::unmount(point.path()))).map_err(broken)?;
+        Ok(View { point: Some(point), tree, notifier, ended })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        self.point.as_ref().map_or(Path::new(""), MountPoint::path)
+    }
+
+    /// Shows these volumes from now on. Gives what is different, a line each.
+    pub fn show(&self, volumes: Volumes) -> Vec<String> {
+        let (lines, stale) = {
+            let mut tree = self.lock();
+            let lines = changes::lines(tree.volumes(), &volumes);
+            (lines, tree.show(volumes, SystemTime::now()))
+        };
+        for (directory, name) in stale {
+            // A name that the kernel does not have, and a view that is just being unmounted.
+            let _unknown = self.notifier.inval_entry(INodeNo(directory), OsStr::new(&name));
+        }
+        lines
+    }
+
+    /// The volumes that are shown.
+    pub fn volumes(&self) -> Volumes {
+        self.lock().volumes().clone()
+    }
+
+    /// Waits until it is unmounted by another process. Cancel-safe.
+    pub async fn ended(&mut self) {
+        // A session that panicked has ended, too.
+        let _ended = (&mut self.ended).await;
+    }
+
+    /// Takes the view away, and the directory if podfs has made it. Processes in it do not keep it.
+    ///
+    /// # Errors
+    /// When it cannot be unmounted.
+    pub fn finish(mut self) -> Result<(), ViewError> {
+        self.point.take().map_or(Ok(()), MountPoint::clear)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().expect("no thread panics with the tree")
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // Another error is being told.
+        let _cleared = self.point.take().map(MountPoint::clear);
+    }
+}

@@ -1,0 +1,89 @@
+//! The directory of a view: a directory of the user's own that is empty, or one that podfs makes and removes.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::table::mounts_at;
+
+use super::ViewError;
+use super::fusermount::{self, FS_TYPE};
+use crate::render::directory::{DirectoryError, prepare};
+
+/// A directory to mount a view at. When it is dropped, podfs removes what it has made.
+pub(super) struct MountPoint {
+    path: PathBuf,
+    is_made: bool,
+}
+
+impl MountPoint {
+    /// Checks the directory, or makes it. A view there whose process has ended is taken away.
+    ///
+    /// # Errors
+    /// Another view there, a directory that is not empty or of another user, and what the kernel says.
+    pub(super) fn prepare(directory: &Path) -> Result<MountPoint, ViewError> {
+        let path = resolve(directory).map_err(|reason| unusable(directory, reason))?;
+        let here = mounts_at(&path).map_err(|reason| unusable(&path, reason))?.pop();
+        let is_dead = fs::metadata(&path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
+        match here.map(|mounted| mounted.fs_type == FS_TYPE) {
+            Some(true) if is_dead => fusermount::unmount(&path)?,
+            Some(true) => return Err(ViewError::Occupied(path)),
+            Some(false) if is_dead => return Err(ViewError::Dead(path)),
+            _ => {}
+        }
+        let user = rustix::process::geteuid();
+        if let Ok(found) = fs::metadata(&path)
+            && found.is_dir()
+            && found.uid() != user.as_raw()
+            && !user.is_root()
+        {
+            return Err(ViewError::NotOwned { path, owner: found.uid() });
+        }
+        let is_made = prepare(&path)?;
+        Ok(MountPoint { path, is_made })
+    }
+
+    /// Absolute, without symbolic links.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the view away if it is still mounted, and the directory if it was made for it.
+    ///
+    /// # Errors
+    /// What fusermount3 says.
+    pub(super) fn clear(self) -> Result<(), ViewError> {
+        let mounted = mounts_at(&self.path).map_err(|reason| unusable(&self.path, reason))?;
+        if mounted.last().is_some_and(|mounted| mounted.fs_type == FS_TYPE) {
+            fusermount::unmount(&self.path)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        if self.is_made {
+            // Another process may have put something there, or have mounted something.
+            let _not_empty = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// The path as the mount table has it. The last name is not looked at: a dead view might be there.
+fn resolve(directory: &Path) -> io::Result<PathBuf> {
+    match (directory.parent(), directory.file_name()) {
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            let path = parent.canonicalize()?.join(name);
+            let is_link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
+            if is_link { path.canonicalize() } else { Ok(path) }
+        }
+        _ => directory.canonicalize(),
+    }
+}
+
+fn unusable(path: &Path, reason: io::Error) -> ViewError {
+    DirectoryError::Unusable { path: path.to_owned(), reason }.into()
+}

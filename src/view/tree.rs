@@ -1,0 +1,300 @@
+//! The nodes of the file system. It knows nothing of FUSE but that the kernel holds nodes that it has looked up.
+//!
+//! A node has one number for its whole life, and numbers are never given twice. The nodes below a generation's directory
+//! never change; the next generation has others. Directories of the view that do change, and links whose target stays, keep
+//! their nodes. A node that is shown no longer stays until the kernel forgets it, so that open files and working
+//! directories go on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use podfs_fuse::projection::GenerationName;
+
+use super::entries::{Entry, EntryKind, Volumes};
+use crate::render::model::DATA;
+
+/// The number of the view's root.
+pub(super) const ROOT: u64 = 1;
+
+/// All nodes, and what they show.
+pub(super) struct Tree {
+    nodes: HashMap<u64, Node>,
+    /// The next number.
+    next: u64,
+    shown: Volumes,
+    volumes: BTreeMap<String, Volume>,
+}
+
+/// A directory, link or file.
+pub(super) struct Node {
+    pub(super) number: u64,
+    pub(super) mode: u16,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) modified: SystemTime,
+    pub(super) kind: NodeKind,
+    /// Whether it, and all that is in it, stays as it is for as long as it has its number.
+    pub(super) is_final: bool,
+    /// How often the kernel has looked it up and not forgotten it.
+    lookups: u64,
+    is_shown: bool,
+}
+
+pub(super) enum NodeKind {
+    Directory {
+        /// The entries by name.
+        entries: BTreeMap<String, u64>,
+        /// An entry that can be entered and is not listed.
+        unlisted: Option<(String, u64)>,
+    },
+    Link(String),
+    File(Arc<[u8]>),
+}
+
+/// A name that the kernel should forget, and the number of the directory that it is in.
+pub(super) type Stale = (u64, String);
+
+/// The nodes of a volume.
+struct Volume {
+    root: u64,
+    /// Nodes outside of the generations, by path.
+    fixed: BTreeMap<String, u64>,
+    /// The link to the current generation.
+    data: u64,
+    current: Generation,
+    before: Option<Generation>,
+}
+
+struct Generation {
+    name: String,
+    directory: u64,
+    nodes: Vec<u64>,
+}
+
+impl Tree {
+    /// A tree that shows no volume.
+    pub(super) fn new(now: SystemTime) -> Tree {
+        let mut tree = Tree { nodes: HashMap::new(), next: ROOT, shown: Volumes::default(), volumes: BTreeMap::new() };
+        // The view itself is of no pod: it belongs to the user who mounts it.
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let root = Entry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
+        tree.add(&root, now, false);
+        tree
+    }
+
+    /// The volumes that are shown.
+    pub(super) fn volumes(&self) -> &Volumes {
+        &self.shown
+    }
+
+    /// The node of this number.
+    pub(super) fn node(&self, number: u64) -> Option<&Node> {
+        self.nodes.get(&number)
+    }
+
+    /// The node of this name in a directory, which the kernel holds from now on.
+    pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&Node> {
+        let NodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
+        let unlisted = unlisted.iter().find(|(unlisted, _)| unlisted == name).map(|(_, number)| number);
+        let number = *entries.get(name).or(unlisted)?;
+        let node = self.nodes.get_mut(&number)?;
+        node.lookups += 1;
+        Some(node)
+    }
+
+    /// The kernel forgets so many of its lookups.
+    pub(super) fn forget(&mut self, number: u64, lookups: u64) {
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups == 0 && !node.is_shown {
+            self.nodes.remove(&number);
+        }
+    }
+
+    /// Shows these volumes from now on. Gives the names that mean something else than before.
+    pub(super) fn show(&mut self, volumes: Volumes, now: SystemTime) -> Vec<Stale> {
+        let mut stale = Vec::new();
+        let mut before = std::mem::take(&mut self.volumes);
+        for (name, entries) in &volumes.0 {
+            let old = before.remove(name).zip(self.shown.0.get(name).cloned());
+            let volume = match old {
+                Some((volume, shown)) if shown == *entries => volume,
+                Some((volume, shown)) => self.change(volume, &shown, entries, now, &mut stale),
+                None => self.add_volume(entries, now),
+            };
+            self.volumes.insert(name.clone(), volume);
+        }
+        for (name, volume) in before {
+            stale.push((ROOT, name));
+            self.hide_volume(volume);
+        }
+        let entries = self.volumes.iter().map(|(name, volume)| (name.clone(), volume.root)).collect();
+        self.fill(ROOT, entries, None, now);
+        self.shown = volumes;
+        stale
+    }
+
+    fn add_volume(&mut self, entries: &[Entry], now: SystemTime) -> Volume {
+        let mut fixed = BTreeMap::new();
+        for entry in entries.iter().filter(|entry| is_fixed(entry)) {
+            fixed.insert(entry.path.clone(), self.add(entry, now, is_link(entry)));
+        }
+        let (current, data) = self.add_generation(entries, now);
+        let root = fixed.remove("").expect("a rendering begins with the volume itself");
+        let volume = Volume { root, fixed, data, current, before: None };
+        self.fill_volume(&volume, now);
+        volume
+    }
+
+    /// Turns a volume into one with other entries.
+    fn change(
+        &mut self,
+        mut volume: Volume,
+        old: &[Entry],
+        new: &[Entry],
+        now: SystemTime,
+        stale: &mut Vec<Stale>,
+    ) -> Volume {
+        let before = volume.fixed.clone();
+        let is_kept = |path: &str| new.iter().any(|entry| entry.path == path && old.contains(entry));
+        let (mut fixed, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut volume.fixed).into_iter().partition(|(path, _)| is_kept(path));
+        for (path, number) in gone {
+            let (directory, name) = place(&before, volume.root, &path);
+            stale.push((directory, name.to_owned()));
+            self.hide(number);
+        }
+        for entry in new.iter().filter(|entry| is_fixed(entry)) {
+            match entry.path.as_str() {
+                "" => self.set_attributes(volume.root, entry, now),
+                path if fixed.contains_key(path) => {}
+                path => drop(fixed.insert(path.to_owned(), self.add(entry, now, is_link(entry)))),
+            }
+        }
+        volume.fixed = fixed;
+        let in_generation = |entries: &[Entry]| -> Vec<Entry> {
+            entries.iter().filter(|entry| entry.in_generation().is_some()).cloned().collect()
+        };
+        if in_generation(old) != in_generation(new) {
+            let (current, data) = self.add_generation(new, now);
+            stale.push((volume.root, DATA.to_owned()));
+            self.hide(volume.data);
+            volume.data = data;
+            if let Some(oldest) = volume.before.replace(std::mem::replace(&mut volume.current, current)) {
+                stale.push((volume.root, oldest.name));
+                oldest.nodes.into_iter().for_each(|number| self.hide(number));
+            }
+        }
+        self.fill_volume(&volume, now);
+        volume
+    }
+
+    /// The directory of a new generation, with all that is in it, and a link to it.
+    fn add_generation(&mut self, entries: &[Entry], now: SystemTime) -> (Generation, u64) {
+        let name = GenerationName::new(now).to_string();
+        let mut numbers: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut children: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
+        for (entry, path) in entries.iter().filter_map(|entry| Some((entry, entry.in_generation()?))) {
+            let number = self.add(entry, now, true);
+            numbers.insert(path, number);
+            if !path.is_empty() {
+                let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+                children.entry(directory).or_default().insert(name.to_owned(), number);
+            }
+        }
+        for (directory, entries) in children {
+            if let Some(number) = numbers.get(directory) {
+                self.fill(*number, entries, None, now);
+            }
+        }
+        let link = entries.iter().find(|entry| entry.path == DATA).cloned();
+        let link = link.expect("a rendering has the link to its generation");
+        let data = self.add(&Entry { kind: EntryKind::Link(name.clone()), ..link }, now, true);
+        let directory = *numbers.get("").expect("a rendering has the directory of its generation");
+        (Generation { name, directory, nodes: numbers.into_values().collect() }, data)
+    }
+
+    /// Puts the entries of a volume into its directories that change.
+    fn fill_volume(&mut self, volume: &Volume, now: SystemTime) {
+        let mut children: BTreeMap<u64, BTreeMap<String, u64>> = BTreeMap::new();
+        let of_root = children.entry(volume.root).or_default();
+        of_root.insert(DATA.to_owned(), volume.data);
+        of_root.insert(volume.current.name.clone(), volume.current.directory);
+        for (path, number) in &volume.fixed {
+            let (directory, name) = place(&volume.fixed, volume.root, path);
+            children.entry(directory).or_default().insert(name.to_owned(), *number);
+        }
+        for (directory, entries) in children {
+            let before = volume.before.as_ref().filter(|_| directory == volume.root);
+            let unlisted = before.map(|before| (before.name.clone(), before.directory));
+            self.fill(directory, entries, unlisted, now);
+        }
+    }
+
+    fn fill(
+        &mut self,
+        directory: u64,
+        entries: BTreeMap<String, u64>,
+        unlisted: Option<(String, u64)>,
+        now: SystemTime,
+    ) {
+        if let Some(node) = self.nodes.get_mut(&directory) {
+            node.kind = NodeKind::Directory { entries, unlisted };
+            node.modified = now;
+        }
+    }
+
+    fn add(&mut self, entry: &Entry, now: SystemTime, is_final: bool) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let kind = match &entry.kind {
+            EntryKind::Directory => NodeKind::Directory { entries: BTreeMap::new(), unlisted: None },
+            EntryKind::Link(target) => NodeKind::Link(target.clone()),
+            EntryKind::File { content, .. } => NodeKind::File(Arc::clone(content)),
+        };
+        let Entry { mode, uid, gid, .. } = *entry;
+        let node = Node { number, mode, uid, gid, modified: now, kind, is_final, lookups: 0, is_shown: true };
+        self.nodes.insert(number, node);
+        number
+    }
+
+    fn set_attributes(&mut self, number: u64, entry: &Entry, now: SystemTime) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            (node.mode, node.uid, node.gid, node.modified) = (entry.mode, entry.uid, entry.gid, now);
+        }
+    }
+
+    fn hide_volume(&mut self, volume: Volume) {
+        let generations = std::iter::once(volume.current).chain(volume.before);
+        let numbers = generations.flat_map(|generation| generation.nodes).chain(volume.fixed.into_values());
+        numbers.chain([volume.root, volume.data]).for_each(|number| self.hide(number));
+    }
+
+    /// Nothing leads to the node any more. It stays for as long as the kernel holds it.
+    fn hide(&mut self, number: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.is_shown = false;
+            if node.lookups == 0 {
+                self.nodes.remove(&number);
+            }
+        }
+    }
+}
+
+/// Whether an entry is neither in a generation nor the link to it.
+fn is_fixed(entry: &Entry) -> bool {
+    entry.path != DATA && entry.in_generation().is_none()
+}
+
+fn is_link(entry: &Entry) -> bool {
+    matches!(entry.kind, EntryKind::Link(_))
+}
+
+/// The directory that a path of a volume is in, and its name there.
+fn place<'a>(fixed: &BTreeMap<String, u64>, root: u64, path: &'a str) -> (u64, &'a str) {
+    match path.rsplit_once('/') {
+        Some((directory, name)) => (fixed.get(directory).copied().unwrap_or(root), name),
+        None => (root, path),
+    }
+}
