@@ -228,9 +228,9 @@ fn a_supervisor_that_is_killed_after_a_publication_is_followed_by_one_that_adopt
         running.wait_log("podfs takes them over");
         assert_eq!(pod.names(), wanted);
     }
-    // A volume that the killed supervisor was just mounting may be mounted once more, a second later.
-    wait_content(&pod.volume("configmap", "two").join("k"), "2");
-    wait_content(&pod.volume("host-path", "host").join("f"), "host");
+    // Also a volume that the server had and the killed supervisor had not mounted yet.
+    assert_eq!(content(&pod.volume("configmap", "two").join("k")), "2");
+    assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host");
     let scratch = pod.volume("empty-dir", "scratch");
     fs::write(scratch.join("f"), "x").expect("written");
     // The agent has written what it wants, and its question is not answered any more.

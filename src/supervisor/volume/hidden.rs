@@ -23,16 +23,24 @@ const CALM: Duration = Duration::from_secs(60);
 /// Why the path of a volume does not show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Hidden {
-    /// It was unmounted.
-    Unmounted(String),
+    /// It is not mounted, for this cause; with why podfs could not mount it again, once it has tried.
+    Unmounted { cause: String, failure: Option<String> },
     /// Something is mounted over it.
     Covered(String),
 }
 
 impl Hidden {
-    pub(super) fn reason(&self) -> &str {
+    fn unmounted(cause: String) -> Hidden {
+        Hidden::Unmounted { cause, failure: None }
+    }
+
+    pub(super) fn reason(&self) -> String {
         match self {
-            Hidden::Unmounted(reason) | Hidden::Covered(reason) => reason,
+            Hidden::Unmounted { cause, failure: None } => format!("{cause}; podfs mounts it again"),
+            Hidden::Unmounted { cause, failure: Some(failure) } => {
+                format!("{cause}, and podfs cannot mount it again yet: {failure}")
+            }
+            Hidden::Covered(reason) => reason.clone(),
         }
     }
 }
@@ -65,7 +73,7 @@ impl PodVolume {
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
         let hidden = match (presence, &self.hidden) {
-            (Presence::Visible, None) | (Presence::Gone, Some(Hidden::Unmounted(_))) => return None,
+            (Presence::Visible, None) | (Presence::Gone, Some(Hidden::Unmounted { .. })) => return None,
             (Presence::Visible, Some(_)) => {
                 self.hidden = None;
                 return Some(Duration::ZERO);
@@ -75,14 +83,14 @@ impl PodVolume {
             }
             (Presence::Gone, _) => {
                 self.visible()?.lose();
-                Hidden::Unmounted(format!("another process unmounted {path}; podfs mounts it again"))
+                Hidden::unmounted(format!("another process unmounted {path}"))
             }
         };
         if self.hidden.as_ref() == Some(&hidden) {
             return None;
         }
-        let is_unmounted = matches!(hidden, Hidden::Unmounted(_));
-        let reason = hidden.reason().to_owned();
+        let is_unmounted = matches!(hidden, Hidden::Unmounted { .. });
+        let reason = hidden.reason();
         self.hidden = Some(hidden);
         if let (Some(shown), false) = (self.shown(), matches!(self.state, State::Waiting(_))) {
             self.last_error = Some(reason.clone());
@@ -91,9 +99,19 @@ impl PodVolume {
         Some(if is_unmounted { self.unmounts.pause(Instant::now()) } else { Duration::ZERO })
     }
 
+    /// An earlier supervisor had the volume served, and its path does not show it: that supervisor was killed before it mounted
+    /// the volume, or another process has unmounted it since. The first refresh mounts it, before the pod is ready.
+    pub(super) fn expect_to_be_mounted(&mut self) {
+        if let Some(lost) = self.visible().filter(|visible| visible.is_lost()) {
+            let cause =
+                format!("the podfs before did not mount {}, or another process unmounted it", lost.path().display());
+            self.hidden = Some(Hidden::unmounted(cause));
+        }
+    }
+
     /// Whether another process has unmounted the volume, by the last look at the mount table.
     pub(super) fn is_unmounted(&self) -> bool {
-        matches!(self.hidden, Some(Hidden::Unmounted(_)))
+        matches!(self.hidden, Some(Hidden::Unmounted { .. }))
     }
 
     /// Where another process has unmounted the volume, if it has. It is not unmounted again at its end.
@@ -105,9 +123,7 @@ impl PodVolume {
 
     /// Mounts the volume again if it was unmounted.
     pub(super) fn show_again(&mut self) {
-        if !self.is_unmounted() {
-            return;
-        }
+        let Some(Hidden::Unmounted { cause, .. }) = self.hidden.clone() else { return };
         let path = self.visible().map(|visible| visible.path().display().to_string()).unwrap_or_default();
         let again = match &mut self.body {
             Body::Projected(projected) => projected.show_again(),
@@ -122,15 +138,14 @@ impl PodVolume {
                     info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
                     self.state = State::Live(shown);
                 }
-                self.last_error = Some(format!("another process unmounted {path}; podfs mounted it again"));
+                self.last_error = Some(format!("{cause}; podfs mounted it again"));
             }
             Err(trouble) => {
-                let cause = match trouble {
-                    Trouble::Manifests(cause) | Trouble::Passing(cause) => cause,
+                let failure = match trouble {
+                    Trouble::Manifests(failure) | Trouble::Passing(failure) => failure,
                     Trouble::Hopeless(error) => error.to_string(),
                 };
-                let reason = format!("another process unmounted {path}, and podfs cannot mount it again yet: {cause}");
-                self.hidden = Some(Hidden::Unmounted(reason));
+                self.hidden = Some(Hidden::Unmounted { cause, failure: Some(failure) });
             }
         }
     }

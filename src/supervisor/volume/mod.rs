@@ -219,7 +219,8 @@ impl PodVolume {
             other => Body::Passthrough(PassthroughVolume::adopted(setting, about, visible, other)),
         };
         let mut volume = Self::new(spec, body);
-        if let Some(shown) = volume.shown() {
+        volume.expect_to_be_mounted();
+        if let Some(shown) = volume.shown().filter(|_| volume.hidden.is_none()) {
             volume.state = State::Live(shown);
         }
         volume
@@ -332,8 +333,8 @@ impl PodVolume {
                         Attempt::Settled
                     }
                     Some(hidden) => {
-                        self.last_error = Some(hidden.reason().to_owned());
-                        self.enter(State::Hidden(shown, hidden.reason().to_owned()));
+                        self.last_error = Some(hidden.reason());
+                        self.enter(State::Hidden(shown, hidden.reason()));
                         // What covers the volume is watched.
                         if self.is_unmounted() { self.retry() } else { Attempt::Settled }
                     }
