@@ -13,6 +13,7 @@ use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::volume::migration::instead_of;
 use crate::volume::{Claim, ClaimReference, HostPath, Nfs, NfsOptions, Usage};
 
 /// What a claim came to.
@@ -253,7 +254,14 @@ fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource,
             let outcome = MountOptions { read_only: parsed.read_only, ignored: Vec::new() };
             Ok((BoundSource::Nfs(source, Box::new(parsed)), outcome))
         }
-        PersistentSource::Other(word) => Err(format!("is of kind {word}; supported are hostPath, local and nfs")),
+        PersistentSource::Csi(source) => {
+            let source = source.clone().map_err(|error| unusable(&error))?;
+            Err(format!("is served by the CSI driver {}, and podfs does not call it", source.driver))
+        }
+        PersistentSource::Other(word) => {
+            let instead = instead_of(word).unwrap_or("supported are hostPath, local and nfs");
+            Err(format!("is of kind {word}; {instead}"))
+        }
     }
 }
 

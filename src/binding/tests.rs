@@ -141,10 +141,10 @@ fn pv_06_the_mode_has_to_be_what_containers_use() {
 
 #[test]
 fn a_volume_podfs_cannot_serve_is_named_with_its_kind() {
-    let csi = VOLUME.replace("local: {path: /srv}", "csi: {driver: d, volumeHandle: h}");
+    let newer = VOLUME.replace("local: {path: /srv}", "ofALaterApi: {some: [thing]}");
     assert_eq!(
-        pair(CLAIM, &csi),
-        Err("PersistentVolume \"pv-1\" is of kind csi; supported are hostPath, local and nfs".to_owned())
+        pair(CLAIM, &newer),
+        Err("PersistentVolume \"pv-1\" is of kind ofALaterApi; supported are hostPath, local and nfs".to_owned())
     );
     let up = VOLUME.replace("local: {path: /srv}", "hostPath: {path: /srv/../etc}");
     assert_eq!(

@@ -146,7 +146,9 @@ impl Mount {
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
             VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
-            VolumeSource::Unsupported(_) => unreachable!("such a volume is refused when it is read"),
+            VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
+                unreachable!("such a volume is refused when it is read")
+            }
         }
     }
 

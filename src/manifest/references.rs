@@ -38,6 +38,7 @@ pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) 
             VolumeSource::HostPath(_)
             | VolumeSource::EmptyDir(_)
             | VolumeSource::Nfs(_)
+            | VolumeSource::Csi(_)
             | VolumeSource::Unsupported(_) => {}
         }
     }

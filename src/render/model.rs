@@ -352,7 +352,7 @@ fn describe(volume: &Volume, pod: &str) -> String {
             let read_only = if claim.read_only { ", read-only" } else { "" };
             format!("what claim {} is bound to{read_only}", claim.reference.name(pod, volume.name.as_str()))
         }
-        VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
+        VolumeSource::Csi(_) | VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
             volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())
         }
     }

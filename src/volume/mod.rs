@@ -6,9 +6,11 @@
 mod claim;
 mod config_map;
 mod credential;
+mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+pub mod migration;
 mod nested;
 mod nfs;
 mod preferences;
@@ -24,6 +26,7 @@ use k8s_openapi::api::core::v1 as core;
 
 pub use claim::{Claim, ClaimReference, Usage};
 pub use credential::{BundleFile, BundleKey, TokenFile, TokenKey};
+pub use csi::{Csi, SecretReference};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
 pub(crate) use empty_dir::PageSize;
 pub use empty_dir::{EmptyDir, Storage};
@@ -47,6 +50,14 @@ const KINDS: &[&Kind] = &[
     &nfs::KIND,
     &claim::KIND,
     &claim::EPHEMERAL,
+    &csi::KIND,
+    &migration::AWS_ELASTIC_BLOCK_STORE,
+    &migration::AZURE_DISK,
+    &migration::AZURE_FILE,
+    &migration::CINDER,
+    &migration::GCE_PERSISTENT_DISK,
+    &migration::PORTWORX_VOLUME,
+    &migration::VSPHERE_VOLUME,
 ];
 
 /// One volume of a pod. Two that are equal need not be mounted anew.
@@ -109,13 +120,17 @@ impl Volume {
 
     /// Why podfs does not serve it, if it does not.
     pub fn unsupported_reason(&self) -> Option<String> {
-        match &self.source {
-            VolumeSource::Unsupported(word) => {
-                let supported = supported();
-                Some(format!("{word} volumes are not supported by this version; supported are {supported}"))
+        let word = self.word();
+        let instead = match &self.source {
+            VolumeSource::Unsupported(_) => migration::instead_of(word).map(str::to_owned),
+            VolumeSource::Csi(csi) if self.kind != &csi::KIND => {
+                Some(format!("the CSI driver {} serves them", csi.driver))
             }
-            _ => None,
-        }
+            VolumeSource::Csi(_) => None,
+            _ => return None,
+        };
+        let instead = instead.unwrap_or_else(|| format!("supported are {}", supported()));
+        Some(format!("{word} volumes are not supported by this version; {instead}"))
     }
 
     /// The name of the claim that it shows, if it shows one, in the pod of this name.
@@ -140,6 +155,8 @@ pub enum VolumeSource {
     Nfs(Nfs),
     /// What a PersistentVolumeClaim is bound to.
     Claim(Claim),
+    /// What a CSI driver mounts.
+    Csi(Box<Csi>),
     /// Something that this version cannot show: the kind, as the manifest says it.
     Unsupported(String),
 }
@@ -234,7 +251,8 @@ fn sources_given(volume: &core::Volume) -> Vec<String> {
 }
 
 fn supported() -> String {
-    KINDS.iter().map(|kind| kind.word).collect::<Vec<_>>().join(", ")
+    let own = KINDS.iter().filter(|kind| kind.directory != Some(Csi::DIRECTORY));
+    own.map(|kind| kind.word).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -80,12 +80,12 @@ fn a_source_that_manifest_files_do_not_give_says_so_and_the_other_volumes_run() 
 
 #[test]
 fn a_volume_of_a_kind_that_podfs_does_not_serve_waits_and_the_others_run() {
-    for (kind, source) in [
-        ("csi", "csi: {driver: secrets-store.csi.k8s.io, readOnly: true}"),
-        ("image", "image: {reference: example.com/model, pullPolicy: Always}"),
-        ("ofALaterApi", "ofALaterApi: {some: [thing]}"),
+    for (kind, source, instead) in [
+        ("image", "image: {reference: example.com/model, pullPolicy: Always}", "the container runtime mounts it"),
+        ("ofALaterApi", "ofALaterApi: {some: [thing]}", "supported are configMap, secret"),
+        ("rbd", "rbd: {monitors: [a], image: i}", "use a PersistentVolume of the CSI driver rbd.csi.ceph.com"),
     ] {
-        let reason = format!("{kind} volumes are not supported by this version; supported are configMap, secret");
+        let reason = format!("{kind} volumes are not supported by this version; {instead}");
         let (fixture, mut running) = start_with_one_waiting(&format!("{{name: v, {source}}}"), &[], &reason);
         let status = fixture.pods().remove(0);
         assert_eq!(status["state"], "degraded", "{status}");

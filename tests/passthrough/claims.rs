@@ -118,8 +118,8 @@ fn a_volume_of_an_unsupported_kind_or_mode_is_told_and_holds_up_no_other() {
     for (from, to, text) in [
         (
             "local: {path: ",
-            "csi: {driver: d, volumeHandle: ",
-            "PersistentVolume \"pv-1\" is of kind csi; supported are",
+            "iscsi: {targetPortal: ",
+            "PersistentVolume \"pv-1\" is of kind iscsi; use a PersistentVolume of the CSI driver iscsi.csi.k8s.io",
         ),
         ("local:", "volumeMode: Block, local:", "volume data has volumeMode Block; podfs serves file systems only"),
     ] {

@@ -11,35 +11,16 @@ use super::Content;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::InvalidField;
-use crate::volume::{HostPath, Nfs};
+use crate::volume::migration::{Context, translate};
+use crate::volume::{Csi, HostPath, Nfs};
 
 /// Options of a mount, older than the field for them; it wins over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 /// A group that containers need to use the volume.
 const GID: &str = "pv.beta.kubernetes.io/gid";
 
-/// Sources of PersistentVolumes that podfs knows by name only.
-const OTHER_SOURCES: [&str; 19] = [
-    "awsElasticBlockStore",
-    "azureDisk",
-    "azureFile",
-    "cephfs",
-    "cinder",
-    "csi",
-    "fc",
-    "flexVolume",
-    "flocker",
-    "gcePersistentDisk",
-    "glusterfs",
-    "iscsi",
-    "photonPersistentDisk",
-    "portworxVolume",
-    "quobyte",
-    "rbd",
-    "scaleIO",
-    "storageos",
-    "vsphereVolume",
-];
+/// Fields of a PersistentVolume that are objects and no source.
+const NO_SOURCES: [&str; 1] = ["capacity"];
 
 /// Storage of the cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +50,8 @@ pub enum PersistentSource {
     Local(String),
     /// At an NFS server; what is wrong with the address is told when the volume is used.
     Nfs(Result<Nfs, InvalidField>),
+    /// At a CSI driver of the node; what is wrong with the description is told when the volume is used.
+    Csi(Result<Box<Csi>, InvalidField>),
     /// Somewhere podfs cannot reach; the word is the manifest's.
     Other(String),
 }
@@ -147,12 +130,30 @@ struct PersistentVolumeSpec {
 
 pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let PersistentVolumeObject { metadata, spec } = object;
-    let other = OTHER_SOURCES.iter().find(|word| spec.others.contains_key(**word));
+    let claim = spec.claim_ref.map(claim_key);
+    let mut others =
+        spec.others.iter().filter(|(word, value)| value.is_object() && !NO_SOURCES.contains(&word.as_str()));
+    let other = others.next();
     let source = match (spec.host_path, spec.local, spec.nfs, other) {
         (Some(source), None, None, None) => PersistentSource::HostPath(HostPath::parse(&source)),
         (None, Some(source), None, None) => PersistentSource::Local(source.path),
         (None, None, Some(source), None) => PersistentSource::Nfs(Nfs::parse(&source)),
-        (None, None, None, Some(word)) => PersistentSource::Other((*word).to_owned()),
+        (None, None, None, Some((word, fields))) if others.next().is_none() => {
+            let context = Context {
+                name: metadata.name.as_deref().unwrap_or_default(),
+                labels: metadata.labels.as_ref(),
+                annotations: metadata.annotations.as_ref(),
+                claim_namespace: claim.as_ref().map(|claim| claim.namespace.as_str()),
+            };
+            let csi = match word.as_str() {
+                "csi" => Some(parse_csi(fields)),
+                word => translate(word, fields, context),
+            };
+            match csi {
+                Some(csi) => PersistentSource::Csi(csi.map(Box::new)),
+                None => PersistentSource::Other(word.clone()),
+            }
+        }
         (None, None, None, None) => {
             let sentence = "must specify a volume type, such as hostPath, local or nfs";
             return Err(ManifestError::invalid(origin, "spec", sentence));
@@ -162,7 +163,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
     let annotation = |key: &str| metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));
     let volume = PersistentVolume {
         source,
-        claim: spec.claim_ref.map(claim_key),
+        claim,
         mode: volume_mode(spec.volume_mode.as_deref(), origin)?,
         access_modes: spec.access_modes.unwrap_or_default(),
         nodes: spec.node_affinity.and_then(|affinity| affinity.required),
@@ -174,6 +175,12 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         gid: annotation(GID).and_then(|gid| gid.parse().ok()),
     };
     Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolume(volume) })
+}
+
+fn parse_csi(fields: &Value) -> Result<Csi, InvalidField> {
+    let source = serde_json::from_value(fields.clone())
+        .map_err(|_| InvalidField::new("csi", "has a field of the wrong type; compare it with the API's reference"))?;
+    Csi::parse_persistent(&source).map_err(|error| error.under("csi"))
 }
 
 fn claim_key(reference: core::ObjectReference) -> ClaimKey {

@@ -216,7 +216,7 @@ impl PassthroughVolume {
             VolumeSource::EmptyDir(source) => self.empty_dir(spec, source, refresh)?,
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
             VolumeSource::Nfs(source) => self.nfs(spec, source, refresh)?,
-            VolumeSource::Unsupported(_) => {
+            VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
                 return Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()));
             }
             VolumeSource::Projection(_) => unreachable!("a projection is no passthrough"),

@@ -46,17 +46,35 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 
 #[test]
 fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_refused() {
-    for (yaml, word) in [
-        ("{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}", "iscsi"),
-        ("{name: data, image: {reference: r}}", "image"),
-        ("{name: data, ofALaterApi: {some: [thing]}}", "ofALaterApi"),
+    let supported = "supported are configMap, secret, downwardAPI, projected, hostPath, emptyDir, nfs, \
+                     persistentVolumeClaim, ephemeral";
+    for (yaml, word, instead) in [
+        (
+            "{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}",
+            "iscsi",
+            "use a PersistentVolume of the CSI driver iscsi.csi.k8s.io, or a local one on the mounted disk",
+        ),
+        (
+            "{name: data, image: {reference: r}}",
+            "image",
+            "the container runtime mounts it, and podfs leaves it to the runtime",
+        ),
+        ("{name: data, ofALaterApi: {some: [thing]}}", "ofALaterApi", supported),
+        (
+            "{name: data, storageos: {}}",
+            "storageos",
+            "Kubernetes has removed the kind; use a PersistentVolume of the vendor's CSI driver",
+        ),
+        (
+            "{name: data, gitRepo: {repository: r}}",
+            "gitRepo",
+            "clone the repository into an emptyDir with an init container",
+        ),
+        ("{name: data, cinder: {volumeID: c}}", "cinder", "the CSI driver cinder.csi.openstack.org serves them"),
     ] {
         let volume = parse(yaml).expect(yaml);
         assert_eq!(volume.word(), word);
-        let expected = format!(
-            "{word} volumes are not supported by this version; supported are configMap, secret, downwardAPI, projected, \
-             hostPath, emptyDir, nfs, persistentVolumeClaim, ephemeral"
-        );
+        let expected = format!("{word} volumes are not supported by this version; {instead}");
         assert_eq!(volume.unsupported_reason(), Some(expected));
     }
     assert_eq!(

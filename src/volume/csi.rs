@@ -1,0 +1,120 @@
+//! csi volumes: what a CSI driver of the node mounts. Kinds of volume that Kubernetes has moved to CSI drivers are
+//! [translated](super::migration) to the same description.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, LocalObjectReference, Volume};
+
+use super::{Kind, VolumeSource};
+use crate::types::{InvalidField, required};
+
+/// Longest name of a driver.
+const MAX_DRIVER: usize = 63;
+
+pub(super) const KIND: Kind = Kind {
+    word: "csi",
+    directory: Some(Csi::DIRECTORY),
+    parse: |volume: &Volume, _| {
+        let csi = Csi::parse_inline(volume.csi.as_ref()?);
+        Some(csi.map(|csi| VolumeSource::Csi(Box::new(csi))))
+    },
+};
+
+/// A volume of a CSI driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Csi {
+    /// The driver's name, which is safe as a path element.
+    pub driver: String,
+    /// What the driver knows the volume by. An ephemeral volume, which stands in the pod and lives as long as it, has none.
+    pub handle: Option<String>,
+    /// The file system that the volume should have; the driver decides if there is none.
+    pub fs_type: Option<String>,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// What else the driver has to know.
+    pub attributes: BTreeMap<String, String>,
+    /// The Secret that goes with NodeStageVolume.
+    pub stage_secret: Option<SecretReference>,
+    /// The Secret that goes with NodePublishVolume.
+    pub publish_secret: Option<SecretReference>,
+    /// The Secret that goes with NodeExpandVolume.
+    pub expand_secret: Option<SecretReference>,
+}
+
+/// A Secret, as a volume names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretReference {
+    /// Its namespace; that of the pod if there is none.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+impl Csi {
+    /// The directory the kubelet would keep such volumes in.
+    pub const DIRECTORY: &str = "kubernetes.io~csi";
+
+    /// Whether it lives as long as its pod.
+    pub fn is_ephemeral(&self) -> bool {
+        self.handle.is_none()
+    }
+
+    /// Parses the source of a PersistentVolume. Errors are relative to it.
+    ///
+    /// # Errors
+    /// No driver or handle, and a name that no driver can have.
+    pub fn parse_persistent(source: &CSIPersistentVolumeSource) -> Result<Csi, InvalidField> {
+        let secret = |reference: &Option<k8s_openapi::api::core::v1::SecretReference>| {
+            let reference = reference.as_ref()?;
+            let name = given(&reference.name)?;
+            Some(SecretReference { namespace: given(&reference.namespace), name })
+        };
+        Ok(Csi {
+            driver: driver(&source.driver)?,
+            handle: Some(required("volumeHandle", Some(&source.volume_handle))?.to_owned()),
+            fs_type: given(&source.fs_type),
+            read_only: source.read_only.unwrap_or(false),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            stage_secret: secret(&source.node_stage_secret_ref),
+            publish_secret: secret(&source.node_publish_secret_ref),
+            expand_secret: secret(&source.node_expand_secret_ref),
+        })
+    }
+
+    fn parse_inline(source: &CSIVolumeSource) -> Result<Csi, InvalidField> {
+        let secret = |reference: &LocalObjectReference| {
+            let name = Some(reference.name.clone()).filter(|name| !name.is_empty())?;
+            Some(SecretReference { namespace: None, name })
+        };
+        Ok(Csi {
+            driver: driver(&source.driver)?,
+            fs_type: given(&source.fs_type),
+            read_only: source.read_only.unwrap_or(false),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            publish_secret: source.node_publish_secret_ref.as_ref().and_then(secret),
+            ..Csi::default()
+        })
+    }
+}
+
+/// A text that is there.
+pub(super) fn given(text: &Option<String>) -> Option<String> {
+    text.clone().filter(|text| !text.is_empty())
+}
+
+/// The API's rule for names of drivers: they are directories of the node, too.
+fn driver(name: &str) -> Result<String, InvalidField> {
+    let name = required("driver", Some(name))?;
+    let bytes = name.as_bytes();
+    let framed =
+        bytes.first().is_some_and(u8::is_ascii_alphanumeric) && bytes.last().is_some_and(u8::is_ascii_alphanumeric);
+    let plain = |c: &u8| c.is_ascii_alphanumeric() || b"-._".contains(c);
+    if name.len() <= MAX_DRIVER && framed && bytes.iter().all(plain) {
+        return Ok(name.to_owned());
+    }
+    let sentence = format!(
+        "{name:?} is no name of a CSI driver: at most {MAX_DRIVER} letters, digits, '-', '_' and '.', with a letter or digit \
+         at both ends"
+    );
+    Err(InvalidField::new("driver", sentence))
+}

@@ -1,0 +1,230 @@
+//! Kinds of volume that Kubernetes has moved to CSI drivers, translated to the description that the driver expects
+//! (Kubernetes calls this CSI migration, and the rules are those of its csi-translation-lib); and what serves the kinds that
+//! it has removed.
+//!
+//! The fields of a PersistentVolume are those of a volume in a pod, but for a few: [`Context`] has what tells the two apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1 as core;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::csi::{Csi, SecretReference, given};
+use super::{Kind, VolumeSource};
+use crate::types::{InvalidField, required};
+
+/// What a Google disk's handle has for a project or zone that the driver finds out itself.
+const UNSPECIFIED: &str = "UNSPECIFIED";
+/// What stands between zones in the label of a disk of several.
+const BETWEEN_ZONES: &str = "__";
+/// The labels of a PersistentVolume that name its zones, the older one first: it wins.
+const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
+const AZURE_FILE_DRIVER: &str = "file.csi.azure.com";
+/// The annotation of a PersistentVolume that names the Azure resource group.
+const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
+
+/// What a translation has to know besides the fields of the kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context<'a> {
+    /// The name of the volume in its pod, or of the PersistentVolume.
+    pub name: &'a str,
+    /// Labels of the PersistentVolume.
+    pub labels: Option<&'a BTreeMap<String, String>>,
+    /// Annotations of the PersistentVolume.
+    pub annotations: Option<&'a BTreeMap<String, String>>,
+    /// The namespace of the claim that the PersistentVolume is bound to.
+    pub claim_namespace: Option<&'a str>,
+}
+
+/// A kind that is translated.
+struct Migrated {
+    word: &'static str,
+    /// Translates the fields of the kind.
+    translate: fn(&Value, Context<'_>) -> Result<Csi, InvalidField>,
+}
+
+const MIGRATED: [Migrated; 7] = [
+    Migrated { word: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
+    Migrated { word: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },
+    Migrated { word: "azureFile", translate: |fields, context| azure_file(&typed(fields)?, context) },
+    Migrated { word: "cinder", translate: |fields, _| cinder(&typed(fields)?) },
+    Migrated { word: "gcePersistentDisk", translate: |fields, context| gce_persistent_disk(&typed(fields)?, context) },
+    Migrated { word: "portworxVolume", translate: |fields, _| portworx(&typed(fields)?) },
+    Migrated { word: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
+];
+
+const fn kind(word: &'static str, parse: super::Parse) -> Kind {
+    Kind { word, directory: Some(Csi::DIRECTORY), parse }
+}
+
+pub(super) const AWS_ELASTIC_BLOCK_STORE: Kind = kind("awsElasticBlockStore", |volume, _| {
+    inline("awsElasticBlockStore", volume, volume.aws_elastic_block_store.as_ref())
+});
+pub(super) const AZURE_DISK: Kind =
+    kind("azureDisk", |volume, _| inline("azureDisk", volume, volume.azure_disk.as_ref()));
+pub(super) const AZURE_FILE: Kind =
+    kind("azureFile", |volume, _| inline("azureFile", volume, volume.azure_file.as_ref()));
+pub(super) const CINDER: Kind = kind("cinder", |volume, _| inline("cinder", volume, volume.cinder.as_ref()));
+pub(super) const GCE_PERSISTENT_DISK: Kind =
+    kind("gcePersistentDisk", |volume, _| inline("gcePersistentDisk", volume, volume.gce_persistent_disk.as_ref()));
+pub(super) const PORTWORX_VOLUME: Kind =
+    kind("portworxVolume", |volume, _| inline("portworxVolume", volume, volume.portworx_volume.as_ref()));
+pub(super) const VSPHERE_VOLUME: Kind =
+    kind("vsphereVolume", |volume, _| inline("vsphereVolume", volume, volume.vsphere_volume.as_ref()));
+
+/// The source of a volume that stands in a pod.
+fn inline<T: serde::Serialize>(
+    word: &str,
+    volume: &core::Volume,
+    source: Option<&T>,
+) -> Option<Result<VolumeSource, InvalidField>> {
+    // A struct of plain fields always becomes a value.
+    let fields = serde_json::to_value(source?).unwrap_or_default();
+    let context = Context { name: &volume.name, ..Context::default() };
+    translate(word, &fields, context).map(|csi| csi.map(|csi| VolumeSource::Csi(Box::new(csi))))
+}
+
+/// The same volume as its CSI driver knows it, if the kind has moved to one. Errors are relative to the kind's fields.
+pub fn translate(word: &str, fields: &Value, context: Context<'_>) -> Option<Result<Csi, InvalidField>> {
+    let migrated = MIGRATED.iter().find(|migrated| migrated.word == word)?;
+    Some((migrated.translate)(fields, context))
+}
+
+/// The volume as it is in a pod of this namespace, where that is part of the handle.
+pub fn complete(csi: &mut Csi, namespace: &str) {
+    if let (AZURE_FILE_DRIVER, Some(handle)) = (csi.driver.as_str(), &mut csi.handle)
+        && handle.ends_with('#')
+    {
+        handle.push_str(namespace);
+    }
+}
+
+/// What to use instead of a kind that no podfs serves, in words that end a sentence.
+pub fn instead_of(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "iscsi" => "use a PersistentVolume of the CSI driver iscsi.csi.k8s.io, or a local one on the mounted disk",
+        "fc" => "use a PersistentVolume of the storage vendor's CSI driver, or a local one on the mounted disk",
+        "rbd" => "use a PersistentVolume of the CSI driver rbd.csi.ceph.com",
+        "cephfs" => "use a PersistentVolume of the CSI driver cephfs.csi.ceph.com",
+        "glusterfs" => "use the servers' NFS export with a volume of kind nfs, or the vendor's CSI driver",
+        "gitRepo" => "clone the repository into an emptyDir with an init container",
+        "image" => "the container runtime mounts it, and podfs leaves it to the runtime",
+        "flocker" | "photonPersistentDisk" | "quobyte" | "scaleIO" | "storageos" => {
+            "Kubernetes has removed the kind; use a PersistentVolume of the vendor's CSI driver"
+        }
+        _ => return None,
+    })
+}
+
+/// The fields of a kind. What is wrong with them may be a value, so it is not repeated.
+fn typed<T: DeserializeOwned>(fields: &Value) -> Result<T, InvalidField> {
+    serde_json::from_value(fields.clone())
+        .map_err(|_| InvalidField::new("", "has a field of the wrong type; compare it with the API's reference"))
+}
+
+fn attributes<const N: usize>(attributes: [(&str, String); N]) -> BTreeMap<String, String> {
+    attributes.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
+fn disk(driver: &str, handle: String, fs_type: &Option<String>, read_only: Option<bool>) -> Csi {
+    Csi {
+        driver: driver.to_owned(),
+        handle: Some(handle),
+        fs_type: given(fs_type),
+        read_only: read_only.unwrap_or(false),
+        ..Csi::default()
+    }
+}
+
+fn aws_elastic_block_store(source: &core::AWSElasticBlockStoreVolumeSource) -> Result<Csi, InvalidField> {
+    let id = required("volumeID", Some(&source.volume_id))?;
+    let handle = match id.strip_prefix("aws://") {
+        None => id,
+        // `aws://ZONE/ID`, where the zone may be empty.
+        Some(rest) => rest.split_once('/').map_or("", |(_, path)| path.trim_matches('/')),
+    };
+    if id.starts_with("aws://") && (!handle.starts_with("vol-") || handle.contains('/')) {
+        return Err(InvalidField::new(
+            "volumeID",
+            format!("{id:?} is no volume of AWS; write vol-ID, or aws://ZONE/vol-ID"),
+        ));
+    }
+    let partition = source.partition.unwrap_or(0).to_string();
+    let attributes = attributes([("partition", partition)]);
+    Ok(Csi { attributes, ..disk("ebs.csi.aws.com", handle.to_owned(), &source.fs_type, source.read_only) })
+}
+
+fn azure_disk(source: &core::AzureDiskVolumeSource) -> Result<Csi, InvalidField> {
+    let handle = required("diskURI", Some(&source.disk_uri))?;
+    let mut attributes = attributes([("kind", source.kind.clone().unwrap_or_else(|| "Managed".to_owned()))]);
+    attributes.extend(given(&source.caching_mode).map(|mode| ("cachingMode".to_owned(), mode)));
+    attributes.extend(source.fs_type.clone().map(|fs_type| ("fsType".to_owned(), fs_type)));
+    Ok(Csi { attributes, ..disk("disk.csi.azure.com", handle.to_owned(), &source.fs_type, source.read_only) })
+}
+
+fn azure_file(source: &core::AzureFilePersistentVolumeSource, context: Context<'_>) -> Result<Csi, InvalidField> {
+    let secret = required("secretName", Some(&source.secret_name))?;
+    let share = required("shareName", Some(&source.share_name))?;
+    let account = secret.split_once("azure-storage-account-").and_then(|(_, rest)| rest.rsplit_once("-secret"));
+    let account = account.map_or(secret, |(account, _)| account);
+    let group = context.annotations.and_then(|annotations| annotations.get(RESOURCE_GROUP)).map_or("", String::as_str);
+    let namespace = given(&source.secret_namespace).or_else(|| context.claim_namespace.map(str::to_owned));
+    let of_pod = namespace.as_deref().unwrap_or_default();
+    let handle = format!("{group}#{account}#{share}#{}#{of_pod}", context.name);
+    Ok(Csi {
+        attributes: attributes([("sharename", share.to_owned())]),
+        stage_secret: Some(SecretReference { namespace, name: secret.to_owned() }),
+        ..disk(AZURE_FILE_DRIVER, handle, &None, source.read_only)
+    })
+}
+
+fn cinder(source: &core::CinderPersistentVolumeSource) -> Result<Csi, InvalidField> {
+    let handle = required("volumeID", Some(&source.volume_id))?;
+    Ok(disk("cinder.csi.openstack.org", handle.to_owned(), &source.fs_type, source.read_only))
+}
+
+fn gce_persistent_disk(
+    source: &core::GCEPersistentDiskVolumeSource,
+    context: Context<'_>,
+) -> Result<Csi, InvalidField> {
+    let name = required("pdName", Some(&source.pd_name))?;
+    let label = ZONES.iter().find_map(|key| context.labels?.get(*key).filter(|zones| !zones.is_empty()));
+    let zones: Vec<&str> = label.map(|zones| zones.split(BETWEEN_ZONES).collect()).unwrap_or_default();
+    let place = match zones.as_slice() {
+        [] => format!("zones/{UNSPECIFIED}"),
+        [zone] => format!("zones/{zone}"),
+        several => format!("regions/{}", region(several)?),
+    };
+    let partition = source.partition.filter(|partition| *partition != 0);
+    let attributes = attributes([("partition", partition.map_or(String::new(), |partition| partition.to_string()))]);
+    let handle = format!("projects/{UNSPECIFIED}/{place}/disks/{name}");
+    Ok(Csi { attributes, ..disk("pd.csi.storage.gke.io", handle, &source.fs_type, source.read_only) })
+}
+
+/// The region of zones such as `europe-west1-b`.
+fn region(zones: &[&str]) -> Result<String, InvalidField> {
+    let regions: Option<BTreeSet<&str>> = zones
+        .iter()
+        .map(|zone| zone.rsplit_once('-').map(|(region, _)| region).filter(|it| it.contains('-')))
+        .collect();
+    match regions.as_ref().and_then(|regions| regions.first()) {
+        Some(region) if regions.as_ref().is_some_and(|regions| regions.len() == 1) => Ok((*region).to_owned()),
+        _ => Err(InvalidField::new("pdName", "the zones of the PersistentVolume's label are not those of one region")),
+    }
+}
+
+fn portworx(source: &core::PortworxVolumeSource) -> Result<Csi, InvalidField> {
+    let handle = required("volumeID", Some(&source.volume_id))?;
+    Ok(disk("pxd.portworx.com", handle.to_owned(), &source.fs_type, source.read_only))
+}
+
+fn vsphere(source: &core::VsphereVirtualDiskVolumeSource) -> Result<Csi, InvalidField> {
+    let handle = required("volumePath", Some(&source.volume_path))?;
+    let policy = given(&source.storage_policy_name);
+    let attributes = policy.map(|policy| ("storagepolicyname".to_owned(), policy)).into_iter().collect();
+    Ok(Csi { attributes, ..disk("csi.vsphere.vmware.com", handle.to_owned(), &source.fs_type, None) })
+}
+
+#[cfg(test)]
+mod tests;
