@@ -28,6 +28,7 @@ pub mod admin;
 pub mod binding;
 pub mod cli;
 pub mod csi;
+pub mod driver;
 pub mod host;
 mod kube;
 pub mod manifest;

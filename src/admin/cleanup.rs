@@ -13,6 +13,7 @@
 //! what is mounted inside them, and the content of its emptyDirs is deleted. The order is the same, so a retirement that was
 //! killed is finished by the next one: what is still there is still written down, or is found by its name.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, HOMES, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
+use crate::driver::{self, Home};
 use crate::host::empty_dir;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
@@ -126,7 +128,7 @@ impl<'a> Cleanup<'a> {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
             // The node was started anew, or a retirement was killed before its last step.
             None => {
-                let all = self.unknown_mounts(&pod)? && self.contents(&pod);
+                let all = self.unknown_mounts(&pod)? && self.contents(&pod) && self.drivers(&pod);
                 let fate = remove_if_empty(&directory, self.dry_run);
                 Ok(self.settle(&directory, fate) && all)
             }
@@ -194,6 +196,12 @@ impl<'a> Cleanup<'a> {
         }
         if let Some(pod) = self.retired.clone() {
             all &= self.unknown_mounts(&pod).unwrap_or(false) && self.contents(&pod);
+        }
+        let is_pod = |above: &&Path| above.parent().and_then(Path::file_name).is_some_and(|name| name == "pods");
+        let made = record.directories.iter().filter_map(|made| made.ancestors().find(is_pod));
+        let pods: BTreeSet<&Path> = made.chain(self.retired.as_deref()).collect();
+        for pod in pods.into_iter().map(Path::to_owned).collect::<Vec<_>>() {
+            all &= self.drivers(&pod);
         }
         let mut leftovers = Leftovers::new(&record.directories, &unmounted, self.dry_run);
         for file in &record.files {
@@ -278,6 +286,21 @@ impl<'a> Cleanup<'a> {
                 self.leave(made, "it holds files that are not podfs'");
             }
         }
+    }
+
+    /// Has the drivers of other vendors unmount what they have mounted for a pod. Gives whether nothing is left.
+    fn drivers(&mut self, pod: &Path) -> bool {
+        let mut all = true;
+        for (home, _) in Home::all(pod) {
+            match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
+                Ok(()) => (self.tell)(&Deed::Removed(home.path().to_owned())),
+                Err(reason) => {
+                    self.leave(home.path(), &reason);
+                    all = false;
+                }
+            }
+        }
+        all
     }
 
     /// Deletes the content of the emptyDirs of a pod, which are not mounted any more. Gives whether nothing is left.

@@ -7,6 +7,7 @@
 
 mod affinity;
 
+use std::borrow::Cow;
 use std::path::{Component, Path};
 
 use crate::manifest::objects::{
@@ -14,7 +15,7 @@ use crate::manifest::objects::{
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::migration::instead_of;
-use crate::volume::{Claim, ClaimReference, HostPath, Nfs, NfsOptions, Usage};
+use crate::volume::{Claim, ClaimReference, Flex, HostPath, Nfs, NfsOptions, Usage};
 
 /// What a claim came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,15 +43,18 @@ pub enum BoundSource {
     Local(String),
     /// At an NFS server, to be mounted like this.
     Nfs(Nfs, Box<NfsOptions>),
+    /// At a FlexVolume driver of the node.
+    Flex(Box<Flex>),
 }
 
 impl BoundSource {
     /// The directory the kubelet keeps such volumes in.
-    pub fn directory(&self) -> &'static str {
+    pub fn directory(&self) -> Cow<'static, str> {
         match self {
-            BoundSource::HostPath(_) => HostPath::DIRECTORY,
-            BoundSource::Local(_) => "kubernetes.io~local-volume",
-            BoundSource::Nfs(..) => Nfs::DIRECTORY,
+            BoundSource::HostPath(_) => HostPath::DIRECTORY.into(),
+            BoundSource::Local(_) => "kubernetes.io~local-volume".into(),
+            BoundSource::Nfs(..) => Nfs::DIRECTORY.into(),
+            BoundSource::Flex(flex) => flex.directory().into(),
         }
     }
 }
@@ -253,6 +257,16 @@ fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource,
             let parsed = NfsOptions::parse(options.iter().map(String::as_str)).map_err(|error| unusable(&error))?;
             let outcome = MountOptions { read_only: parsed.read_only, ignored: Vec::new() };
             Ok((BoundSource::Nfs(source, Box::new(parsed)), outcome))
+        }
+        PersistentSource::Flex(source) => {
+            let source = source.clone().map_err(|error| unusable(&error))?;
+            match options.iter().all(|option| option.is_empty()) {
+                true => {
+                    let outcome = MountOptions { read_only: source.read_only, ignored: Vec::new() };
+                    Ok((BoundSource::Flex(source), outcome))
+                }
+                false => Err(unusable(&"mount options are not supported for this volume type")),
+            }
         }
         PersistentSource::Csi(source) => {
             let source = source.clone().map_err(|error| unusable(&error))?;

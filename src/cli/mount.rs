@@ -11,7 +11,7 @@ use podfs_fuse::passthrough;
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
-use super::run::{GenerationOptions, check_machine};
+use super::run::{FLEX_VOLUMES, GenerationOptions, check_machine};
 use super::source::SourceOptions;
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -122,6 +122,7 @@ impl Mount {
             claim: None,
             inheritance: Inheritance::default(),
             server_program,
+            flex_volumes: FLEX_VOLUMES.into(),
             trace: self.trace,
             keep_old_generations: self.generations.keep_old_generations,
             agent_watches_mounts: false,
@@ -146,6 +147,9 @@ impl Mount {
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
             VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
+            VolumeSource::Flex(_) => Err(Failure::input(anyhow!(
+                "a driver mounts flexVolume volumes for a pod; use podfs run with the pod's manifest"
+            ))),
             VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
                 unreachable!("such a volume is refused when it is read")
             }

@@ -33,6 +33,8 @@ use crate::types::Quantity;
 const LEAST_MEMORY: u64 = 16 << 20;
 /// Where volumes appear, unless another place is given.
 pub(super) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
+/// Where the kubelet looks for FlexVolume drivers, and so does podfs.
+pub(super) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
 /// Where podfs keeps what is gone with a reboot, likewise.
 pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 
@@ -94,6 +96,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "N")]
     ready_fd: Option<RawFd>,
     #[command(flatten)]
+    drivers: DriverOptions,
+    #[command(flatten)]
     memory: MemoryOptions,
     /// Serve the metrics of this pod at http://ADDR:PORT/metrics. One port for all pods of the node is served by
     /// podfs metrics --all --metrics-addr.
@@ -115,6 +119,14 @@ pub(super) struct MemoryOptions {
     /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     pub(super) server_memory_max: Option<u64>,
+}
+
+/// Where drivers of other vendors are.
+#[derive(Args)]
+pub(super) struct DriverOptions {
+    /// FlexVolume drivers are programs VENDOR~DRIVER/DRIVER in this directory. A driver may be installed at any time.
+    #[arg(long, value_name = "DIR", default_value = FLEX_VOLUMES, value_hint = ValueHint::DirPath)]
+    pub(super) flexvolume_dir: PathBuf,
 }
 
 /// How volumes of files change.
@@ -157,6 +169,7 @@ impl Run {
             claim: Some(claim),
             inheritance,
             server_program,
+            flex_volumes: self.drivers.flexvolume_dir,
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
             agent_watches_mounts: self.agent_watches_mounts,

@@ -45,6 +45,27 @@ impl Source {
         Source::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
     }
 
+    /// What a driver has mounted for podfs at a path of its own.
+    ///
+    /// # Errors
+    /// When it is not there, or its file system does not answer.
+    pub fn of_driver(path: &Path) -> Result<Source, HostError> {
+        Source::open(path).map_err(|obstacle| HostError::Open {
+            what: "driver's mount",
+            path: path.to_owned(),
+            obstacle,
+        })
+    }
+
+    /// A mount that is attached nowhere.
+    ///
+    /// # Errors
+    /// When its file system does not answer.
+    pub fn of_clone(mount: OwnedFd) -> Result<Source, HostError> {
+        let looked_at = |errno| HostError::Refused(format!("the mount cannot be looked at: {errno}"));
+        Source::of(mount).map_err(looked_at)
+    }
+
     /// The source that is open already.
     pub(super) fn of(descriptor: OwnedFd) -> rustix::io::Result<Source> {
         let kind = match FileType::from_raw_mode(fstat(&descriptor)?.st_mode) {

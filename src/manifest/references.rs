@@ -35,6 +35,10 @@ pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) 
                 references.claims.insert(claim.reference.name(&identity.name, volume.name.as_str()));
                 references.node = true;
             }
+            VolumeSource::Flex(flex) => {
+                let secret = flex.secret.iter().filter(|secret| secret.namespace.is_none());
+                references.secrets.extend(secret.map(|secret| secret.name.clone()));
+            }
             VolumeSource::HostPath(_)
             | VolumeSource::EmptyDir(_)
             | VolumeSource::Nfs(_)

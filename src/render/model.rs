@@ -352,6 +352,10 @@ fn describe(volume: &Volume, pod: &str) -> String {
             let read_only = if claim.read_only { ", read-only" } else { "" };
             format!("what claim {} is bound to{read_only}", claim.reference.name(pod, volume.name.as_str()))
         }
+        VolumeSource::Flex(flex) => {
+            let read_only = if flex.read_only { ", read-only" } else { "" };
+            format!("what the FlexVolume driver {} mounts{read_only}", flex.driver)
+        }
         VolumeSource::Csi(_) | VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
             volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())
         }

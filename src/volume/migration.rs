@@ -117,8 +117,11 @@ pub fn instead_of(word: &str) -> Option<&'static str> {
     })
 }
 
-/// The fields of a kind. What is wrong with them may be a value, so it is not repeated.
-fn typed<T: DeserializeOwned>(fields: &Value) -> Result<T, InvalidField> {
+/// The fields of a kind, as its type.
+///
+/// # Errors
+/// A field of the wrong type. It may have a value for its name, so neither is repeated.
+pub fn typed<T: DeserializeOwned>(fields: &Value) -> Result<T, InvalidField> {
     serde_json::from_value(fields.clone())
         .map_err(|_| InvalidField::new("", "has a field of the wrong type; compare it with the API's reference"))
 }

@@ -9,6 +9,7 @@ mod credential;
 mod csi;
 mod downward_api;
 mod empty_dir;
+mod flex;
 mod host_path;
 pub mod migration;
 mod nested;
@@ -30,6 +31,7 @@ pub use csi::{Csi, SecretReference};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
 pub(crate) use empty_dir::PageSize;
 pub use empty_dir::{EmptyDir, Storage};
+pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{Preferences, ServedBy};
@@ -50,6 +52,7 @@ const KINDS: &[&Kind] = &[
     &nfs::KIND,
     &claim::KIND,
     &claim::EPHEMERAL,
+    &flex::KIND,
     &csi::KIND,
     &migration::AWS_ELASTIC_BLOCK_STORE,
     &migration::AZURE_DISK,
@@ -155,6 +158,8 @@ pub enum VolumeSource {
     Nfs(Nfs),
     /// What a PersistentVolumeClaim is bound to.
     Claim(Claim),
+    /// What a FlexVolume driver mounts.
+    Flex(Box<Flex>),
     /// What a CSI driver mounts.
     Csi(Box<Csi>),
     /// Something that this version cannot show: the kind, as the manifest says it.

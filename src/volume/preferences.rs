@@ -54,7 +54,11 @@ impl Preferences {
                 if volume.unsupported_reason().is_some() {
                     continue;
                 }
-                if !matches!(volume.source, VolumeSource::HostPath(_) | VolumeSource::Claim(_)) {
+                let is_source = matches!(
+                    volume.source,
+                    VolumeSource::HostPath(_) | VolumeSource::Claim(_) | VolumeSource::Flex(_) | VolumeSource::Csi(_)
+                );
+                if !is_source {
                     let kind = volume.kind.word;
                     return Err(invalid(&format!(
                         "is for hostPath volumes and claims, and {name:?} is of kind {kind}"

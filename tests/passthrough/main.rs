@@ -12,6 +12,7 @@ mod directories;
 mod empty_dir;
 mod escape;
 mod file_handles;
+mod flex_volume;
 mod host_path;
 mod identity;
 mod limit;

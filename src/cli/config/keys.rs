@@ -22,6 +22,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
     Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
+    Key { name: "flexvolume-dir", variable: "PODFS_FLEXVOLUME_DIR" },
     Key { name: "log", variable: "RUST_LOG" },
     Key { name: "log-format", variable: "PODFS_LOG_FORMAT" },
 ];

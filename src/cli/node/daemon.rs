@@ -13,7 +13,7 @@ use tracing::info;
 use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
-use crate::cli::run::{GenerationOptions, MemoryOptions, ROOT_DIRECTORY, check_machine};
+use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, check_machine};
 use crate::node::feed::{FeedSettings, PodSource};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
@@ -57,6 +57,8 @@ pub(super) struct Options {
     /// Serve the metrics of the node and of all its pods at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_addr: Option<SocketAddr>,
+    #[command(flatten)]
+    drivers: DriverOptions,
     #[command(flatten)]
     memory: MemoryOptions,
     #[command(flatten)]
@@ -106,6 +108,8 @@ impl Options {
         let mut arguments = self.log.arguments();
         arguments.extend(["--log-format", self.log_format.word(), "--keep-old-generations"].map(OsString::from));
         arguments.push(self.generations.keep_old_generations.as_secs_f64().to_string().into());
+        arguments.push("--flexvolume-dir".into());
+        arguments.push(self.drivers.flexvolume_dir.clone().into());
         if let Some(bytes) = self.memory.server_memory_max {
             arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
         }

@@ -11,8 +11,8 @@ use super::Content;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::InvalidField;
-use crate::volume::migration::{Context, translate};
-use crate::volume::{Csi, HostPath, Nfs};
+use crate::volume::migration::{Context, translate, typed};
+use crate::volume::{Csi, Flex, HostPath, Nfs};
 
 /// Options of a mount, older than the field for them; it wins over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
@@ -52,6 +52,8 @@ pub enum PersistentSource {
     Nfs(Result<Nfs, InvalidField>),
     /// At a CSI driver of the node; what is wrong with the description is told when the volume is used.
     Csi(Result<Box<Csi>, InvalidField>),
+    /// At a FlexVolume driver of the node; what is wrong with the description is told when the volume is used.
+    Flex(Result<Box<Flex>, InvalidField>),
     /// Somewhere podfs cannot reach; the word is the manifest's.
     Other(String),
 }
@@ -145,13 +147,19 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
                 annotations: metadata.annotations.as_ref(),
                 claim_namespace: claim.as_ref().map(|claim| claim.namespace.as_str()),
             };
-            let csi = match word.as_str() {
-                "csi" => Some(parse_csi(fields)),
-                word => translate(word, fields, context),
-            };
-            match csi {
-                Some(csi) => PersistentSource::Csi(csi.map(Box::new)),
-                None => PersistentSource::Other(word.clone()),
+            match word.as_str() {
+                "csi" => {
+                    let csi = typed(fields).and_then(|source| Csi::parse_persistent(&source));
+                    PersistentSource::Csi(csi.map(Box::new).map_err(|error| error.under(word)))
+                }
+                "flexVolume" => {
+                    let flex = typed(fields).and_then(|source| Flex::parse_persistent(&source));
+                    PersistentSource::Flex(flex.map(Box::new).map_err(|error| error.under(word)))
+                }
+                _ => match translate(word, fields, context) {
+                    Some(csi) => PersistentSource::Csi(csi.map(Box::new).map_err(|error| error.under(word))),
+                    None => PersistentSource::Other(word.clone()),
+                },
             }
         }
         (None, None, None, None) => {
@@ -175,12 +183,6 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         gid: annotation(GID).and_then(|gid| gid.parse().ok()),
     };
     Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolume(volume) })
-}
-
-fn parse_csi(fields: &Value) -> Result<Csi, InvalidField> {
-    let source = serde_json::from_value(fields.clone())
-        .map_err(|_| InvalidField::new("csi", "has a field of the wrong type; compare it with the API's reference"))?;
-    Csi::parse_persistent(&source).map_err(|error| error.under("csi"))
 }
 
 fn claim_key(reference: core::ObjectReference) -> ClaimKey {

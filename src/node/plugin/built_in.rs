@@ -17,7 +17,7 @@ const PROJECTION: BuiltIn =
 /// Kinds that show a directory of the node.
 const DIRECTORY: BuiltIn = BuiltIn { requires_remount: false, ..PROJECTION };
 
-const BUILT_IN: [BuiltIn; 8] = [
+const BUILT_IN: [BuiltIn; 9] = [
     BuiltIn { name: "kubernetes.io/configmap", can_support: |volume| volume.kind.word == "configMap", ..PROJECTION },
     BuiltIn { name: "kubernetes.io/secret", can_support: |volume| volume.kind.word == "secret", ..PROJECTION },
     BuiltIn {
@@ -40,6 +40,11 @@ const BUILT_IN: [BuiltIn; 8] = [
         name: "kubernetes.io/nfs",
         can_support: |volume| matches!(volume.source, VolumeSource::Nfs(_)),
         supports_mount_options: true,
+        ..DIRECTORY
+    },
+    BuiltIn {
+        name: "kubernetes.io/flexvolume",
+        can_support: |volume| matches!(volume.source, VolumeSource::Flex(_)),
         ..DIRECTORY
     },
     // The supervisor finds the PersistentVolume behind a claim, and with it the plugin that serves it.

@@ -25,6 +25,7 @@ fn each_kind_of_volume_has_one_plugin_with_the_kubelets_name() {
         ("{name: e, hostPath: {path: /x}}", "kubernetes.io/host-path"),
         ("{name: f, emptyDir: {}}", "kubernetes.io/empty-dir"),
         ("{name: g, nfs: {server: s, path: /x}}", "kubernetes.io/nfs"),
+        ("{name: i, flexVolume: {driver: a/b}}", "kubernetes.io/flexvolume"),
         ("{name: h, persistentVolumeClaim: {claimName: x}}", "kubernetes.io/persistent-claim"),
     ];
     let pod = sample::pod("u", &volumes.map(|(volume, _)| volume), &[]).pod;

@@ -29,6 +29,8 @@ pub struct Assignment {
     pub inheritance: Inheritance,
     /// The program of its servers.
     pub server_program: ServerProgram,
+    /// Where FlexVolume drivers are.
+    pub flex_volumes: PathBuf,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.

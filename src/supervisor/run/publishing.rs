@@ -25,6 +25,7 @@ use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{Answer, Caller, Change, VolumeNames};
+use crate::supervisor::volume::driver;
 use crate::supervisor::volume::{PodVolume, Refresh, Setting, State};
 use crate::volume::{Claim, Usage, Volume, VolumeSource};
 
@@ -310,8 +311,8 @@ impl Supervisor {
         let volumes = || self.volumes.values();
         let path_of = |volume: &Volume| volume.kind.directory.map(|kind| site.volume(kind, volume.name.as_str()));
         let paths: HashSet<PathBuf> = volumes().filter_map(path_of).collect();
-        // Where a claim is mounted is known when it is bound.
-        let has_claims = volumes().any(|volume| matches!(volume.source, VolumeSource::Claim(_)));
+        // Where a claim is mounted is known when it is bound, and what a driver mounts has no fixed place either.
+        let has_claims = volumes().any(|volume| volume.kind.directory.is_none());
         let is_empty_dir = |volume: &&Volume| matches!(volume.source, VolumeSource::EmptyDir(_));
         let wanted: HashSet<_> =
             volumes().filter(is_empty_dir).map(|volume| homes.join(volume.name.as_str())).collect();
@@ -329,6 +330,15 @@ impl Supervisor {
             let is_unwanted = |path: &&PathBuf| !has_claims && !paths.contains(*path);
             (mount_points.left().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(), mount_points.made_in(&homes))
         };
+        let of_drivers = driver::homes(site).into_iter();
+        let of_drivers = of_drivers.filter(|(_, name)| !volumes().any(|volume| volume.name.as_str() == name));
+        for (home, name) in of_drivers.collect::<Vec<_>>() {
+            let setting = self.setting.clone();
+            self.leaving.spawn_blocking(move || {
+                let outcome = driver::undo_home(&setting, &home);
+                TakenAway { place: None, name, plugin: String::new(), unmounting: None, outcome }
+            });
+        }
         let homes = made.into_iter().filter(|home| !wanted.contains(home));
         let left: BTreeMap<PathBuf, bool> =
             mounts.into_iter().map(|path| (path, false)).chain(homes.map(|home| (home, true))).collect();

@@ -6,20 +6,31 @@
 //!    is not mounted yet.
 //! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for.
 //!    When podfs was told to stop, the content of emptyDirs is deleted; after a failure the next podfs finds it again.
-//! 3. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
+//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What one does not unmount stays written
+//!    down for the next podfs of the pod, and for `podfs cleanup`.
+//! 4. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
 //!    socket any more.
-//! 4. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
+//! 5. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
 //!
 //! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
 //! leaves, so the next one adopts it.
 
+use std::time::Duration;
+
 use podfs_fuse::mount::MountError;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::supervisor::volume::{End, PodVolume, State};
+use crate::driver::Home;
+use crate::supervisor::volume::driver::{homes, undo_home};
+use crate::supervisor::volume::{End, PodVolume, Setting, State};
+
+/// How long drivers may take to unmount the volumes of a pod that ends, with all that is tried again.
+const DRIVERS: Duration = Duration::from_secs(123);
+/// How long after a driver failed it is called again.
+const AGAIN: Duration = Duration::from_millis(500);
 
 impl Supervisor {
     /// Ends this process, and nothing else: nothing is dropped.
@@ -57,6 +68,9 @@ impl Supervisor {
             }
         }
         self.server.stop(TIMEOUT).await;
+        if end == End::Clean {
+            undo_drivers(&self.setting).await;
+        }
     }
 
     /// Takes a volume down. A server that is lost meanwhile is not waited for.
@@ -75,5 +89,37 @@ impl Supervisor {
             }
         };
         done.expect("a blocking thread that panics ends the process")
+    }
+}
+
+/// Has the drivers undo what they have done for the pod. One that hangs delays no other.
+async fn undo_drivers(setting: &Setting) {
+    let mut undoing: JoinSet<()> =
+        homes(&setting.site).into_iter().map(|(home, _)| undo_until_done(setting.clone(), home)).collect();
+    if timeout(DRIVERS, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
+        for (home, volume) in homes(&setting.site) {
+            warn!(
+                "volume {volume:?}: the driver has not unmounted {}; the next podfs of the pod, or podfs cleanup, calls it again",
+                home.target().display()
+            );
+        }
+    }
+}
+
+/// Calls a driver until it has unmounted the volume.
+async fn undo_until_done(setting: Setting, home: Home) {
+    let mut told = None;
+    loop {
+        let (setting, home) = (setting.clone(), home.clone());
+        let undone = spawn_blocking(move || undo_home(&setting, &home)).await;
+        match undone.expect("a blocking thread that panics ends the process") {
+            Ok(()) => return,
+            Err(error) if told.as_ref() == Some(&error) => {}
+            Err(error) => {
+                warn!("{error}; the driver is called again");
+                told = Some(error);
+            }
+        }
+        sleep(AGAIN).await;
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -55,6 +56,7 @@ pub(super) struct Prepared {
     inheritance: Inheritance,
     server_program: Arc<ServerProgram>,
     cgroup: Option<Cgroup>,
+    flex_volumes: PathBuf,
     trace: bool,
     keep_old_generations: Duration,
     agent_watches_mounts: bool,
@@ -82,7 +84,7 @@ impl Prepared {
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
-        let agent_watches_mounts = assignment.agent_watches_mounts;
+        let Assignment { agent_watches_mounts, flex_volumes, .. } = assignment;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -115,6 +117,7 @@ impl Prepared {
             inheritance,
             server_program,
             cgroup,
+            flex_volumes,
             trace,
             keep_old_generations,
             agent_watches_mounts,
@@ -136,7 +139,7 @@ impl Prepared {
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let Prepared { trace, keep_old_generations, agent_watches_mounts, refresh, source, report, control, .. } = self;
-        let Prepared { upgrades, changes, pod, errands, .. } = self;
+        let Prepared { upgrades, changes, pod, errands, flex_volumes, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes);
@@ -165,6 +168,7 @@ impl Prepared {
             server: server.client(),
             site,
             mount_points: Arc::clone(&mount_points),
+            flex_volumes,
             trace,
             keep_old_generations,
         };

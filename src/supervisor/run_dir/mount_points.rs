@@ -148,7 +148,9 @@ impl MountPoints {
                 made
             }
         };
-        self.homes.push(path.clone());
+        if !self.homes.contains(&path) {
+            self.homes.push(path.clone());
+        }
         self.record()?;
         Ok(path)
     }

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
+//! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
 //! | `nfs` | finding an export and its server |
 //! | `sub_path` | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
+pub(in crate::supervisor) mod driver;
 mod hidden;
 mod nfs;
 mod passthrough;
@@ -18,7 +20,7 @@ pub mod search;
 mod state;
 pub(in crate::supervisor) mod sub_path;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -61,6 +63,8 @@ pub struct Setting {
     pub site: Site,
     /// What is made around them. Locked for single calls that make a directory or a file.
     pub mount_points: Arc<Mutex<MountPoints>>,
+    /// Where FlexVolume drivers are.
+    pub flex_volumes: PathBuf,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
@@ -414,6 +418,7 @@ impl PodVolume {
         };
         let at = |error: &dyn std::fmt::Display| format!("volume {:?}: {error}", name.as_str());
         self.take_down(End::Clean).map_err(|error| at(&error))?;
+        driver::undo(&setting, name.as_str())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let left = empty_dir::remove(home).map_err(|error| at(&error))?;
             if !left.is_empty() {

@@ -104,17 +104,17 @@ impl Mounted {
 }
 
 /// What is to be mounted, and how.
-struct MountPlan {
-    path: PathBuf,
-    content: Planned,
-    access: Access,
-    selinux_context: Option<String>,
+pub(super) struct MountPlan {
+    pub(super) path: PathBuf,
+    pub(super) content: Planned,
+    pub(super) access: Access,
+    pub(super) selinux_context: Option<String>,
     /// Kept until the mount is in the mount table, where one pod alone may use the volume.
-    turn: Option<Turn>,
+    pub(super) turn: Option<Turn>,
 }
 
 /// What is to be seen.
-enum Planned {
+pub(super) enum Planned {
     /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
     Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<Callers> },
     /// An export, by podfs's own client.
@@ -163,6 +163,10 @@ impl PassthroughVolume {
         };
         mounted.visible.replace(again.map_err(Trouble::of_mount)?);
         Ok(())
+    }
+
+    pub(super) fn set_path(&mut self, path: PathBuf) {
+        self.path = Some(path);
     }
 
     pub(super) fn setting(&self) -> &Setting {
@@ -216,6 +220,7 @@ impl PassthroughVolume {
             VolumeSource::EmptyDir(source) => self.empty_dir(spec, source, refresh)?,
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
             VolumeSource::Nfs(source) => self.nfs(spec, source, refresh)?,
+            VolumeSource::Flex(source) => self.flex(spec, source, refresh)?,
             VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
                 return Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()));
             }
@@ -266,7 +271,7 @@ impl PassthroughVolume {
             warn!("volume {name:?}: {warning}");
         }
         self.warned.clone_from(&bound.warnings);
-        let path = self.setting.site.volume(bound.source.directory(), &bound.name);
+        let path = self.setting.site.volume(&bound.source.directory(), &bound.name);
         self.path = Some(path.clone());
         self.group = bound.gid;
         let turn = self.turn(&path, bound.exclusive)?;
@@ -279,6 +284,10 @@ impl PassthroughVolume {
             BoundSource::HostPath(source) => host_path::open(source)?,
             BoundSource::Nfs(source, options) => {
                 return Ok(MountPlan { turn, ..self.export(spec, path, source, options, access, refresh)? });
+            }
+            BoundSource::Flex(flex) => {
+                let plan = self.flex_at(spec, path, flex, &bound.name, bound.read_only, refresh)?;
+                return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Local(path) => {
                 let source = local::open(path)?;
@@ -440,7 +449,7 @@ impl PassthroughVolume {
     }
 }
 
-fn access(read_only: bool) -> Access {
+pub(super) fn access(read_only: bool) -> Access {
     if read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 

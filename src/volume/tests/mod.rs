@@ -47,7 +47,7 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 #[test]
 fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_refused() {
     let supported = "supported are configMap, secret, downwardAPI, projected, hostPath, emptyDir, nfs, \
-                     persistentVolumeClaim, ephemeral";
+                     persistentVolumeClaim, ephemeral, flexVolume";
     for (yaml, word, instead) in [
         (
             "{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}",

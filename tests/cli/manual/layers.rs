@@ -15,6 +15,7 @@ const PODFS: Layers = &[
     &["manifest"],
     &["binding", "kube", "metrics", "mounts", "payload"],
     &["host", "render", "source"],
+    &["driver"],
     &["supervisor", "view"],
     &["admin"],
     &["node"],

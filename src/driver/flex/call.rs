@@ -1,0 +1,219 @@
+//! One call of a FlexVolume driver: a program that gets a command and its arguments, and prints a JSON object.
+//!
+//! The driver's output goes to a file in memory, not to a pipe: a daemon that the driver starts may keep it open for as long
+//! as it lives. A driver that is too late is killed, with the processes of its group.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use serde::Deserialize;
+
+use crate::driver::DriverError;
+
+/// Most bytes of output that are read.
+const MOST_OUTPUT: u64 = 1 << 20;
+/// Most characters of a driver's own words in an error.
+const MOST_WORDS: usize = 300;
+
+/// What a service manager says to podfs, and not to a driver.
+const OF_PODFS: [&str; 7] =
+    ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
+
+/// What a driver answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Answer {
+    status: String,
+    message: String,
+    /// The path of the device that it has attached.
+    pub(super) device: String,
+    /// What it knows the volume by.
+    pub(super) volume_name: String,
+    pub(super) attached: bool,
+    pub(super) capabilities: Capabilities,
+}
+
+/// What a driver can do. It can do what it does not deny.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Capabilities {
+    /// Volumes have to be attached to the node.
+    pub(super) attach: bool,
+    /// A volume is given to the pod's group.
+    pub(super) fs_group: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Capabilities {
+        Capabilities { attach: true, fs_group: true }
+    }
+}
+
+/// Calls a driver; none if it does not know the command.
+///
+/// # Errors
+/// A driver that cannot be started or has failed, and one that did not end within `deadline`: that may have done it.
+pub(super) fn call(program: &Path, arguments: &[&str], deadline: Duration) -> Result<Option<Answer>, DriverError> {
+    let command = arguments.first().copied().unwrap_or_default();
+    let at = |what: &str| format!("FlexVolume driver {}: {command} {what}", program.display());
+    let cannot = |error: io::Error| DriverError::final_(at(&format!("cannot be called: {error}")));
+    let mut output = File::from(memfd_create("flexvolume", MemfdFlags::CLOEXEC).map_err(|errno| cannot(errno.into()))?);
+    let mut process = Command::new(program);
+    process.args(arguments).stdin(Stdio::null()).process_group(0);
+    process.stdout(output.try_clone().map_err(cannot)?).stderr(output.try_clone().map_err(cannot)?);
+    for variable in OF_PODFS {
+        process.env_remove(variable);
+    }
+    let mut child = Running(process.spawn().map_err(cannot)?);
+    if !child.ends_within(deadline).map_err(cannot)? {
+        let seconds = deadline.as_secs();
+        return Err(DriverError::uncertain(at(&format!("has not ended for {seconds} s; the driver was killed"))));
+    }
+    let code = child.0.wait().map_err(cannot)?.code();
+    let mut text = Vec::new();
+    output.rewind().and_then(|()| output.take(MOST_OUTPUT).read_to_end(&mut text)).map_err(cannot)?;
+    let Ok(answer) = serde_json::from_slice::<Answer>(&text) else {
+        let ended = code.map_or("was killed".to_owned(), |code| format!("ended with code {code}"));
+        let length = text.len();
+        return Err(DriverError::final_(at(&format!("{ended}, and its output of {length} bytes is no JSON object"))));
+    };
+    match (answer.status.as_str(), code) {
+        ("Not supported", _) => Ok(None),
+        ("Success", Some(0)) => Ok(Some(answer)),
+        ("Success", _) => {
+            Err(DriverError::final_(at("ended with an error and says that it succeeded; ask its vendor")))
+        }
+        (status, _) => {
+            let status = if status.is_empty() { "no status" } else { status };
+            let words: String = answer.message.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
+            Err(DriverError::final_(at(&format!("failed, status: {status:?}, reason: {words}"))))
+        }
+    }
+}
+
+/// A driver that runs. When this is dropped, it is killed, and forgotten once it has ended.
+struct Running(Child);
+
+impl Running {
+    fn ends_within(&mut self, deadline: Duration) -> io::Result<bool> {
+        let pidfd = pidfd_open(self.pid(), PidfdFlags::empty())?;
+        let timeout = Timespec::try_from(deadline).map_err(io::Error::other)?;
+        let end = std::time::Instant::now() + deadline;
+        let mut left = timeout;
+        loop {
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+                Ok(count) => return Ok(count > 0),
+                Err(rustix::io::Errno::INTR) => {
+                    left = Timespec::try_from(end.saturating_duration_since(std::time::Instant::now()))
+                        .map_err(io::Error::other)?;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        let pid = self.pid();
+        let _ = kill_process_group(pid, Signal::KILL);
+        let wait = move || {
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        };
+        // Without the thread it stays a zombie until this process ends.
+        let _ = std::thread::Builder::new().name("flexvolume".to_owned()).spawn(wait);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn driver(script: &str) -> (tempfile::TempDir, PathBuf) {
+        let base = tempfile::tempdir().expect("a directory");
+        let path = base.path().join("driver");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        (base, path)
+    }
+
+    fn answer(script: &str) -> Result<Option<Answer>, DriverError> {
+        let (_base, path) = driver(script);
+        call(&path, &["mount", "/m"], Duration::from_secs(30))
+    }
+
+    #[test]
+    fn fx_01_a_driver_answers_with_json() {
+        let init = r#"echo '{"status": "Success", "capabilities": {"attach": false}}'"#;
+        let answer = answer(init).expect("an answer").expect("supported");
+        assert_eq!(answer.capabilities, Capabilities { attach: false, fs_group: true });
+    }
+
+    #[test]
+    fn fx_01_a_driver_need_not_know_each_command() {
+        assert_eq!(answer(r#"echo '{"status": "Not supported"}'; exit 1"#), Ok(None));
+    }
+
+    #[test]
+    fn fx_02_what_is_no_success_is_told_in_a_sentence() {
+        for (script, expected) in [
+            (
+                r#"echo '{"status": "Failure", "message": "no such disk"}'; exit 1"#,
+                "status: \"Failure\", reason: no such disk",
+            ),
+            ("echo hunter2", "mount ended with code 0, and its output of 8 bytes is no JSON object"),
+            ("kill -9 $$", "mount was killed, and its output of 0 bytes is no JSON object"),
+            (r#"echo '{"status": "Success"}'; exit 3"#, "ended with an error and says that it succeeded"),
+            ("echo '{}'", "status: \"no status\""),
+        ] {
+            let error = answer(script).expect_err(script);
+            assert!(error.sentence.contains(expected) && !error.is_uncertain, "{error}");
+            assert!(!error.sentence.contains("hunter2"), "output may hold secrets");
+        }
+        let error = call(Path::new("/nowhere/driver"), &["init"], Duration::from_secs(1)).expect_err("absent");
+        assert!(error.sentence.contains("init cannot be called: No such file"), "{error}");
+    }
+
+    #[test]
+    fn fx_02_a_driver_that_hangs_is_killed_with_its_children_and_may_have_done_it() {
+        let (base, path) = driver("sleep 1000 & echo $! > \"$(dirname \"$0\")/child\"; wait");
+        let error = call(&path, &["mount"], Duration::from_secs(1)).expect_err("it hangs");
+        assert!(
+            error.is_uncertain && error.sentence.ends_with("has not ended for 1 s; the driver was killed"),
+            "{error}"
+        );
+        let child = std::fs::read_to_string(base.path().join("child")).expect("started");
+        let status = || std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
+        while !status().is_empty() && !status().contains(") Z ") {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn fx_02_a_daemon_that_a_driver_leaves_behind_does_not_delay_the_answer() {
+        let script = r#"sleep 1000 & echo $! > "$(dirname "$0")/child"; echo '{"status": "Success"}'"#;
+        let (base, path) = driver(script);
+        let answer = call(&path, &["mount"], Duration::from_secs(30)).expect("an answer");
+        let child = std::fs::read_to_string(base.path().join("child")).expect("started");
+        let pid = Pid::from_raw(child.trim().parse().expect("a number")).expect("a process");
+        rustix::process::kill_process(pid, Signal::KILL).expect("it goes on");
+        assert!(answer.is_some());
+    }
+}

@@ -1,0 +1,255 @@
+//! FlexVolume drivers: programs at `<directory>/<vendor>~<driver>/<driver>`, which are called for each step.
+//!
+//! `init` says what the driver can do. If its volumes have to be attached: `attach`, `waitforattach` and `mountdevice` for the
+//! node, and `unmountdevice` and `detach` in the end; `mount` and `unmount` for each pod. A command that the driver does not
+//! know is left out. podfs looks for the program each time, so a driver may be installed later.
+
+mod call;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use podfs_fuse::mount::visible::take_away;
+use serde_json::{Map, Value};
+
+use super::home::make_directory;
+use super::{DriverError, Drivers, Home, NodeMount, Record};
+use crate::host::{Source, fs_group};
+use crate::manifest::objects::{Secret, Values};
+use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::volume::Flex;
+use call::{Answer, Capabilities};
+
+/// How long a call may take.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A volume that a FlexVolume driver is to mount for a pod.
+pub struct FlexMount<'a> {
+    /// The volume.
+    pub flex: &'a Flex,
+    /// Its name in the pod.
+    pub volume: &'a str,
+    /// The name of the PersistentVolume, or of the volume in the pod.
+    pub name: &'a str,
+    /// The pod.
+    pub pod: &'a PodIdentity,
+    /// What else is known of the pod.
+    pub facts: &'a PodFacts,
+    /// What the driver needs and is not told otherwise.
+    pub secret: Option<&'a Secret>,
+    /// Nobody writes.
+    pub read_only: bool,
+    /// Where the drivers are.
+    pub drivers: &'a Drivers,
+}
+
+impl FlexMount<'_> {
+    /// Has the driver mount the volume, and opens it.
+    ///
+    /// # Errors
+    /// What went wrong. The home's record says what may have been done.
+    pub fn set_up(&self, home: &Home) -> Result<Source, DriverError> {
+        let program = self.program()?;
+        let capabilities = init(&program)?;
+        let node_name = self.node_name();
+        let node_mount = capabilities.attach.then(|| self.node_mount());
+        let before = home.read().unwrap_or_default();
+        let mut record = Record {
+            driver_name: self.flex.driver.clone(),
+            spec_vol_id: self.name.to_owned(),
+            volume_handle: before.volume_handle.clone(),
+            node_name: node_name.clone(),
+            volume: self.volume.to_owned(),
+            executable: Some(program.clone()),
+            node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
+            attached: before.attached,
+            published: before.published,
+            ..Record::default()
+        };
+        let write = |record: &Record| {
+            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+        };
+        write(&record)?;
+        let mut shown = None;
+        if let Some(node_mount) = &node_mount {
+            record.attached = true;
+            record.volume_handle = self.volume_name(&program)?;
+            write(&record)?;
+            node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
+            shown = Some(node_mount.path());
+        }
+        let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), &error))?;
+        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, &error);
+        if !home.is_mounted().map_err(is_mounted)? {
+            record.published = true;
+            write(&record)?;
+            match self.mount(&program, &target, capabilities) {
+                Ok(Some(_)) => {}
+                // The driver has mounted it for the node, and leaves it at that.
+                Ok(None) if shown.is_some() => {
+                    record.published = false;
+                    write(&record)?;
+                }
+                Ok(None) => {
+                    return Err(DriverError::final_(format!("FlexVolume driver {} mounts nothing", program.display())));
+                }
+                Err(error) => {
+                    if !error.is_uncertain {
+                        record.published = false;
+                        write(&record)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let path = if record.published { target } else { shown.unwrap_or(target) };
+        let source = Source::of_driver(&path)?;
+        if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
+            fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
+        }
+        Ok(source)
+    }
+
+    fn program(&self) -> Result<PathBuf, DriverError> {
+        let Drivers { flex_volumes, .. } = self.drivers;
+        let name = self.flex.driver.rsplit('/').next().unwrap_or_default();
+        let program = flex_volumes.join(self.flex.directory()).join(name);
+        match program.is_file() {
+            true => Ok(program),
+            false => Err(DriverError::final_(format!(
+                "FlexVolume driver {} is not installed on this node: there is no {}; podfs looks for it again",
+                self.flex.driver,
+                program.display()
+            ))),
+        }
+    }
+
+    fn node_mount(&self) -> NodeMount {
+        let mounts = self.drivers.root.join("plugins/kubernetes.io/flexvolume").join(&self.flex.driver).join("mounts");
+        NodeMount::at(mounts.join(self.name))
+    }
+
+    fn node_name(&self) -> String {
+        let of_machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        self.facts.node_name.clone().unwrap_or_else(of_machine)
+    }
+
+    /// What the driver knows the volume by.
+    fn volume_name(&self, program: &Path) -> Result<String, DriverError> {
+        let answer = call::call(program, &["getvolumename", &self.options(false, false)], DEADLINE)?;
+        let named = answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty());
+        Ok(named.unwrap_or_else(|| self.name.to_owned()))
+    }
+
+    /// Attaches the volume to the node, and mounts it there.
+    fn mount_device(&self, program: &Path, path: &Path, node: &str) -> Result<(), DriverError> {
+        let options = self.options(false, false);
+        let attached = call::call(program, &["attach", &options, node], DEADLINE)?;
+        let mut device = attached.map(|answer| answer.device).unwrap_or_default();
+        if let Some(waited) = call::call(program, &["waitforattach", &device, &options], DEADLINE)? {
+            device = if waited.device.is_empty() { device } else { waited.device };
+        }
+        let known = call::call(program, &["isattached", &options, node], DEADLINE)?;
+        if known.is_some_and(|answer| !answer.attached) {
+            return Err(DriverError::uncertain(format!(
+                "FlexVolume driver {}: volume {:?} is not attached to node {node:?} yet",
+                program.display(),
+                self.name
+            )));
+        }
+        make_directory(path).map_err(|error| DriverError::of_node("make", path, &error))?;
+        if super::home::is_mount(path).map_err(|error| DriverError::of_node("look at", path, &error))? {
+            return Ok(());
+        }
+        let arguments = ["mountdevice", text(path)?, &device, &options];
+        match call::call(program, &arguments, DEADLINE)? {
+            None if !device.is_empty() => Err(DriverError::final_(format!(
+                "FlexVolume driver {} attaches device {device} and does not mount it; use a driver with mountdevice",
+                program.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn mount(&self, program: &Path, target: &Path, capabilities: Capabilities) -> Result<Option<Answer>, DriverError> {
+        call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
+    }
+
+    /// What the driver is told: its own options, which win, and those of Kubernetes.
+    fn options(&self, of_pod: bool, group: bool) -> String {
+        let mut options = Map::new();
+        let mut set = |key: &str, value: &str| drop(options.insert(format!("kubernetes.io/{key}"), Value::from(value)));
+        set("fsType", self.flex.fs_type.as_deref().unwrap_or_default());
+        set("readwrite", if self.read_only { "ro" } else { "rw" });
+        set("pvOrVolumeName", self.name);
+        if of_pod {
+            set("pod.name", &self.pod.name);
+            set("pod.namespace", &self.pod.namespace);
+            set("pod.uid", self.pod.uid.as_str());
+            set("serviceAccount.name", &self.facts.service_account);
+            if let Some(group) = self.facts.fs_group.filter(|_| group) {
+                set("mounterArgs.FsGroup", &group.to_string());
+            }
+            for (key, value) in self.secret.iter().flat_map(|secret| secret.values()) {
+                // As text, bytes are in base64.
+                let value = serde_json::to_value(ByteString(value.to_vec())).unwrap_or_default();
+                options.insert(format!("kubernetes.io/secret/{key}"), value);
+            }
+        }
+        options.extend(self.flex.options.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))));
+        Value::Object(options).to_string()
+    }
+}
+
+fn init(program: &Path) -> Result<Capabilities, DriverError> {
+    let answer = call::call(program, &["init"], DEADLINE)?;
+    Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
+}
+
+fn text(path: &Path) -> Result<&str, DriverError> {
+    path.to_str()
+        .ok_or_else(|| DriverError::final_(format!("{} is no text, and drivers are told text", path.display())))
+}
+
+/// Has the driver unmount what it mounted for a pod, and for the node if no other pod uses it.
+///
+/// # Errors
+/// What went wrong.
+pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
+    let Some(program) = &record.executable else { return Ok(()) };
+    let target = home.target();
+    let failed = |error: &dyn std::fmt::Display| format!("cannot unmount {}: {error}", target.display());
+    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE).map_err(|error| error.to_string());
+    if record.published {
+        let path = text(&target).map_err(|error| error.to_string())?;
+        // Without its program, what the driver has mounted is unmounted as any mount.
+        let is_known = match program.is_file() {
+            true => call(&["unmount", path])?.is_some(),
+            false => false,
+        };
+        if !is_known && home.is_mounted().map_err(|error| failed(&error))? {
+            take_away(&target).map_err(|error| failed(&error))?;
+        }
+        if home.is_mounted().map_err(|error| failed(&error))? {
+            return Err(failed(&"the driver says that it did, and it is mounted still"));
+        }
+    }
+    let Some(directory) = &record.node_mount else { return Ok(()) };
+    let node_mount = NodeMount::at(directory.clone());
+    node_mount.leave(home, |path| {
+        let shown = text(path).map_err(|error| error.to_string())?;
+        if call(&["unmountdevice", shown])?.is_none() && node_mount.is_mounted().map_err(|error| failed(&error))? {
+            take_away(path).map_err(|error| error.to_string())?;
+        }
+        if record.attached {
+            call(&["detach", &record.volume_handle, &record.node_name])?;
+        }
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("cannot remove {shown}: {error}")),
+            _ => Ok(()),
+        }
+    })
+}

@@ -1,0 +1,196 @@
+//! The home of a volume: a directory of the pod where a driver mounts the volume, with a record of what the driver has done.
+//!
+//! `<root>/pods/UID/plugins/KIND/NAME/mount` is what the driver mounts, and `vol_data.json` beside it is the record, in the
+//! kubelet's form, with what podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::table::mounts;
+use serde::{Deserialize, Serialize};
+
+/// The directory of a pod in which drivers and kinds of volume keep what is theirs.
+const PLUGINS: &str = "plugins";
+const RECORD: &str = "vol_data.json";
+const TARGET: &str = "mount";
+
+/// Where a driver mounts a volume for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home(PathBuf);
+
+/// What was asked of a driver, for those that have to undo it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Record {
+    /// The driver's name.
+    pub driver_name: String,
+    /// What the driver knows the volume by.
+    pub volume_handle: String,
+    /// The name of the PersistentVolume, or of the volume in the pod.
+    #[serde(rename = "specVolID")]
+    pub spec_vol_id: String,
+    /// The name of the node.
+    pub node_name: String,
+    /// The name of the VolumeAttachment.
+    #[serde(rename = "attachmentID")]
+    pub attachment_id: String,
+    /// `Persistent` or `Ephemeral`.
+    pub volume_lifecycle_mode: String,
+    /// The name of the volume in the pod.
+    pub volume: String,
+    /// The program of a FlexVolume driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executable: Option<PathBuf>,
+    /// Where the driver mounts it for the node, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_mount: Option<PathBuf>,
+    /// Whether the driver was asked to attach it.
+    pub attached: bool,
+    /// Whether the driver was asked to mount it at the home.
+    pub published: bool,
+}
+
+impl Home {
+    /// The home of the volume of this name and kind in the directory of a pod. A name with slashes has `~` there.
+    pub fn of(pod: &Path, kind: &str, name: &str) -> Home {
+        Home(pod.join(PLUGINS).join(kind).join(name.replace('/', "~")))
+    }
+
+    /// The home in this directory.
+    pub(super) fn at(path: PathBuf) -> Home {
+        Home(path)
+    }
+
+    /// All homes of a pod that have a record.
+    pub fn all(pod: &Path) -> Vec<(Home, Record)> {
+        let entries = |directory: &Path| {
+            let entries = directory.read_dir().into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
+        };
+        let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(Home);
+        homes.filter_map(|home| home.read().map(|record| (home, record))).collect()
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the driver mounts.
+    pub fn target(&self) -> PathBuf {
+        self.0.join(TARGET)
+    }
+
+    /// Whether something is mounted there.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn is_mounted(&self) -> io::Result<bool> {
+        is_mount(&self.target())
+    }
+
+    /// Makes the directory that the driver mounts on.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn make_target(&self) -> io::Result<PathBuf> {
+        let target = self.target();
+        make_directory(&target)?;
+        Ok(target)
+    }
+
+    /// What was asked of the driver; nothing if nothing was, or all of it was undone.
+    pub fn read(&self) -> Option<Record> {
+        serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
+    }
+
+    /// Writes down what is asked of the driver.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn write(&self, record: &Record) -> io::Result<()> {
+        replace(&self.0.join(RECORD), &serde_json::to_vec(record)?)
+    }
+
+    /// Removes the home: the driver has done nothing, or undone it.
+    ///
+    /// # Errors
+    /// When something is in it that is not podfs's, or is still mounted there.
+    pub fn remove(&self) -> io::Result<()> {
+        absent_is_fine(remove_mount_point(&self.target()))?;
+        absent_is_fine(fs::remove_file(self.0.join(RECORD)))?;
+        absent_is_fine(fs::remove_dir(&self.0))?;
+        // Homes of other volumes may be beside it.
+        let _ = self.0.parent().map(fs::remove_dir);
+        Ok(())
+    }
+
+    /// A name for it among all homes of the node.
+    pub(super) fn user_name(&self) -> String {
+        let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();
+        match last.as_slice() {
+            [name, kind, _, pod] => format!("{pod}~{kind}~{name}"),
+            _ => self.0.display().to_string().replace('/', "~"),
+        }
+    }
+}
+
+/// Whether something is mounted at a path.
+///
+/// # Errors
+/// When the mount table cannot be read.
+pub(super) fn is_mount(path: &Path) -> io::Result<bool> {
+    Ok(mounts()?.iter().any(|mounted| mounted.at == path))
+}
+
+/// Makes a directory, and those above it.
+pub(super) fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o750).create(path)
+}
+
+/// Writes a file that is either as before or as now, whenever this process is killed.
+pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let next = path.with_extension("next");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+    file.write_all(content)?;
+    fs::rename(&next, path)
+}
+
+/// Removes what a driver mounted on, which may be a file.
+fn remove_mount_point(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir(path),
+        false => fs::remove_file(path),
+    }
+}
+
+pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_is_found_by_its_record_and_gone_with_it() {
+        let base = tempfile::tempdir().expect("a directory");
+        let pod = base.path().join("pods/uid-1");
+        let home = Home::of(&pod, "kubernetes.io~csi", "a/b");
+        assert_eq!(home.path(), pod.join("plugins/kubernetes.io~csi/a~b"));
+        home.make_target().expect("made");
+        assert_eq!(Home::all(&pod), []);
+        let record = Record { driver_name: "d".to_owned(), volume: "v".to_owned(), ..Record::default() };
+        home.write(&record).expect("written");
+        assert_eq!(Home::all(&pod), [(home.clone(), record)]);
+        assert_eq!(home.user_name(), "uid-1~kubernetes.io~csi~a~b");
+        home.remove().expect("removed");
+        home.remove().expect("removed already");
+        assert!(!pod.join("plugins/kubernetes.io~csi").exists());
+    }
+}

@@ -1,0 +1,257 @@
+//! The mount of a volume for a node, which a driver makes once and the mounts of pods are made from.
+//!
+//! Supervisors of several pods use one, and any of them may be killed at any moment:
+//! 1. Whatever looks at a mount or changes it holds the lock of its directory (`flock(2)`), also while it calls the driver.
+//!    The kernel takes the lock back from a process that is killed. The lock is held on one directory at a time.
+//! 2. A pod is among the users before the driver is called for it, as a link to its home. A home without a record is no user
+//!    any more: what a killed supervisor has left there is not in the way.
+//! 3. `staged` says before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
+//!    because no mount outlives that.
+//! 4. The last user unmounts. Nobody is unmounted under: users are counted under the lock.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::home::{absent_is_fine, is_mount, make_directory, replace};
+use super::{DriverError, Home};
+
+const MOUNT: &str = "globalmount";
+const USERS: &str = "users";
+const STAGED: &str = "staged";
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A mount of the node.
+#[derive(Clone, Debug)]
+pub struct NodeMount(PathBuf);
+
+/// How far a driver came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Staged {
+    No,
+    /// It may have mounted.
+    Begun,
+    Yes,
+}
+
+impl NodeMount {
+    /// The mount that this directory is for.
+    pub fn at(directory: PathBuf) -> NodeMount {
+        NodeMount(directory)
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the driver mounts.
+    pub fn path(&self) -> PathBuf {
+        self.0.join(MOUNT)
+    }
+
+    /// Whether something is mounted there.
+    ///
+    /// # Errors
+    /// When the mount table cannot be read.
+    pub fn is_mounted(&self) -> io::Result<bool> {
+        is_mount(&self.path())
+    }
+
+    /// Makes a pod a user, and has the driver mount unless it has already.
+    ///
+    /// # Errors
+    /// Those of `stage`. The pod is a user still if the driver may have mounted.
+    pub fn enter(&self, home: &Home, stage: impl FnOnce(&Path) -> Result<(), DriverError>) -> Result<(), DriverError> {
+        let failed = |error: io::Error| DriverError::of_node("use", &self.0, &error);
+        let _lock = self.lock().map_err(failed)?;
+        self.add(home).map_err(failed)?;
+        if self.staged() == Staged::Yes {
+            return Ok(());
+        }
+        self.mark(Staged::Begun).map_err(failed)?;
+        match stage(&self.path()) {
+            Ok(()) => self.mark(Staged::Yes).map_err(failed),
+            Err(error) => {
+                if !error.is_uncertain {
+                    self.mark(Staged::No).map_err(failed)?;
+                    self.give_up(home).map_err(failed)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// A pod uses the mount no more; if it was the last one, has the driver unmount.
+    ///
+    /// # Errors
+    /// Those of `unstage`. Then the pod is a user still.
+    pub fn leave(&self, home: &Home, unstage: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+        if !self.0.exists() {
+            return Ok(());
+        }
+        let failed = |error: io::Error| format!("cannot leave {}: {error}", self.0.display());
+        let _lock = self.lock().map_err(failed)?;
+        if self.others(home).map_err(failed)? == 0 && self.staged() != Staged::No {
+            unstage(&self.path())?;
+            self.mark(Staged::No).map_err(failed)?;
+        }
+        self.give_up(home).map_err(failed)
+    }
+
+    /// The lock of the directory, which is made if it is not there.
+    fn lock(&self) -> io::Result<File> {
+        loop {
+            make_directory(&self.0)?;
+            let lock = match File::open(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            flock(&lock, FlockOperation::LockExclusive)?;
+            // The last user before may have removed it meanwhile.
+            match fs::metadata(&self.0) {
+                Ok(now) if now.ino() == lock.metadata()?.ino() => return Ok(lock),
+                _ => {}
+            }
+        }
+    }
+
+    fn add(&self, home: &Home) -> io::Result<()> {
+        let users = self.0.join(USERS);
+        make_directory(&users)?;
+        match std::os::unix::fs::symlink(home.path(), users.join(home.user_name())) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            added => added,
+        }
+    }
+
+    /// How many other pods use it. Those that are gone are forgotten.
+    fn others(&self, home: &Home) -> io::Result<usize> {
+        let mut others = 0;
+        for user in self.0.join(USERS).read_dir().into_iter().flatten() {
+            let user = user?.path();
+            if user.file_name().is_some_and(|name| name.to_str() == Some(&home.user_name())) {
+                continue;
+            }
+            match Home::at(fs::read_link(&user)?).read() {
+                Some(_) => others += 1,
+                None => fs::remove_file(&user)?,
+            }
+        }
+        Ok(others)
+    }
+
+    /// Takes a pod from the users, and removes what was made if none is left and nothing is mounted.
+    fn give_up(&self, home: &Home) -> io::Result<()> {
+        absent_is_fine(fs::remove_file(self.0.join(USERS).join(home.user_name())))?;
+        if self.others(home)? > 0 || self.staged() != Staged::No {
+            return Ok(());
+        }
+        absent_is_fine(fs::remove_dir(self.path()))?;
+        absent_is_fine(fs::remove_dir(self.0.join(USERS)))?;
+        absent_is_fine(fs::remove_file(self.0.join("vol_data.json")))?;
+        absent_is_fine(fs::remove_dir(&self.0))
+    }
+
+    fn staged(&self) -> Staged {
+        let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
+        match text.split_once(' ') {
+            Some((state, boot)) if boot == self::boot() => match state {
+                "done" => Staged::Yes,
+                _ => Staged::Begun,
+            },
+            _ => Staged::No,
+        }
+    }
+
+    fn mark(&self, staged: Staged) -> io::Result<()> {
+        let path = self.0.join(STAGED);
+        let word = match staged {
+            Staged::No => return absent_is_fine(fs::remove_file(path)),
+            Staged::Begun => "begun",
+            Staged::Yes => "done",
+        };
+        replace(&path, format!("{word} {}", boot()).as_bytes())
+    }
+}
+
+fn boot() -> String {
+    fs::read_to_string(BOOT).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Record;
+
+    struct Node(tempfile::TempDir);
+
+    impl Node {
+        fn home(&self, pod: &str) -> Home {
+            let home = Home::of(&self.0.path().join("pods").join(pod), "kind", "v");
+            home.make_target().expect("made");
+            home.write(&Record::default()).expect("written");
+            home
+        }
+
+        fn mount(&self) -> NodeMount {
+            NodeMount::at(self.0.path().join("plugins/d/h"))
+        }
+    }
+
+    fn node() -> Node {
+        Node(tempfile::tempdir().expect("a directory"))
+    }
+
+    #[test]
+    fn the_first_user_mounts_and_the_last_one_unmounts() {
+        let node = node();
+        let (mount, a, b) = (node.mount(), node.home("a"), node.home("b"));
+        mount.enter(&a, |path| make_directory(path).map_err(|_| DriverError::final_("no"))).expect("staged");
+        for home in [&b, &a] {
+            mount.enter(home, |_| panic!("it is staged")).expect("entered");
+        }
+        mount.leave(&a, |_| panic!("it is in use")).expect("left");
+        assert_eq!(mount.leave(&b, |_| Err("busy".to_owned())), Err("busy".to_owned()));
+        mount.leave(&b, |_| Ok(())).expect("left");
+        assert!(!mount.directory().exists());
+        mount.leave(&b, |_| panic!("nothing is staged")).expect("left already");
+    }
+
+    #[test]
+    fn vm_04_what_is_uncertain_is_undone_and_what_failed_is_not() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        mount.enter(&a, |_| Err(DriverError::uncertain("late"))).expect_err("late");
+        mount.enter(&a, |_| Err(DriverError::final_("no"))).expect_err("refused");
+        assert!(!mount.directory().exists(), "timeout, then failure: not mounted");
+        mount.enter(&a, |_| Err(DriverError::uncertain("late"))).expect_err("late");
+        let mut undone = 0;
+        let unstage = |_: &Path| {
+            undone += 1;
+            Ok(())
+        };
+        mount.leave(&a, unstage).expect("left");
+        assert_eq!(undone, 1, "timeout: it has to be undone");
+    }
+
+    #[test]
+    fn a_user_whose_supervisor_was_killed_after_its_last_step_is_none() {
+        let node = node();
+        let (mount, a, b) = (node.mount(), node.home("a"), node.home("b"));
+        mount.enter(&a, |_| Ok(())).expect("staged");
+        mount.enter(&b, |_| Ok(())).expect("entered");
+        a.remove().expect("removed");
+        let mut undone = 0;
+        let unstage = |_: &Path| {
+            undone += 1;
+            Ok(())
+        };
+        mount.leave(&b, unstage).expect("left");
+        assert_eq!(undone, 1);
+        assert!(!mount.directory().exists());
+    }
+}

@@ -1,0 +1,79 @@
+//! flexVolume volumes: what a FlexVolume driver of the node mounts.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{FlexPersistentVolumeSource, FlexVolumeSource, Volume};
+
+use super::csi::{SecretReference, given};
+use super::{Kind, VolumeSource};
+use crate::types::{InvalidField, required};
+
+pub(super) const KIND: Kind = Kind {
+    word: "flexVolume",
+    directory: None,
+    parse: |volume: &Volume, _| {
+        let flex = Flex::parse_inline(volume.flex_volume.as_ref()?);
+        Some(flex.map(|flex| VolumeSource::Flex(Box::new(flex))))
+    },
+};
+
+/// A volume of a FlexVolume driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flex {
+    /// The driver's name, `vendor/driver` or `driver`; each part is safe as a path element.
+    pub driver: String,
+    /// The file system that the volume should have; the driver decides if there is none.
+    pub fs_type: Option<String>,
+    /// Whether containers may only look.
+    pub read_only: bool,
+    /// What else the driver has to know.
+    pub options: BTreeMap<String, String>,
+    /// The Secret that the driver gets.
+    pub secret: Option<SecretReference>,
+}
+
+impl Flex {
+    /// The directory the kubelet would keep such volumes in, and that the driver is in.
+    pub fn directory(&self) -> String {
+        self.driver.replace('/', "~")
+    }
+
+    /// Parses the source of a PersistentVolume. Errors are relative to it.
+    ///
+    /// # Errors
+    /// A name that no driver can have.
+    pub fn parse_persistent(source: &FlexPersistentVolumeSource) -> Result<Flex, InvalidField> {
+        let secret = source.secret_ref.as_ref().and_then(|reference| {
+            Some(SecretReference { namespace: given(&reference.namespace), name: given(&reference.name)? })
+        });
+        Ok(Flex {
+            driver: driver(&source.driver)?,
+            fs_type: given(&source.fs_type),
+            read_only: source.read_only.unwrap_or(false),
+            options: source.options.clone().unwrap_or_default(),
+            secret,
+        })
+    }
+
+    fn parse_inline(source: &FlexVolumeSource) -> Result<Flex, InvalidField> {
+        let name = source.secret_ref.as_ref().map(|reference| reference.name.clone()).filter(|name| !name.is_empty());
+        Ok(Flex {
+            driver: driver(&source.driver)?,
+            fs_type: given(&source.fs_type),
+            read_only: source.read_only.unwrap_or(false),
+            options: source.options.clone().unwrap_or_default(),
+            secret: name.map(|name| SecretReference { namespace: None, name }),
+        })
+    }
+}
+
+/// A name that leads to no other directory: podfs runs the program that it names.
+fn driver(name: &str) -> Result<String, InvalidField> {
+    let name = required("driver", Some(name))?;
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-._".contains(&c);
+    let is_part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.bytes().all(plain);
+    if name.split('/').count() <= 2 && name.split('/').all(is_part) {
+        return Ok(name.to_owned());
+    }
+    Err(InvalidField::new("driver", format!("{name:?} is no name of a FlexVolume driver; write vendor/driver")))
+}

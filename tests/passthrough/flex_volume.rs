@@ -1,0 +1,265 @@
+//! flexVolume volumes: what a FlexVolume driver mounts, with a driver in shell.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::*;
+
+const VOLUMES: &str = "[{name: data, flexVolume: {driver: acme/disk, fsType: ext4, secretRef: {name: key}, \
+                       options: {source: SOURCE}}}, {name: config, configMap: {name: app}}]";
+
+/// Each call goes to `calls`. What is mounted is a bind mount of the option `source`. Files beside the driver say how it
+/// behaves: `capabilities`, and `COMMAND.do` with what a command does first.
+const DRIVER: &str = r#"#!/bin/sh
+here=$(dirname "$(readlink -f "$0")")
+command=$1; shift
+echo "$command $*" >> "$here/calls"
+success() { echo "{\"status\": \"Success\"$1}"; exit 0; }
+failure() { echo "{\"status\": \"Failure\", \"message\": \"$1\"}"; exit 1; }
+source_of() { expr "$1" : '.*"source":"\([^"]*\)"'; }
+[ -e "$here/$command.do" ] && . "$here/$command.do"
+case "$command" in
+init) success ", \"capabilities\": $(cat "$here/capabilities")" ;;
+getvolumename) success ', "volumeName": "disk-7"' ;;
+attach) success ', "device": "/dev/acme7"' ;;
+waitforattach) success ', "device": "/dev/acme7"' ;;
+isattached) success ', "attached": true' ;;
+mountdevice) mount --bind "$(source_of "$3")" "$1" && success || failure "mount" ;;
+mount)
+  [ "$(cat "$here/capabilities")" = '{"attach": false}' ] || { echo '{"status": "Not supported"}'; exit 1; }
+  mount --bind "$(source_of "$2")" "$1" && success || failure "mount" ;;
+unmount | unmountdevice) umount "$1" && success || failure "umount" ;;
+detach) success ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac
+"#;
+
+struct Rig {
+    fixture: Fixture,
+    source: PathBuf,
+}
+
+impl Rig {
+    fn new(capabilities: &str) -> Rig {
+        let fixture = Fixture::new("");
+        let source = fixture.path("source");
+        fixture.write("pod.yaml", &pod(&VOLUMES.replace("SOURCE", &source.display().to_string())));
+        fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        fixture.write("objects/key.json", &secret("key", &[("password", "hunter2")]));
+        fs::create_dir(&source).expect("a directory");
+        fs::write(source.join("file"), "1").expect("written");
+        let rig = Rig { fixture, source };
+        rig.put("capabilities", capabilities);
+        rig.install();
+        rig
+    }
+
+    fn driver(&self) -> PathBuf {
+        self.fixture.path("drivers/acme~disk")
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        fs::create_dir_all(self.driver()).expect("a directory");
+        fs::write(self.driver().join(name), text).expect("written");
+    }
+
+    fn install(&self) {
+        self.put("disk.new", DRIVER);
+        let path = self.driver().join("disk.new");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+        fs::rename(path, self.driver().join("disk")).expect("installed");
+    }
+
+    fn start(&self) -> Running {
+        let mut command = self.fixture.command();
+        command.arg("--flexvolume-dir").arg(self.fixture.path("drivers"));
+        self.fixture.start_command(command)
+    }
+
+    fn run(&self) -> Running {
+        let mut running = self.start();
+        running.wait_ready();
+        running
+    }
+
+    /// The commands that were called, in order, and what they were told.
+    fn calls(&self) -> Vec<String> {
+        let calls = fs::read_to_string(self.driver().join("calls")).unwrap_or_default();
+        calls.lines().map(str::to_owned).collect()
+    }
+
+    fn commands(&self) -> Vec<String> {
+        self.calls().iter().map(|call| call.split(' ').next().unwrap_or_default().to_owned()).collect()
+    }
+
+    #[track_caller]
+    fn assert_stops_clean(&self, mut running: Running) {
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        self.assert_only_the_drivers_directory_is_left();
+    }
+
+    /// The directories that all volumes of a driver share stay.
+    #[track_caller]
+    fn assert_only_the_drivers_directory_is_left(&self) {
+        let root = self.fixture.path("root");
+        assert!(!root.join("pods").exists(), "something of the pod is left");
+        let mounts = root.join("plugins/kubernetes.io/flexvolume/acme/disk/mounts");
+        assert_eq!(mounts.read_dir().into_iter().flatten().count(), 0, "something of the volume is left");
+        let _ = fs::remove_dir_all(root.join("plugins"));
+        let _ = fs::remove_dir(root);
+        self.fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn fx_01_a_driver_mounts_a_volume_for_a_pod_and_podfs_serves_it() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    let running = rig.run();
+    let volume = running.volume("data");
+    assert!(volume.ends_with("volumes/acme~disk/data"), "{}", volume.display());
+    assert_eq!(fs::read_to_string(volume.join("file")).expect("shown"), "1");
+    fs::write(volume.join("new"), "").expect("written");
+    assert!(rig.source.join("new").exists());
+    let mode = &running.json()["volumes"][0]["mode"];
+    assert!(mode == "passthrough" || mode == "read-write", "{mode}");
+    assert_eq!(rig.commands(), ["init", "mount"]);
+    let told = rig.calls().pop().expect("mount");
+    for part in [
+        r#""kubernetes.io/fsType":"ext4""#,
+        r#""kubernetes.io/readwrite":"rw""#,
+        r#""kubernetes.io/pvOrVolumeName":"data""#,
+        r#""kubernetes.io/pod.name":"web""#,
+        r#""kubernetes.io/pod.namespace":"default""#,
+        r#""kubernetes.io/serviceAccount.name":"default""#,
+        r#""kubernetes.io/secret/password":"aHVudGVyMg==""#,
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(!running.log().contains("hunter2") && !running.log().contains("aHVudGVyMg"), "{}", running.log());
+    rig.assert_stops_clean(running);
+    assert_eq!(rig.commands(), ["init", "mount", "unmount"]);
+    assert!(rig.source.join("file").exists());
+}
+
+#[test]
+fn fx_01_a_volume_that_is_attached_is_mounted_once_for_the_node() {
+    let rig = Rig::new("{}");
+    let running = rig.run();
+    assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+    let up = ["init", "getvolumename", "attach", "waitforattach", "isattached", "mountdevice", "mount"];
+    assert_eq!(rig.commands(), up);
+    let secret = rig.calls().iter().any(|call| !call.starts_with("mount ") && call.contains("secret"));
+    assert!(!secret, "only mount is told secrets");
+    rig.assert_stops_clean(running);
+    assert_eq!(rig.commands()[up.len()..], ["unmountdevice", "detach"]);
+    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    assert_eq!(rig.calls().pop(), Some(format!("detach disk-7 {node}")));
+}
+
+#[test]
+fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    fs::remove_file(rig.driver().join("disk")).expect("removed");
+    let mut running = rig.start();
+    running.wait_log("FlexVolume driver acme/disk is not installed on this node: there is no ");
+    eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+    assert!(!running.is_ready());
+    rig.install();
+    running.wait_ready();
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn fx_02_what_a_driver_does_wrong_is_told_and_holds_up_no_other_volume() {
+    for (script, told) in [
+        ("echo certainly; exit 0", "mount ended with code 0, and its output of 10 bytes is no JSON object"),
+        ("failure 'no such disk'", "mount failed, status: \"Failure\", reason: no such disk"),
+        ("echo '{\"status\": \"Not supported\"}'; exit 1", " mounts nothing"),
+    ] {
+        let rig = Rig::new(r#"{"attach": false}"#);
+        rig.put("mount.do", script);
+        let mut running = rig.start();
+        running.wait_log(told);
+        eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+        assert!(!running.is_ready());
+        fs::remove_file(rig.driver().join("mount.do")).expect("removed");
+        running.wait_ready();
+        rig.assert_stops_clean(running);
+        assert_eq!(rig.commands().iter().filter(|command| *command == "unmount").count(), 1);
+    }
+}
+
+#[test]
+fn fx_04_what_a_killed_podfs_had_mounted_is_unmounted_by_the_next_one() {
+    for capabilities in [r#"{"attach": false}"#, "{}"] {
+        let rig = Rig::new(capabilities);
+        let mut running = rig.run();
+        rig.fixture.kill_both(&mut running);
+        let running = rig.run();
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+        let mounting = if capabilities == "{}" { "mountdevice" } else { "mount" };
+        let times = rig.commands().iter().filter(|command| *command == mounting).count();
+        assert_eq!(times, 1, "it is mounted still: {:?}", rig.commands());
+        rig.assert_stops_clean(running);
+    }
+}
+
+#[test]
+fn fx_04_a_podfs_that_is_killed_between_two_calls_leaves_nothing() {
+    for at in ["init", "attach", "waitforattach", "mountdevice", "mount"] {
+        let rig = Rig::new(if at == "mount" { r#"{"attach": false}"# } else { "{}" });
+        // The parent of the driver is the supervisor.
+        rig.put(&format!("{at}.do"), "rm \"$here/$command.do\"; kill -9 $PPID; exit 1");
+        let mut running = rig.start();
+        eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
+        running.wait();
+        let running = rig.run();
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1", "killed at {at}");
+        rig.assert_stops_clean(running);
+    }
+}
+
+#[test]
+fn fx_04_cleanup_calls_the_driver_for_a_pod_whose_podfs_is_gone() {
+    let rig = Rig::new("{}");
+    let mut running = rig.run();
+    rig.fixture.kill_both(&mut running);
+    let outcome = rig.fixture.cleanup(&[]);
+    assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
+    assert_eq!(rig.commands()[rig.commands().len() - 2..], ["unmountdevice", "detach"]);
+    rig.assert_only_the_drivers_directory_is_left();
+}
+
+#[test]
+fn fx_04_a_driver_that_cannot_unmount_is_called_again() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    let mut running = rig.run();
+    rig.put("unmount.do", "failure busy");
+    running.signal(nix::sys::signal::Signal::SIGTERM);
+    running.wait_log("reason: busy; the driver is called again");
+    fs::remove_file(rig.driver().join("unmount.do")).expect("removed");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    rig.assert_only_the_drivers_directory_is_left();
+}
+
+#[test]
+fn fx_01_a_persistent_volume_of_a_driver_is_shown_by_its_name() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
+    rig.fixture.write("pod.yaml", &pod(volumes));
+    let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {volumeName: pv-1}}";
+    let volume = format!(
+        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{claimRef: {{namespace: default, \
+         name: data}}, flexVolume: {{driver: acme/disk, readOnly: true, options: {{source: {}}}}}}}}}",
+        rig.source.display()
+    );
+    rig.fixture.write("objects/claim.yaml", &format!("{claim}\n---\n{volume}"));
+    let running = rig.run();
+    let volume = running.volume("data");
+    assert!(volume.ends_with(Path::new("volumes/acme~disk/pv-1")), "{}", volume.display());
+    let refused = fs::write(volume.join("file"), "2").expect_err("read-only");
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    assert!(rig.calls()[1].contains(r#""kubernetes.io/readwrite":"ro""#), "{:?}", rig.calls());
+    rig.assert_stops_clean(running);
+}
