@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::dup2_stdin;
 
 use super::exit::Failure;
-use crate::source::{Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source};
+use crate::source::{Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source, TokenPolicy};
 use crate::volume::Volume;
 
 /// Where objects come from: files, an API server, or both.
@@ -30,6 +30,9 @@ pub(super) struct SourceOptions {
     /// Whether the pod's file is read once, and not watched.
     #[arg(skip)]
     pub(super) pod_once: bool,
+    /// Whether no token is asked for: those who look do not see it.
+    #[arg(skip)]
+    pub(super) without_tokens: bool,
     /// The node that podfs serves: a pod of the API server that is on another one is refused.
     #[arg(long, value_name = "NAME", requires = "pod_name")]
     node_name: Option<String>,
@@ -73,6 +76,7 @@ impl SourceOptions {
             node: self.node_name.clone(),
             volumes: volumes.map(|volume| vec![volume.clone()]),
             files: has_files.then(|| files(pod)).transpose()?,
+            tokens: if self.without_tokens { TokenPolicy::Empty } else { TokenPolicy::Issued },
         };
         let (api, snapshot) = ApiSource::open(plan)?;
         Ok((Source::Api(api), snapshot))
@@ -83,7 +87,21 @@ impl SourceOptions {
         self.objects.is_empty() && self.access().is_none()
     }
 
-    fn access(&self) -> Option<Access> {
+    /// The API server to ask; that of this kubeconfig if no other is given.
+    pub(super) fn access_or(
+        &mut self,
+        kubeconfig: impl FnOnce() -> Result<PathBuf, Failure>,
+    ) -> Result<Access, Failure> {
+        if let Some(access) = self.access() {
+            return Ok(access);
+        }
+        let path = kubeconfig()?;
+        self.kubeconfig = Some(path.clone());
+        Ok(Access::Kubeconfig(path))
+    }
+
+    /// The API server to ask, if one is given.
+    pub(super) fn access(&self) -> Option<Access> {
         let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
         kubeconfig.or(self.in_cluster.then_some(Access::InCluster))
     }

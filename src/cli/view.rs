@@ -14,11 +14,11 @@ use tokio::time::{Instant, sleep_until};
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
+use super::pod::PodOptions;
 use super::render::{inputs, say};
-use super::source::SourceOptions;
 use super::status::print;
 use crate::render::model::{Content, Rendering};
-use crate::source::{Accepted, PodName, Snapshot, Source};
+use crate::source::{Snapshot, Source};
 use crate::supervisor::run::signals::StopSignals;
 use crate::view::entries::{Reader, Volumes};
 use crate::view::{Audience, View as Mounted};
@@ -37,6 +37,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 ///
 /// Ctrl-C, SIGTERM and fusermount3 -u DIR end it. After a SIGKILL, the next view of the same directory cleans up.
 #[derive(Args)]
+#[command(allow_missing_positional = true)]
 #[command(after_help = "\
 EXIT STATUS:
   0  ended as asked
@@ -46,17 +47,11 @@ EXIT STATUS:
 
 EXAMPLES:
   podfs view --pod pod.yaml --objects objects/ view/
-  podfs view --pod-name default/web --kubeconfig ~/.kube/config --reveal view/")]
+  podfs view --pod-name default/web --kubeconfig ~/.kube/config --reveal view/
+  kubectl podfs view pod/web --namespace shop view/")]
 pub(super) struct View {
-    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
-    /// pod template is shown.
-    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
-    pod: Option<PathBuf>,
-    /// Ask the API server for this pod, and follow it.
-    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
-    pod_name: Option<PodName>,
     #[command(flatten)]
-    source: SourceOptions,
+    pod: PodOptions,
     /// Let other users look, too, as containers do: then the modes and owners of files decide about who may read them, root
     /// excepted. Needs user_allow_other in /etc/fuse.conf.
     #[arg(long)]
@@ -72,12 +67,11 @@ pub(super) struct View {
 }
 
 impl View {
-    pub(super) fn execute(self) -> Result<(), Failure> {
+    pub(super) fn execute(mut self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
         // Users cannot lock memory. Nobody else can look into it, and there are no core dumps.
         let _unlocked = memory_lock::protect_memory();
-        let (source, snapshot) =
-            self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        let (source, snapshot) = self.pod.open(self.reveal)?;
         block_on(&[], self.run(source, snapshot))
     }
 

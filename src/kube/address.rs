@@ -29,6 +29,27 @@ const fn core(kind: &'static str, plural: &'static str) -> Resource {
     Resource { group: "api/v1", api_version: "v1", kind, plural }
 }
 
+const fn of_group(
+    group: &'static str,
+    api_version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+) -> Resource {
+    Resource { group, api_version, kind, plural }
+}
+
+/// The kinds that are pods, or have templates of pods.
+const OF_PODS: [Resource; 8] = [
+    Resource::POD,
+    core("ReplicationController", "replicationcontrollers"),
+    of_group("apis/apps/v1", "apps/v1", "Deployment", "deployments"),
+    of_group("apis/apps/v1", "apps/v1", "StatefulSet", "statefulsets"),
+    of_group("apis/apps/v1", "apps/v1", "DaemonSet", "daemonsets"),
+    of_group("apis/apps/v1", "apps/v1", "ReplicaSet", "replicasets"),
+    of_group("apis/batch/v1", "batch/v1", "Job", "jobs"),
+    of_group("apis/batch/v1", "batch/v1", "CronJob", "cronjobs"),
+];
+
 const fn trust_bundle(group: &'static str, api_version: &'static str) -> Resource {
     Resource { group, api_version, kind: "ClusterTrustBundle", plural: "clustertrustbundles" }
 }
@@ -46,6 +67,11 @@ impl Resource {
     pub(crate) const CLUSTER_TRUST_BUNDLE: Resource =
         trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
+
+    /// The pods, or the workloads, of this `apiVersion` and kind.
+    pub(crate) fn of_pods(api_version: &str, kind: &str) -> Option<Resource> {
+        OF_PODS.into_iter().find(|resource| resource.api_version == api_version && resource.kind == kind)
+    }
 
     /// The same resource in another version of its group, where servers may have only one of two.
     pub(crate) fn other_version(self) -> Option<Resource> {

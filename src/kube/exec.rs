@@ -1,11 +1,15 @@
 //! Credentials from a program that the kubeconfig names (`users[].user.exec`): it is told what is wanted in an
-//! environment variable, and writes an ExecCredential on its standard output.
+//! environment variable, and writes an ExecCredential on its standard output. Where podfs runs in the foreground of a terminal,
+//! the program may ask the person there.
 
+use std::io;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube_client::config::ExecConfig;
+use kube_client::config::{ExecConfig, ExecInteractiveMode};
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::json;
@@ -15,8 +19,9 @@ use tokio::time::timeout;
 
 use super::settings::Certificate;
 
-/// How long the program may take.
+/// How long the program may take, and how long one that may ask a person.
 const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT_OF_PERSON: Duration = Duration::from_secs(300);
 /// Most bytes it may write.
 const MAX_OUTPUT: u64 = 1 << 20;
 
@@ -51,9 +56,11 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     let program = exec.command.as_deref().filter(|command| !command.is_empty());
     let program = program.ok_or("the kubeconfig's exec has no command")?;
     let failed = |problem: &str| format!("the kubeconfig's program {program} {problem}");
-    let output = timeout(TIMEOUT, run(program, exec))
+    let is_interactive = may_ask(exec).map_err(|problem| failed(&problem))?;
+    let patience = if is_interactive { TIMEOUT_OF_PERSON } else { TIMEOUT };
+    let output = timeout(patience, run(program, exec, is_interactive))
         .await
-        .map_err(|_| failed("did not end within a minute"))?
+        .map_err(|_| failed(&format!("did not end within {} s", patience.as_secs())))?
         .map_err(|problem| failed(&problem))?;
     // What does not parse may be a credential all the same.
     let credential: ExecCredential =
@@ -71,14 +78,30 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     Ok(Issued { token: status.token, certificate, expires })
 }
 
-async fn run(program: &str, exec: &ExecConfig) -> Result<Vec<u8>, String> {
+/// Whether the program gets the terminal, to ask the person there.
+fn may_ask(exec: &ExecConfig) -> Result<bool, String> {
+    match (&exec.interactive_mode, has_terminal()) {
+        (Some(ExecInteractiveMode::Always), false) => {
+            Err("asks a person, and podfs has no terminal to ask at; log in with that program first".to_owned())
+        }
+        (Some(ExecInteractiveMode::Never), _) => Ok(false),
+        (_, has_terminal) => Ok(has_terminal),
+    }
+}
+
+/// Whether standard input is a terminal that podfs may read: a process in the background would be stopped.
+fn has_terminal() -> bool {
+    tcgetpgrp(io::stdin()).is_ok_and(|foreground| foreground == getpgrp())
+}
+
+async fn run(program: &str, exec: &ExecConfig, is_interactive: bool) -> Result<Vec<u8>, String> {
     let version = exec.api_version.as_deref().unwrap_or("client.authentication.k8s.io/v1");
-    let wanted = json!({ "apiVersion": version, "kind": "ExecCredential", "spec": { "interactive": false } });
+    let wanted = json!({ "apiVersion": version, "kind": "ExecCredential", "spec": { "interactive": is_interactive } });
     let mut command = Command::new(program);
     command
         .args(exec.args.iter().flatten())
         .env("KUBERNETES_EXEC_INFO", wanted.to_string())
-        .stdin(Stdio::null())
+        .stdin(if is_interactive { Stdio::inherit() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .kill_on_drop(true);

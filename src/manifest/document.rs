@@ -102,6 +102,11 @@ impl Document {
         Self::from_value(origin, object)
     }
 
+    /// Its `metadata.name`, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.body.get("metadata")?.get("name")?.as_str()
+    }
+
     pub(super) fn from_value(origin: Origin, value: Value) -> Result<Self, ManifestError> {
         let body = mapping(&origin, value)?;
         Ok(Self {

@@ -21,7 +21,9 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::Pod;
 use crate::volume::Volume;
 
-pub use api::{Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, Unreachable};
+pub use api::{
+    Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, TokenPolicy, Unreachable, live_pod,
+};
 pub(crate) use api::{
     Conditions, Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, origin,
     post as post_events, title_of_signer,

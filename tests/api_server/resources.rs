@@ -21,7 +21,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 10] = [
+pub const RESOURCES: [Resource; 11] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -32,7 +32,11 @@ pub const RESOURCES: [Resource; 10] = [
     core("nodes", "Node", false, &[("spec.unschedulable", "/spec/unschedulable")]),
     bundles("v1beta1"),
     bundles("v1"),
+    DEPLOYMENTS,
 ];
+
+const DEPLOYMENTS: Resource =
+    Resource { group: "apps", version: "v1", plural: "deployments", kind: "Deployment", namespaced: true, fields: &[] };
 
 const fn core(
     plural: &'static str,

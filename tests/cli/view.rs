@@ -6,23 +6,18 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::mount::{MntFlags, umount2};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
-use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use podfs_fuse::mount::table::mounts_at;
-use tempfile::TempDir;
 
 use crate::common::caller::Caller;
-use crate::common::namespace::{Container, Propagation, bind, mount_tmpfs};
+use crate::common::fuse_user::{USER, as_user, is_mounted, read, wait_read, where_users_may_mount};
 use crate::common::outcome::{Outcome, finish};
 use crate::common::packages::top;
 use crate::common::terminal::{Terminal, with_standard_output};
 use crate::common::*;
 use crate::render::entries;
 
-/// The user who looks: one without any right.
-const USER: Caller = Caller::new(65534);
 const SECRET: &str = "correct horse battery staple";
 
 impl Fixture {
@@ -60,46 +55,10 @@ impl Fixture {
     }
 }
 
-/// Runs `test` where each user may use FUSE, whatever the modes of this machine's devices say; as udev has it.
-fn where_users_may_mount(test: impl FnOnce() + Send + 'static) {
-    Container::new(Propagation::Private).run(move || {
-        let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-        mount_tmpfs(directory.path());
-        let (device, number) = (directory.path().join("fuse"), makedev(10, 229));
-        mknod(&device, SFlag::S_IFCHR, Mode::empty(), number).expect("a device");
-        fs::set_permissions(&device, Permissions::from_mode(0o666)).expect("the mode is set");
-        bind(&device, Path::new("/dev/fuse"));
-        umount2(directory.path(), MntFlags::MNT_DETACH).expect("it is mounted in its place");
-        drop(directory);
-        test();
-    });
-}
-
-/// A prefix that runs a command as this user.
-fn as_user(user: Caller) -> Vec<String> {
-    ["setpriv", &format!("--reuid={}", user.uid), &format!("--regid={}", user.gid), "--clear-groups", "--"]
-        .map(str::to_owned)
-        .to_vec()
-}
-
-fn is_mounted(directory: &Path) -> bool {
-    mounts_at(directory).expect("a mount table").iter().any(|mounted| mounted.fs_type == "fuse.podfs-view")
-}
-
 #[track_caller]
 fn wait_mounted(running: &Running, directory: &Path) {
     running.wait_log(&format!("is at {}; Ctrl-C ends this", directory.display()));
     eventually("the view is mounted", || is_mounted(directory));
-}
-
-/// What the user reads.
-fn read(path: &Path) -> Option<String> {
-    USER.run(Path::new("/"), || fs::read_to_string(path).ok())
-}
-
-#[track_caller]
-fn wait_read(path: &Path, content: &str) {
-    eventually(&format!("{} is {content:?}", path.display()), || read(path).as_deref() == Some(content));
 }
 
 /// A ConfigMap and a Secret.

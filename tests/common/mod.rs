@@ -7,6 +7,7 @@ pub mod caller;
 pub mod cgroup;
 pub mod control;
 pub mod file_handle;
+pub mod fuse_user;
 pub mod identity;
 pub mod idmap;
 pub mod limit;

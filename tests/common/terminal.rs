@@ -79,6 +79,12 @@ impl Terminal {
         }
     }
 
+    /// As [`Self::controls`], and the command reads what is typed.
+    pub fn is_read_by(&self, command: &mut Command) {
+        command.stdin(self.inside.try_clone().expect("a descriptor"));
+        self.controls(command);
+    }
+
     /// Types.
     pub fn types(&mut self, keys: &[u8]) {
         self.keyboard.write_all(keys).expect("the terminal is there");

@@ -24,6 +24,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
 use super::exit::Failure;
+use super::kubectl;
 use keys::{KEYS, Key};
 
 /// Where the settings of a node are, unless another place is given.
@@ -47,7 +48,7 @@ struct Setting {
 /// # Errors
 /// A setting that cannot be used. Bad arguments and `--help` end the process.
 pub(super) fn arguments() -> Result<Cli, Failure> {
-    let words: Vec<OsString> = env::args_os().collect();
+    let words = kubectl::words();
     let parse = |podfs: Command| podfs.try_get_matches_from(&words);
     let podfs = match settled(&words) {
         Ok(podfs) => podfs,

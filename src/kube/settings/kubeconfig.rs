@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use k8s_openapi::ByteString;
-use kube_client::config::{AuthInfo, Cluster, Kubeconfig, KubeconfigError};
+use kube_client::config::{AuthInfo, Cluster, Context, Kubeconfig, KubeconfigError};
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -16,16 +16,17 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::{Authority, Bearer, Certificate, Settings, SettingsError, User, read_file, read_token};
 
+/// The namespace of the current context.
+pub(super) fn namespace(path: &Path) -> Result<Option<String>, SettingsError> {
+    let file = Kubeconfig::read_from(path).map_err(|error| unreadable(path, error))?;
+    let (_, context) = current_context(path, &file)?;
+    Ok(context.namespace.clone().filter(|namespace| !namespace.is_empty()))
+}
+
 pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
     let file = Kubeconfig::read_from(path).map_err(|error| unreadable(path, error))?;
     let invalid = |problem: String| SettingsError::invalid(path, problem);
-    let current = file.current_context.as_deref().filter(|name| !name.is_empty());
-    let current = current
-        .ok_or_else(|| invalid("has no current-context; set one with `kubectl config use-context`".to_owned()))?;
-    let context = file.contexts.iter().find(|context| context.name == current);
-    let context = context.and_then(|context| context.context.as_ref());
-    let context =
-        context.ok_or_else(|| invalid(format!("the current-context {current:?} is not among its contexts")))?;
+    let (current, context) = current_context(path, &file)?;
     let cluster = file.clusters.iter().find(|cluster| cluster.name == context.cluster);
     let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
     let cluster = cluster.ok_or_else(|| {
@@ -43,6 +44,19 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
         }
     };
     Reader { path, of: format!("cluster {:?}", context.cluster) }.settings(cluster, user)
+}
+
+/// The current context and its name.
+fn current_context<'a>(path: &Path, file: &'a Kubeconfig) -> Result<(&'a str, &'a Context), SettingsError> {
+    let invalid = |problem: String| SettingsError::invalid(path, problem);
+    let current = file.current_context.as_deref().filter(|name| !name.is_empty());
+    let current = current
+        .ok_or_else(|| invalid("has no current-context; set one with `kubectl config use-context`".to_owned()))?;
+    let context = file.contexts.iter().find(|context| context.name == current);
+    let context = context.and_then(|context| context.context.as_ref());
+    let context =
+        context.ok_or_else(|| invalid(format!("the current-context {current:?} is not among its contexts")))?;
+    Ok((current, context))
 }
 
 /// The texts of kubeconfig errors may quote what they could not parse, which may be a credential.

@@ -25,6 +25,19 @@ pub enum Access {
     InCluster,
 }
 
+impl Access {
+    /// The namespace that people mean who name none.
+    ///
+    /// # Errors
+    /// A kubeconfig that cannot be used.
+    pub fn namespace(&self) -> Result<Option<String>, SettingsError> {
+        match self {
+            Access::Kubeconfig(path) => kubeconfig::namespace(path),
+            Access::InCluster => Ok(None),
+        }
+    }
+}
+
 /// Everything needed to talk to an API server. Nothing in it shows a secret.
 pub(super) struct Settings {
     /// Its address.

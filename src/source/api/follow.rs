@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info};
 
+use super::TokenPolicy;
 use super::bundles::{Bundles, Signers, title_of_signer};
 use super::complaints::Journal;
 use super::contacts::Contacts;
@@ -44,6 +45,9 @@ pub(super) struct Follow {
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
     tokens: Issued,
+    /// Tokens that are empty, because they are not asked for.
+    unissued: BTreeSet<TokenKey>,
+    token_policy: TokenPolicy,
     contacts: Contacts,
     /// Where the tasks tell what they hear.
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
@@ -94,6 +98,7 @@ impl Follow {
         client: Client,
         files: Option<(FileSource, Snapshot)>,
         volumes: Option<Vec<Volume>>,
+        token_policy: TokenPolicy,
         contacts: Contacts,
     ) -> Follow {
         let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
@@ -101,6 +106,8 @@ impl Follow {
         Follow {
             signers: Signers::new(client.clone(), contacts.clone()),
             tokens: Issued::new(client.clone(), contacts.clone()),
+            unissued: BTreeSet::new(),
+            token_policy,
             client,
             files,
             pod,
@@ -316,7 +323,10 @@ impl Follow {
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
         self.signers.want(&signers(&references));
-        self.tokens.want(&references.tokens, &identity, &facts);
+        match self.token_policy {
+            TokenPolicy::Issued => self.tokens.want(&references.tokens, &identity, &facts),
+            TokenPolicy::Empty => self.unissued.clone_from(&references.tokens),
+        }
         let known = self.known();
         let mut wanted = keys(&references, &identity.namespace);
         wanted.extend(references.claims.iter().filter_map(|claim| {
@@ -354,7 +364,10 @@ impl Follow {
         Snapshot {
             pod: self.pod.clone(),
             objects: self.known().with_absences(absences),
-            tokens: self.tokens.tokens(),
+            tokens: match self.token_policy {
+                TokenPolicy::Issued => self.tokens.tokens(),
+                TokenPolicy::Empty => self.unissued.iter().map(|key| (key.clone(), Ok(Vec::new()))).collect(),
+            },
             heard: None,
             is_settling: self.settles().is_some(),
         }

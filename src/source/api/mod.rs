@@ -7,6 +7,7 @@
 //! | `bundles` | the ClusterTrustBundles of signers |
 //! | `tokens` | tokens, issued and replaced in time |
 //! | `start` | the pod, before anything is served |
+//! | `live` | the pod, or the template of the workload, that the server has at this moment |
 //! | `follow` | everything that is followed, put together as snapshots |
 //! | `question` | what the server was asked and has not answered |
 //! | `complaints` | what is wrong with objects, in the log |
@@ -22,6 +23,7 @@ mod complaints;
 mod contacts;
 mod events;
 mod follow;
+mod live;
 mod notices;
 mod question;
 mod single;
@@ -45,6 +47,7 @@ pub(crate) use bundles::{SignerTeller, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, post};
+pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::Question;
 pub(crate) use single::{ObjectTeller, Served, Task, Told, origin};
@@ -63,6 +66,17 @@ pub struct Plan {
     pub volumes: Option<Vec<Volume>>,
     /// Manifest files and what they say; they win.
     pub files: Option<(FileSource, Snapshot)>,
+    /// What becomes of the tokens that volumes ask for.
+    pub tokens: TokenPolicy,
+}
+
+/// What becomes of the tokens that volumes ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenPolicy {
+    /// The server issues them.
+    Issued,
+    /// The server is not asked, and each of them is empty: nothing shows them.
+    Empty,
 }
 
 /// An API server that is asked for objects, and tells of their changes.
@@ -140,13 +154,14 @@ impl ApiSource {
 
 async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
     let client = Client::open(plan.access).await?;
-    let mut follow = match &plan.pod {
-        Some(name) => {
-            let (pod, follower) = start::pod(&client, name, plan.node.as_deref()).await?;
-            Follow::new(client.clone(), plan.files, plan.volumes, contacts).with_pod(pod, follower)
-        }
-        None => Follow::new(client.clone(), plan.files, plan.volumes, contacts),
+    let pod = match &plan.pod {
+        Some(name) => Some(start::pod(&client, name, plan.node.as_deref()).await?),
+        None => None,
     };
+    let mut follow = Follow::new(client.clone(), plan.files, plan.volumes, plan.tokens, contacts);
+    if let Some((pod, follower)) = pod {
+        follow = follow.with_pod(pod, follower);
+    }
     let snapshot = follow.first().await;
     let conditions = snapshot.pod.as_ref().map(|pod| {
         let (conditions, post) = events::post(client, pod.identity.clone(), pod.facts.node_name.clone());

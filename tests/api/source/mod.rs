@@ -10,3 +10,4 @@ mod permissions;
 mod pods;
 mod refusals;
 mod tokens;
+mod view;

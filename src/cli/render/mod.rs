@@ -1,32 +1,33 @@
 //! `podfs render`: what the volumes of a pod will contain, for people and tests. No privilege, no FUSE, no node.
 
-use std::fs::{self, OpenOptions};
+mod old;
+
+use std::fs::OpenOptions;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
+use podfs_fuse::memory_lock;
 use podfs_fuse::printable::printable;
 
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
+use super::pod::PodOptions;
 use super::run::ROOT_DIRECTORY;
-use super::source::SourceOptions;
 use super::status::print;
-use crate::manifest::objects::Objects;
-use crate::manifest::parse_documents;
-use crate::manifest::pod::{Pod, is_pod_or_template};
+use crate::manifest::pod::Pod;
 use crate::payload::Inputs;
 use crate::render::directory::{self, DirectoryError};
 use crate::render::model::{Content, Rendering};
 use crate::render::{diff, json, tar, tree};
-use crate::source::{Accepted, FileSource, PodInput, PodName, Snapshot, Source};
+use crate::source::{Snapshot, Source};
 use crate::supervisor::run::machine;
+use old::Old;
 
 /// How long an API server may take to give what is asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,17 +52,12 @@ EXAMPLES:
   podfs render --pod pod.yaml --objects objects/ --container web --output json
   podfs render --pod pod.yaml --objects objects/ --reveal --output tar:volumes.tar
   podfs render --pod deployment.yaml --objects new/ --diff old/
-  podfs render --pod-name default/web --kubeconfig ~/.kube/config")]
+  podfs render --pod deployment.yaml --objects new/ --diff cluster --kubeconfig ~/.kube/config
+  podfs render --pod-name default/web --kubeconfig ~/.kube/config
+  kubectl podfs render pod/web --namespace shop")]
 pub(super) struct Render {
-    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
-    /// pod template is shown.
-    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
-    pod: Option<PathBuf>,
-    /// Ask the API server for this pod.
-    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
-    pod_name: Option<PodName>,
     #[command(flatten)]
-    source: SourceOptions,
+    pod: PodOptions,
     /// Show what this container sees at its mount paths, instead of the pod's volumes.
     #[arg(long, value_name = "NAME")]
     container: Option<String>,
@@ -70,9 +66,10 @@ pub(super) struct Render {
     #[arg(long, value_name = "tree|json|dir:DIR|tar[:FILE]", default_value = "tree")]
     output: Output,
     /// Show as a unified diff what changes against the objects in PATH, a file or a directory. The old pod is the one in PATH,
-    /// if that is a file with a pod in it.
-    #[arg(long, value_name = "PATH", conflicts_with = "output", value_hint = ValueHint::AnyPath)]
-    diff: Option<PathBuf>,
+    /// if that is a file with a pod in it. The word cluster compares with the pod, or the workload, and the objects that the API
+    /// server has: what changes in the containers if the manifests are applied.
+    #[arg(long, value_name = "PATH|cluster", conflicts_with = "output", value_hint = ValueHint::AnyPath)]
+    diff: Option<Old>,
     /// Show the contents of Secrets and tokens, too.
     #[arg(long)]
     reveal: bool,
@@ -105,14 +102,16 @@ impl FromStr for Output {
 }
 
 impl Render {
-    pub(super) fn execute(self) -> Result<(), Failure> {
+    pub(super) fn execute(mut self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
+        // No other process of the user looks into it, and there are no core dumps.
+        let _unlocked = memory_lock::protect_memory();
         if self.output == Output::Tar(None) && io::stdout().is_terminal() {
             let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
             return Err(Failure::input(anyhow!(sentence)));
         }
-        let (source, snapshot) =
-            self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        // Another token is no change.
+        let (source, snapshot) = self.pod.open(self.reveal && self.diff.is_none())?;
         let snapshot = block_on(&[], async { Ok(settled(source, snapshot).await) })?;
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let rendering = self.render(pod, &snapshot)?;
@@ -121,9 +120,11 @@ impl Render {
         }
         match &self.diff {
             Some(old) => {
-                let (old_pod, old_objects) = read_old(old, pod)?;
-                let old_snapshot = Snapshot { objects: old_objects, ..snapshot.clone() };
-                let old = self.render(&old_pod, &old_snapshot)?;
+                let old = old.read(&self.pod, pod, &snapshot)?;
+                let old = match &old {
+                    Some((pod, snapshot)) => self.render(pod, snapshot)?,
+                    None => Rendering::of_volumes(inputs(pod, &snapshot), &[]),
+                };
                 print(&diff::text(&old, &rendering, self.reveal))?;
             }
             None => self.give(&rendering)?,
@@ -194,7 +195,7 @@ impl Render {
 }
 
 /// What the volumes of a pod are made of.
-pub(super) fn inputs<'a>(pod: &'a Pod, snapshot: &'a Snapshot) -> Inputs<'a> {
+pub(in crate::cli) fn inputs<'a>(pod: &'a Pod, snapshot: &'a Snapshot) -> Inputs<'a> {
     Inputs {
         identity: &pod.identity,
         facts: &pod.facts,
@@ -202,22 +203,6 @@ pub(super) fn inputs<'a>(pod: &'a Pod, snapshot: &'a Snapshot) -> Inputs<'a> {
         tokens: &snapshot.tokens,
         machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
     }
-}
-
-/// The old pod and objects: those of the path. The pod is the new one, unless the path is a file that holds one.
-fn read_old(path: &Path, new: &Arc<Pod>) -> Result<(Arc<Pod>, Objects), Failure> {
-    let holds_pod = match path.is_file() {
-        true => {
-            let bytes = fs::read(path).map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))?;
-            parse_documents(path, &bytes)?.iter().any(is_pod_or_template)
-        }
-        false => false,
-    };
-    let (_files, snapshot) = match holds_pod {
-        true => FileSource::open_accepting(Accepted::Templates, Some(PodInput::File(path.to_owned())), &[])?,
-        false => FileSource::open(None, &[path.to_owned()])?,
-    };
-    Ok((snapshot.pod.unwrap_or_else(|| Arc::clone(new)), snapshot.objects))
 }
 
 /// What is known once nothing is on its way any more, or once the server had its time.
@@ -243,6 +228,6 @@ fn judge(rendering: &Rendering<'_>) -> Result<(), Failure> {
 }
 
 /// A sentence for people, on standard error.
-pub(super) fn say(sentence: &str) {
+pub(in crate::cli) fn say(sentence: &str) {
     eprintln!("podfs: {}", printable(sentence));
 }

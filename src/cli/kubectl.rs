@@ -1,0 +1,79 @@
+//! `kubectl podfs view` and `kubectl podfs render`: podfs under the names by which kubectl finds its plugins, and what kubectl
+//! knows: its kubeconfig, the namespace of the current context, and pods by `pod/NAME`.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::anyhow;
+
+use super::exit::Failure;
+
+/// Names of links to podfs, and the commands that they stand for. kubectl looks for `kubectl podfs view` by the name with two
+/// dashes; an underscore stands for a dash in a word, as in `kubectl podfs-view`.
+const LINKS: [(&str, &str); 4] = [
+    ("kubectl-podfs-render", "render"),
+    ("kubectl-podfs-view", "view"),
+    ("kubectl-podfs_render", "render"),
+    ("kubectl-podfs_view", "view"),
+];
+
+/// The words of the command line. Those of a link begin with podfs and the command that it stands for.
+pub(super) fn words() -> Vec<OsString> {
+    let mut words: Vec<OsString> = env::args_os().collect();
+    let name = words.first().and_then(|program| Path::new(program).file_name());
+    if let Some((_, command)) = LINKS.iter().find(|(link, _)| name.is_some_and(|name| name == *link)) {
+        words.splice(..1, ["podfs".into(), (*command).into()]);
+    }
+    words
+}
+
+/// A pod as kubectl calls it: `pod/web`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PodReference(pub(super) String);
+
+impl FromStr for PodReference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PodReference, String> {
+        match text.split_once('/') {
+            Some(("pod" | "pods" | "po", name)) if !name.is_empty() && !name.contains('/') => {
+                Ok(PodReference(name.to_owned()))
+            }
+            _ => Err("give pod/NAME; a workload is shown from its manifest, with --pod".to_owned()),
+        }
+    }
+}
+
+/// The kubeconfig that kubectl uses.
+///
+/// # Errors
+/// When there are several, or none can be named.
+pub(super) fn kubeconfig() -> Result<PathBuf, Failure> {
+    let list = env::var_os("KUBECONFIG").unwrap_or_default();
+    let mut named = env::split_paths(&list).filter(|path| !path.as_os_str().is_empty());
+    match (named.next(), named.next(), env::home_dir()) {
+        (Some(_), Some(_), _) => Err(Failure::input(anyhow!(
+            "KUBECONFIG names several files, of which podfs reads one; give it with --kubeconfig"
+        ))),
+        (Some(path), None, _) => Ok(path),
+        (None, _, Some(home)) => Ok(home.join(".kube/config")),
+        (None, _, None) => Err(Failure::input(anyhow!("there is no kubeconfig of yours; give one with --kubeconfig"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_goes_by_its_kind_and_name() {
+        for text in ["pod/web", "pods/web", "po/web"] {
+            assert_eq!(text.parse(), Ok(PodReference("web".to_owned())));
+        }
+        for text in ["web", "pod/", "deployment/web", "pod/a/b", ""] {
+            assert!(text.parse::<PodReference>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The options that say which pod is looked at, which the commands that need no root have in common.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueHint};
+
+use super::exit::Failure;
+use super::kubectl::{self, PodReference};
+use super::source::SourceOptions;
+use crate::source::{Accepted, PodName, Snapshot, Source};
+
+/// A pod, and where it and its objects come from.
+#[derive(Args)]
+pub(super) struct PodOptions {
+    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
+    /// pod template is shown.
+    #[arg(long, value_name = "FILE|-", required_unless_present_any = ["pod_name", "reference"],
+        value_hint = ValueHint::FilePath)]
+    pod: Option<PathBuf>,
+    /// Ask the API server for this pod.
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    pod_name: Option<PodName>,
+    /// Ask the API server for this pod. Without --kubeconfig, that is the server of kubectl: the file in KUBECONFIG or
+    /// ~/.kube/config says which.
+    #[arg(value_name = "pod/NAME", conflicts_with_all = ["pod", "pod_name"])]
+    reference: Option<PodReference>,
+    /// The namespace of pod/NAME, if it is not that of the kubeconfig's current context.
+    #[arg(short, long, requires = "reference")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    source: SourceOptions,
+}
+
+impl PodOptions {
+    /// Opens what the options say. Tokens are asked for only if they are to be shown.
+    pub(super) fn open(&mut self, reveal: bool) -> Result<(Source, Snapshot), Failure> {
+        self.source.without_tokens = !reveal;
+        let name = self.name()?;
+        self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), name.as_ref(), None)
+    }
+
+    /// The file with the pod's manifest.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.pod.as_deref()
+    }
+
+    /// Where objects come from.
+    pub(super) fn source(&self) -> &SourceOptions {
+        &self.source
+    }
+
+    fn name(&mut self) -> Result<Option<PodName>, Failure> {
+        let Some(PodReference(name)) = &self.reference else { return Ok(self.pod_name.clone()) };
+        let access = self.source.access_or(kubectl::kubeconfig)?;
+        let namespace = match &self.namespace {
+            Some(namespace) => namespace.clone(),
+            None => access.namespace().map_err(Failure::input)?.unwrap_or_else(|| "default".to_owned()),
+        };
+        Ok(Some(PodName { namespace, name: name.clone() }))
+    }
+}

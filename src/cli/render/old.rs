@@ -1,0 +1,116 @@
+//! The old side of `podfs render --diff`: what other files say, or what the cluster has at this moment.
+
+use std::convert::Infallible;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::anyhow;
+
+use super::super::block_on;
+use super::super::exit::Failure;
+use super::super::pod::PodOptions;
+use super::{say, settled};
+use crate::manifest::pod::{Pod, is_pod_or_template};
+use crate::manifest::{Document, parse_documents};
+use crate::source::{
+    Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
+};
+
+/// What admission adds to each pod with a service account; manifests do not have it.
+const INJECTED: &str = "kube-api-access-";
+
+/// What is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Old {
+    /// What the API server has.
+    Cluster,
+    /// A file or a directory.
+    Files(PathBuf),
+}
+
+impl FromStr for Old {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Old, Infallible> {
+        Ok(if text == "cluster" { Old::Cluster } else { Old::Files(text.into()) })
+    }
+}
+
+impl Old {
+    /// The old pod, and what is known of its objects. There is none if the cluster does not have it.
+    pub(super) fn read(
+        &self,
+        options: &PodOptions,
+        new: &Arc<Pod>,
+        snapshot: &Snapshot,
+    ) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {
+        match self {
+            Old::Files(path) => of_files(path, new, snapshot).map(Some),
+            Old::Cluster => {
+                let sentence = "--diff cluster compares with an API server; give --kubeconfig or --in-cluster, too";
+                let access = options.source().access().ok_or_else(|| Failure::input(anyhow!(sentence)))?;
+                of_cluster(access, options.file(), new)
+            }
+        }
+    }
+}
+
+/// Those of the path. The pod is the new one, unless the path is a file that holds one.
+fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod>, Snapshot), Failure> {
+    let holds_pod = path.is_file() && documents(path)?.iter().any(is_pod_or_template);
+    let (_files, old) = match holds_pod {
+        true => FileSource::open_accepting(Accepted::Templates, Some(PodInput::File(path.to_owned())), &[])?,
+        false => FileSource::open(None, &[path.to_owned()])?,
+    };
+    let pod = old.pod.unwrap_or_else(|| Arc::clone(new));
+    Ok((pod, Snapshot { objects: old.objects, ..snapshot.clone() }))
+}
+
+fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {
+    let Subject { api_version, kind, name } = Subject::of(file, new)?;
+    let live = block_on(&[], async { Ok(live_pod(access.clone(), &api_version, &kind, &name).await?) })?;
+    let Some(mut live) = live else {
+        say(&format!("the API server has no {kind} {name}; everything is new"));
+        return Ok(None);
+    };
+    let is_of_manifest = |name: &str| new.volumes.iter().any(|volume| volume.name.as_str() == name);
+    live.volumes.retain(|volume| !volume.name.as_str().starts_with(INJECTED) || is_of_manifest(volume.name.as_str()));
+    let live = Arc::new(live);
+    let (no_files, empty) = FileSource::open(None, &[])?;
+    let of_pod = Snapshot { pod: Some(Arc::clone(&live)), ..empty };
+    let files = Some((no_files, of_pod));
+    let plan = Plan { access, pod: None, node: None, volumes: None, files, tokens: TokenPolicy::Empty };
+    let (api, snapshot) = ApiSource::open(plan)?;
+    let snapshot = block_on(&[], async { Ok(settled(Source::Api(api), snapshot).await) })?;
+    Ok(Some((live, snapshot)))
+}
+
+/// The pod or the workload of a manifest.
+struct Subject {
+    api_version: String,
+    kind: String,
+    name: PodName,
+}
+
+impl Subject {
+    /// That of the file; otherwise the pod itself.
+    fn of(file: Option<&Path>, pod: &Pod) -> Result<Subject, Failure> {
+        let namespace = pod.identity.namespace.clone();
+        let file = file.filter(|file| *file != Path::new("-"));
+        let document = file.map(documents).transpose()?.and_then(|all| all.into_iter().find(is_pod_or_template));
+        let Some(document) = document else {
+            let name = PodName { namespace, name: pod.identity.name.clone() };
+            return Ok(Subject { api_version: "v1".to_owned(), kind: "Pod".to_owned(), name });
+        };
+        let (api_version, kind) = (document.api_version.clone(), document.kind.clone());
+        let name = document.name().unwrap_or(&pod.identity.name).to_owned();
+        Ok(Subject { api_version, kind, name: PodName { namespace, name } })
+    }
+}
+
+fn documents(path: &Path) -> Result<Vec<Document>, Failure> {
+    let bytes = fs::read(path).map_err(|error| Failure::input(anyhow!("{}: {error}", path.display())))?;
+    Ok(parse_documents(path, &bytes)?)
+}

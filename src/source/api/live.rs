@@ -1,0 +1,33 @@
+//! The pod, or the template of the workload, that the server has at this moment: what a manifest is compared with.
+
+use super::single::origin;
+use super::start::{PodName, StartError};
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::Class;
+use crate::kube::settings::Access;
+use crate::manifest::Document;
+use crate::manifest::pod::{Pod, from_template};
+
+/// The pod, or the pod of the workload's template, of this `apiVersion`, kind and name; none if the server does not have it.
+///
+/// # Errors
+/// Settings that cannot be used, and what the server refuses.
+pub async fn live_pod(
+    access: Access,
+    api_version: &str,
+    kind: &str,
+    name: &PodName,
+) -> Result<Option<Pod>, StartError> {
+    let Some(resource) = Resource::of_pods(api_version, kind) else { return Ok(None) };
+    let client = Client::open(access).await?;
+    let collection = Collection::only(resource, Some(&name.namespace), &name.name);
+    let found = client.get(&collection).await.map_err(|error| StartError::Refused {
+        pod: name.clone(),
+        is_final: matches!(error.class, Class::Unauthorized | Class::Forbidden),
+        sentence: error.sentence,
+    })?;
+    let Some(found) = found else { return Ok(None) };
+    let document = Document::of_server(origin(&format!("{kind} {name}")), found)?;
+    Ok(Some(Pod::parse(from_template(document)?)?))
+}

@@ -1,0 +1,215 @@
+//! `podfs view` and `podfs render` of pods of an API server, with the rights of a user.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::api_server::{MASTERS, Style, User};
+use crate::common::fuse_user::{USER, as_user, is_mounted, read, wait_read, where_users_may_mount};
+use crate::common::outcome::{Outcome, finish};
+use crate::common::terminal::Terminal;
+use crate::common::*;
+use crate::rig::Rig;
+
+const VOLUMES: &str = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}, \
+    {name: access, projected: {sources: [{serviceAccountToken: {path: token}}, {configMap: {name: app}}]}}]";
+
+/// A server with the pod, and a user who may get and watch pods and ConfigMaps, and nothing else.
+fn rig_of_user(volumes: &str) -> (Rig, User) {
+    let mut rig = Rig::new(volumes);
+    let jane = User::new("jane", "developers");
+    for resource in ["pods", "configmaps"] {
+        rig.server.permit(&jane, &["get", "watch"], resource);
+    }
+    rig.kubeconfig = rig.server.kubeconfig_of(&jane, Style::Embedded);
+    let directory = rig.kubeconfig.parent().expect("a directory");
+    fs::set_permissions(directory, Permissions::from_mode(0o755)).expect("the mode is set");
+    chown(rig.fixture.path(""), Some(USER.uid), Some(USER.gid)).expect("given away");
+    (rig, jane)
+}
+
+impl Rig {
+    /// podfs as the user, with these arguments.
+    fn as_user(&self, program: &Path, arguments: &[&str]) -> Command {
+        let prefix = as_user(USER);
+        let mut command = Command::new(&prefix[0]);
+        command.args(&prefix[1..]).arg(program).args(arguments);
+        command.env("PODFS_CONFIG", "/dev/null").env_remove("RUST_LOG").stdin(Stdio::null());
+        command
+    }
+
+    fn view(&self, directory: &Path) -> Running {
+        let mut command = self.as_user(Path::new(PODFS), &["view", "--pod-name", "default/web", "--kubeconfig"]);
+        let running = self.fixture.spawn(command.arg(&self.kubeconfig).arg(directory));
+        running.wait_log("Ctrl-C ends this");
+        running
+    }
+}
+
+#[test]
+fn a_view_needs_get_and_watch_only_and_reports_what_is_forbidden() {
+    where_users_may_mount(|| {
+        let (rig, _) = rig_of_user(VOLUMES);
+        rig.put_config("1");
+        rig.server.put(&secret("tls", &[("key", "pem")]));
+        let directory = rig.fixture.path("view");
+        let mut viewing = rig.view(&directory);
+        wait_read(&directory.join("config/key"), "1");
+        // No token is asked for that nobody sees.
+        wait_read(&directory.join("access/token"), "");
+        assert_eq!(rig.server.count("create", "serviceaccounts/token"), 0);
+        viewing.wait_log("podfs: MountVolume.SetUp failed for volume \"keys\" : secrets \"tls\" is forbidden");
+        assert!(!directory.join("keys").exists());
+        rig.put_config("2");
+        wait_read(&directory.join("config/key"), "2");
+        wait_read(&directory.join("access/key"), "2");
+        rig.server.delete("Pod", "default", "web");
+        viewing.wait_log("the pod is gone from the API server; its volumes stay as they are");
+        assert_eq!(read(&directory.join("config/key")).as_deref(), Some("2"));
+        assert!(viewing.stop().success() && !is_mounted(&directory));
+    });
+}
+
+#[test]
+fn a_view_asks_for_no_list_of_a_server_that_sends_initial_events() {
+    let (rig, _) = rig_of_user("[{name: config, configMap: {name: app}}]");
+    rig.put_config("1");
+    let mut render = rig.as_user(Path::new(PODFS), &["render", "--pod-name", "default/web", "--kubeconfig"]);
+    let outcome = finish(render.arg(&rig.kubeconfig));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(rig.server.count("list", "configmaps"), 0);
+}
+
+#[test]
+fn podfs_is_a_plugin_of_kubectl_by_the_names_of_its_links() {
+    where_users_may_mount(|| {
+        let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
+        rig.put_config("1");
+        let link = |name: &str| -> PathBuf {
+            let link = rig.fixture.path(name);
+            symlink(PODFS, &link).expect("a link");
+            link
+        };
+        for name in ["kubectl-podfs-render", "kubectl-podfs_render"] {
+            let mut command = rig.as_user(&link(name), &["pod/web", "-n", "default"]);
+            let outcome = finish(command.env("KUBECONFIG", &rig.kubeconfig));
+            assert!(outcome.stdout.starts_with("pod default/web\n"), "{}", outcome.stderr);
+        }
+        for name in ["kubectl-podfs-view", "kubectl-podfs_view"] {
+            let directory = rig.fixture.path("view");
+            let mut command = rig.as_user(&link(name), &["pod/web"]);
+            let mut viewing = rig.fixture.spawn(command.arg(&directory).env("KUBECONFIG", &rig.kubeconfig));
+            wait_read(&directory.join("config/key"), "1");
+            assert!(viewing.stop().success(), "{}", viewing.log());
+        }
+        // The namespace is that of the current context.
+        let kubeconfig = fs::read_to_string(&rig.kubeconfig).expect("a kubeconfig");
+        let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("JSON");
+        kubeconfig["contexts"][0]["context"]["namespace"] = "shop".into();
+        let in_shop = rig.server.write("shop.kubeconfig", &kubeconfig.to_string());
+        let render = |arguments: &[&str]| finish(rig.as_user(Path::new(PODFS), arguments).env("KUBECONFIG", &in_shop));
+        render(&["render", "pod/web"]).says(2, &["pods \"web\" not found in namespace \"shop\" of the API server"]);
+        assert_eq!(render(&["render", "pod/web", "--namespace", "default"]).code, Some(0));
+        let several = format!("{}:{}", in_shop.display(), rig.kubeconfig.display());
+        let mut command = rig.as_user(Path::new(PODFS), &["render", "pod/web"]);
+        finish(command.env("KUBECONFIG", several)).says(2, &["KUBECONFIG names several files", "--kubeconfig"]);
+        let outcome = render(&["render", "deployment/web"]);
+        assert!(outcome.code == Some(2) && outcome.stderr.contains("give pod/NAME"), "{}", outcome.stderr);
+        let mut command = rig.as_user(Path::new(PODFS), &["render", "pod/web"]);
+        let home = command.env_remove("KUBECONFIG").env("HOME", rig.fixture.path("home"));
+        finish(home).says(2, &["/home/.kube/config: the kubeconfig cannot be read"]);
+        drop(jane);
+    });
+}
+
+#[test]
+fn a_program_for_credentials_may_ask_the_person_at_the_terminal() {
+    let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
+    rig.put_config("1");
+    let (stem, token) = ("asking", rig.server.new_token(&jane));
+    let credential =
+        json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": token}});
+    let script = format!(
+        "#!/bin/sh\nprintf 'Password: ' >&2\nread -r password || exit 1\n[ \"$password\" = sesame ] || exit 1\n\
+         printf '%s' '{credential}'\n"
+    );
+    let program = rig.server.write(&format!("{stem}.sh"), &script);
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("a program");
+    let kubeconfig = fs::read_to_string(&rig.kubeconfig).expect("a kubeconfig");
+    let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("JSON");
+    kubeconfig["users"][0]["user"] = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": program, "interactiveMode": "Always"}});
+    let kubeconfig = rig.server.write("asking.kubeconfig", &kubeconfig.to_string());
+    let render = || {
+        let mut command = Command::new(PODFS);
+        command.args(["render", "--pod-name", "default/web", "--kubeconfig"]).arg(&kubeconfig);
+        command.env("PODFS_CONFIG", "/dev/null").stdin(Stdio::null());
+        command
+    };
+    finish(&mut render()).says(2, &["asks a person, and podfs has no terminal to ask at"]);
+    let mut terminal = Terminal::new(24, 80);
+    let mut command = render();
+    terminal.is_read_by(&mut command);
+    let child = command.stdout(Stdio::piped()).spawn().expect("podfs starts");
+    terminal.wait_line("the question", |line| line.contains("Password:"));
+    terminal.types(b"sesame\n");
+    let output = child.wait_with_output().expect("podfs ends");
+    assert!(output.status.success(), "{}", terminal.written());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("| 1\n"), "{}", terminal.written());
+}
+
+/// `podfs render --diff cluster` of the fixture's files.
+fn diff(rig: &Rig, arguments: &[&str]) -> Outcome {
+    let mut command = Command::new(PODFS);
+    command.arg("render").arg("--pod").arg(rig.fixture.pod()).arg("--objects").arg(rig.fixture.objects());
+    command.args(["--diff", "cluster"]).args(arguments).env("PODFS_CONFIG", "/dev/null").stdin(Stdio::null());
+    finish(&mut command)
+}
+
+#[test]
+fn a_diff_with_the_cluster_shows_what_changes_in_the_containers() {
+    let volumes = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}]";
+    let rig = Rig::new(volumes);
+    let kubeconfig = rig.server.kubeconfig_of(&User::new("admin", MASTERS), Style::Embedded);
+    let kubeconfig = ["--kubeconfig", kubeconfig.to_str().expect("text")];
+    rig.put_config("1\n");
+    rig.server.put(&secret("tls", &[("key", "pem")]));
+    assert_eq!(diff(&rig, &kubeconfig).stdout, "", "nothing is to be applied");
+    rig.fixture.write("objects/app.yaml", &config_map("app", &[("key", "2\n")]));
+    rig.fixture.write("objects/tls.yaml", &secret("tls", &[("key", "other")]));
+    let outcome = diff(&rig, &kubeconfig);
+    let expected = "\
+--- config/key
++++ config/key
+@@ -1,1 +1,1 @@
+-1
++2
+--- keys/key
++++ keys/key
+-<3 bytes>
++<5 bytes>
+";
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), expected), "{}", outcome.stderr);
+    // The volumes of a workload are those of its template in the cluster.
+    let deployment = |mode: &str, name: &str| {
+        format!(
+            "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: {name}, namespace: default}}, spec: {{template: {{\
+             metadata: {{labels: {{app: web}}}}, spec: {{containers: [{{name: web}}], volumes: [\
+             {{name: config, configMap: {{name: app, defaultMode: {mode}}}}}]}}}}}}}}"
+        )
+    };
+    rig.server.put(&deployment("420", "web"));
+    rig.fixture.write("pod.yaml", &deployment("256", "web"));
+    rig.fixture.remove("objects/app.yaml");
+    let outcome = diff(&rig, &kubeconfig);
+    let expected = "--- config/key\n+++ config/key\n-[-rw-r--r-- 0:0]\n+[-r-------- 0:0]\n";
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), expected), "{}", outcome.stderr);
+    rig.fixture.write("pod.yaml", &deployment("256", "new"));
+    let outcome = diff(&rig, &kubeconfig);
+    assert!(outcome.stderr.contains("the API server has no Deployment default/new; everything is new"));
+    assert!(outcome.stdout.starts_with("--- /dev/null\n+++ config\n"), "{}", outcome.stdout);
+    diff(&rig, &[]).says(2, &["--diff cluster compares with an API server; give --kubeconfig or --in-cluster"]);
+}
