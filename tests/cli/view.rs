@@ -16,7 +16,7 @@ use crate::common::outcome::{Outcome, finish};
 use crate::common::packages::top;
 use crate::common::terminal::{Terminal, with_standard_output};
 use crate::common::*;
-use crate::render::entries;
+use crate::render::archives::entries;
 
 const SECRET: &str = "correct horse battery staple";
 
