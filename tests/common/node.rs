@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Fixture, PODFS, Running, eventually};
+use super::{Fixture, PODFS, Running, TIMEOUT};
 
 /// A node without a cluster.
 pub struct Node {
@@ -45,7 +45,10 @@ impl Node {
     #[track_caller]
     pub fn start_command(&self, mut command: Command) -> Running {
         let daemon = self.fixture.spawn(&mut command);
-        eventually(&format!("the daemon answers:\n{}", daemon.log()), || self.ask(&["state"]).status.success());
+        let deadline = Instant::now() + TIMEOUT;
+        while !self.ask(&["state"]).status.success() {
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", daemon.log());
+        }
         daemon
     }
 

@@ -1,12 +1,11 @@
 //! Volume plugins: what the manager has to know of a kind of volume, as the kubelet's `VolumePlugin` says it.
 //!
-//! A plugin names its volumes and says what they need. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
+//! A plugin names its volumes. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
 //! are the built-in plugins (`built_in`).
 
 mod built_in;
 
 use std::fmt;
-use std::path::Path;
 
 use crate::manifest::pod::PodUid;
 use crate::volume::Volume;
@@ -23,47 +22,6 @@ pub trait VolumePlugin: Send + Sync {
     fn unique_volume_name(&self, pod: &PodUid, volume: &str) -> String {
         format!("{}/{pod}-{volume}", self.name())
     }
-
-    /// Whether a mounted volume has to be set up again when its pod is processed again, because its content follows objects.
-    fn requires_remount(&self) -> bool {
-        false
-    }
-
-    /// Whether a PersistentVolume of the kind may have `mountOptions`.
-    fn supports_mount_options(&self) -> bool {
-        false
-    }
-
-    /// The volume that an earlier daemon left at `ROOT/pods/UID/volumes/PLUGIN~DIRECTORY/NAME`, from its name alone.
-    ///
-    /// # Errors
-    /// When the name is none of a volume.
-    fn construct_spec(&self, path: &Path) -> Result<ReconstructedSpec, PluginError> {
-        let name = path.file_name().and_then(|name| name.to_str());
-        match name.filter(|name| crate::types::is_dns_label(name)) {
-            Some(name) => Ok(ReconstructedSpec { plugin: self.name(), volume: name.to_owned() }),
-            None => Err(PluginError::NoName(path.display().to_string())),
-        }
-    }
-
-    /// Whether its volumes have to be attached to the node.
-    fn is_attachable(&self) -> bool {
-        false
-    }
-
-    /// Whether its volumes have a mount of the node that the mounts of pods are taken from.
-    fn is_device_mountable(&self) -> bool {
-        false
-    }
-}
-
-/// What is known of a volume that was found by its directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReconstructedSpec {
-    /// The plugin that serves it.
-    pub plugin: &'static str,
-    /// Its name in the directory: that of the pod's volume, or of its PersistentVolume.
-    pub volume: String,
 }
 
 /// Why there is no plugin for a volume. Texts are the kubelet's.
@@ -82,9 +40,6 @@ pub enum PluginError {
     /// Two plugins or more claim to serve it.
     #[error("multiple volume plugins matched: {}", .0.join(","))]
     Several(Vec<&'static str>),
-    /// A directory without the name of a volume.
-    #[error("{0} is no directory of a volume")]
-    NoName(String),
     /// Two plugins go by one name.
     #[error("volume plugin {0:?} was registered more than once")]
     Twice(&'static str),
@@ -127,11 +82,6 @@ impl Registry {
                 Err(PluginError::Several(names.collect()))
             }
         }
-    }
-
-    /// The plugin of this name.
-    pub fn named(&self, name: &str) -> Option<&dyn VolumePlugin> {
-        self.0.iter().find(|plugin| plugin.name() == name).map(AsRef::as_ref)
     }
 }
 

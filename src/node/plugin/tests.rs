@@ -1,5 +1,3 @@
-use std::path::Path;
-
 use super::*;
 use crate::node::sample;
 
@@ -35,7 +33,6 @@ fn each_kind_of_volume_has_one_plugin_with_the_kubelets_name() {
         assert_eq!(plugin.name(), name);
         let unique = plugin.unique_volume_name(&pod.identity.uid, volume.name.as_str());
         assert_eq!(unique, format!("{name}/u-{}", volume.name));
-        assert_eq!(plugin.requires_remount(), ["a", "b", "c", "d"].contains(&volume.name.as_str()), "{name}");
         if let Some(directory) = volume.kind.directory {
             assert_eq!(directory.replace('~', "/"), name, "the directory's name leads to the plugin");
         }
@@ -55,15 +52,4 @@ fn a_volume_without_a_plugin_or_with_several_is_refused_by_name() {
     assert_eq!(error, "multiple volume plugins matched: a,b");
     let twice = Registry::new(vec![Box::new(Greedy("a")), Box::new(Greedy("a"))]).expect_err("one name").to_string();
     assert_eq!(twice, "volume plugin \"a\" was registered more than once");
-}
-
-#[test]
-fn a_volume_is_constructed_from_the_name_of_its_directory_alone() {
-    let registry = Registry::built_in();
-    let plugin = registry.named("kubernetes.io/secret").expect("a plugin");
-    let path = Path::new("/nonexistent/pods/u/volumes/kubernetes.io~secret/keys");
-    let spec = plugin.construct_spec(path).expect("a volume");
-    assert_eq!(spec, ReconstructedSpec { plugin: "kubernetes.io/secret", volume: "keys".to_owned() });
-    let error = plugin.construct_spec(Path::new("/pods/u/volumes/kubernetes.io~secret/..")).expect_err("no name");
-    assert!(error.to_string().contains("is no directory of a volume"), "{error}");
 }

@@ -14,10 +14,14 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::kill;
 use nix::sys::socket::{Backlog, listen};
+use nix::unistd::Pid;
 
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::run_dir::trust::{self, Untrusted};
@@ -26,6 +30,11 @@ use crate::supervisor::run_dir::trust::{self, Untrusted};
 pub const SOCKET: &str = "node.sock";
 /// The locked file there.
 pub const LOCK: &str = "node.lock";
+
+/// How long a daemon that is gone may have the lock, by a child of it.
+const DYING: Duration = Duration::from_secs(3);
+/// How long to wait until the lock is tried again.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why this process cannot be the daemon of the run directory.
 #[derive(Debug, thiserror::Error)]
@@ -73,19 +82,16 @@ impl DaemonLock {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
         // Another process may have made it first.
         trust::check(&directory)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = trust::open(&mut options, &path).map_err(failed)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(mut lock) => {
-                let text = format!("{}\n", std::process::id());
-                // The file keeps its block, so that a daemon can start on a disk that is full meanwhile.
-                lock.write_all(text.as_bytes()).and_then(|()| lock.set_len(text.len() as u64)).map_err(failed)?;
-                Ok(DaemonLock { directory, has_socket: false, lock })
-            }
-            Err((file, Errno::EWOULDBLOCK)) => Err(DaemonError::Taken { pid: holder(file), path }),
-            Err((_, errno)) => Err(failed(errno.into())),
-        }
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            trust::open(&mut options, &path).map_err(failed)
+        };
+        let mut lock = lock(open, &path)?;
+        let text = format!("{}\n", std::process::id());
+        // The file keeps its block, so that a daemon can start on a disk that is full meanwhile.
+        lock.write_all(text.as_bytes()).and_then(|()| lock.set_len(text.len() as u64)).map_err(failed)?;
+        Ok(DaemonLock { directory, has_socket: false, lock })
     }
 
     /// Listens on the socket, in the place of one that a daemon which was killed has left.
@@ -135,6 +141,29 @@ impl Drop for DaemonLock {
             let _gone = fs::remove_file(self.directory.join(SOCKET));
         }
     }
+}
+
+/// Locks the file. A child of a daemon that was killed has its lock until the child executes its own program: that is waited out.
+fn lock(open: impl Fn() -> Result<File, DaemonError>, path: &Path) -> Result<Flock<File>, DaemonError> {
+    let until = Instant::now() + DYING;
+    loop {
+        match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((file, Errno::EWOULDBLOCK)) => {
+                let pid = holder(file);
+                if !is_gone(&pid) || Instant::now() > until {
+                    return Err(DaemonError::Taken { pid, path: path.to_owned() });
+                }
+                sleep(PAUSE);
+            }
+            Err((_, errno)) => return Err(DaemonError::File { path: path.to_owned(), cause: errno.into() }),
+        }
+    }
+}
+
+/// Whether no process has this id.
+fn is_gone(pid: &str) -> bool {
+    pid.parse().is_ok_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
 /// The process that wrote into the locked file. One that has just begun may not have written yet.
@@ -206,6 +235,19 @@ mod tests {
         assert!(refused.starts_with("podfs node runs already here"), "{refused}");
         drop(lock);
         assert!(run.join(SOCKET).exists(), "it is that of the other one");
+    }
+
+    #[test]
+    fn a_daemon_waits_for_the_lock_that_a_child_of_a_killed_one_has_still() {
+        let run = tempfile::tempdir().expect("a directory");
+        let lock = DaemonLock::take(run.path()).expect("the first");
+        // No process has the largest id.
+        fs::write(run.path().join(LOCK), format!("{}\n", i32::MAX)).expect("written");
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| DaemonLock::take(run.path()).map(drop));
+            drop(lock);
+            next.join().expect("no panic").expect("the lock is free by now");
+        });
     }
 
     #[test]

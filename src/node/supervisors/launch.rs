@@ -32,6 +32,7 @@ const NOT_TRANSIENT: [&str; 4] = ["Type", "ExecStart", "EnvironmentFile", "Slice
 pub(super) struct Launcher {
     program: PathBuf,
     arguments: Vec<OsString>,
+    run_directory: PathBuf,
     is_systemd: bool,
 }
 
@@ -46,8 +47,8 @@ pub(super) enum Launched {
 
 impl Launcher {
     /// Starts this program with these arguments for each pod, besides its manifest and its uid.
-    pub(super) fn new(program: PathBuf, arguments: Vec<OsString>) -> Launcher {
-        Launcher { program, arguments, is_systemd: Path::new(BOOTED).is_dir() }
+    pub(super) fn new(program: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
+        Launcher { program, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
     }
 
     /// Starts the supervisor of a pod.
@@ -101,7 +102,10 @@ impl Launcher {
             if section == "Install" || NOT_TRANSIENT.contains(&key.as_str()) || key == "Documentation" {
                 continue;
             }
-            let value = value.replace("%i", uid.as_str()).replace("/usr/bin/podfs", &program);
+            let mut value = value.replace("%i", uid.as_str()).replace("/usr/bin/podfs", &program);
+            if key == "ExecReload" {
+                value.push_str(&format!(" --run-dir {}", quoted(&self.run_directory)));
+            }
             // Written twice in a file, they are added to each other; given twice as properties, the last one counts.
             match properties.iter_mut().find(|(other, _)| *other == key && key == "CapabilityBoundingSet") {
                 Some((_, all)) => all.extend([" ", &value]),
@@ -139,6 +143,12 @@ fn unit_name(uid: &PodUid) -> String {
     format!("podfs-pod-{uid}.service")
 }
 
+/// A path as a word of a command line of a unit (`systemd.service(5)`).
+fn quoted(path: &Path) -> String {
+    let escaped = path.display().to_string().replace('\\', r"\\").replace('"', r#"\""#).replace('$', "$$");
+    format!("\"{escaped}\"")
+}
+
 /// What a program that failed said.
 fn complaint(output: io::Result<Output>) -> Option<String> {
     match output {
@@ -171,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_transient_unit_has_the_settings_of_the_packaged_one() {
-        let launcher = Launcher::new("/opt/podfs".into(), Vec::new());
+        let launcher = Launcher::new("/opt/podfs".into(), Vec::new(), r#"/run/my "pods"$"#.into());
         let uid = PodUid::parse("u1").expect("a uid");
         let properties = launcher.properties(&uid);
         for expected in [
@@ -180,7 +190,7 @@ mod tests {
             "RestartKillSignal=SIGUSR1",
             "Delegate=memory",
             "OOMScoreAdjust=-999",
-            "ExecReload=/opt/podfs upgrade --pod u1",
+            r#"ExecReload=/opt/podfs upgrade --pod u1 --run-dir "/run/my \"pods\"$$""#,
             "LogExtraFields=POD_UID=u1",
         ] {
             assert!(properties.iter().any(|property| property == expected), "{expected} in {properties:#?}");

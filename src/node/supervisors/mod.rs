@@ -164,7 +164,11 @@ impl Supervisors {
         let (reports, heard) = mpsc::channel(REPORTS);
         let shared = Shared {
             checkpoints: Checkpoints::of(&settings.run_directory),
-            launcher: Launcher::new(settings.program.clone(), settings.arguments.clone()),
+            launcher: Launcher::new(
+                settings.program.clone(),
+                settings.arguments.clone(),
+                settings.run_directory.clone(),
+            ),
             settings,
             starts: Arc::new(Semaphore::new(STARTS)),
             reports,

@@ -38,8 +38,6 @@ pub struct DesiredVolume {
     pub unique_name: String,
     /// The plugin that serves it.
     pub plugin: &'static str,
-    /// Whether its content follows objects.
-    pub requires_remount: bool,
     /// What is to be seen in it.
     pub volume: Volume,
 }
@@ -67,7 +65,6 @@ impl DesiredPod {
                     let wanted = DesiredVolume {
                         unique_name: plugin.unique_volume_name(uid, volume.name.as_str()),
                         plugin: plugin.name(),
-                        requires_remount: plugin.requires_remount(),
                         volume: volume.clone(),
                     };
                     volumes.insert(volume.name.to_string(), wanted);

@@ -322,6 +322,23 @@ mod tests {
         assert_eq!(due(30 * HOUR, 30 * HOUR), 24 * HOUR);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn tk_05_a_clock_that_is_set_keeps_no_token_beyond_its_time() {
+        let hour = Duration::from_secs(3600);
+        let life = Life::new(SystemTime::now(), hour, hour, 0.0);
+        // As after the clock was set back by a day: the time that passed counts.
+        let back = Life { issued: (life.issued.0 + 24 * hour, life.issued.1), ..life };
+        assert!(!life.is_over() && !back.is_over());
+        tokio::time::advance(hour).await;
+        assert!(back.is_over());
+        // As after it was set forward, or after the machine was suspended: the clock counts.
+        let now = Instant::now();
+        let ahead = Life { issued: (life.issued.0 - 24 * hour, now), ..life };
+        assert!(ahead.is_over());
+        ahead.until_due().await;
+        assert_eq!(Instant::now(), now, "it is due at once");
+    }
+
     #[test]
     fn tk_05_clocks_that_differ_do_not_lead_to_a_storm_of_requests() {
         assert_eq!(due(HOUR, 5 * MINUTE), MINUTE);

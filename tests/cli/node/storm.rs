@@ -1,9 +1,10 @@
-//! Daemon, supervisors and servers are killed again and again while pods come, change and go.
+//! Daemon, supervisors and servers are killed in a random order, again and again, while pods come, change and go.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,14 +13,33 @@ use super::lifecycle::pod;
 use serde_json::Value;
 
 use crate::common::node::Node;
-use crate::common::{config_map, eventually, wait_content};
+use crate::common::{TIMEOUT, config_map, eventually, wait_content};
 
 const CONFIG: &str = "{name: config, configMap: {name: app}}";
 const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
 /// Pods that stay while others come and go.
 const STAYING: usize = 4;
-/// How often something is killed.
-const STRIKES: u64 = 24;
+/// How often something is killed at least.
+const STRIKES: usize = 25;
+/// For so many seconds things are killed (CONTRIBUTING.md); the default is a few rounds.
+const SOAK: &str = "PODFS_NODE_SOAK";
+/// How many kinds of strikes there are.
+const KINDS: usize = 5;
+
+/// What is done to the node.
+#[derive(Clone, Copy)]
+enum Strike {
+    /// The daemon is killed, and started again.
+    Daemon,
+    /// The supervisor of a pod is killed.
+    Supervisor,
+    /// The server of a pod is killed.
+    Server,
+    /// An object changes, a pod goes, and another one comes.
+    Change,
+    /// The daemon and the supervisor of a pod are killed, and the pod is deleted before the daemon is started again.
+    DaemonAndPod,
+}
 
 /// The processes of a pod: its supervisor and its server.
 fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
@@ -29,6 +49,17 @@ fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
     let pod = pods.iter().find(|pod| pod["uid"] == uid && is_served(pod))?;
     let pid = |of: &str| i32::try_from(pod[of]["pid"].as_i64()?).ok().map(Pid::from_raw);
     Some((pid("supervisor")?, pid("server")?))
+}
+
+/// The processes of a pod, once it is served.
+#[track_caller]
+fn wait_processes(node: &Node, uid: &str) -> (Pid, Pid) {
+    let mut found = None;
+    eventually("the pod is served", || {
+        found = processes(node, uid);
+        found.is_some()
+    });
+    found.expect("it was seen")
 }
 
 /// How many supervisors serve the pod with this uid.
@@ -63,6 +94,10 @@ fn use_volumes(config: &Path, scratch: &Path, stop: &AtomicBool, calls: &AtomicU
 #[test]
 fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pods_that_are_gone() {
     let node = Node::new();
+    let soak = std::env::var(SOAK).map_or(Duration::ZERO, |seconds| {
+        Duration::from_secs(seconds.parse().expect("PODFS_NODE_SOAK is a number of seconds"))
+    });
+    let mut order = [Strike::Daemon, Strike::Supervisor, Strike::Server, Strike::Change, Strike::DaemonAndPod];
     let command = || {
         let mut command = node.command();
         command.arg("--release-when-gone");
@@ -85,28 +120,33 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pod
             paths.iter().map(|(config, scratch)| scope.spawn(|| use_volumes(config, scratch, &stop, &calls))).collect();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut comes: Option<String> = None;
-            for strike in 0..STRIKES {
+            let began = Instant::now();
+            for strike in 0.. {
+                // Each kind once in a round, in an order of its own.
+                if strike % KINDS == 0 {
+                    if strike >= STRIKES && began.elapsed() >= soak {
+                        break;
+                    }
+                    fastrand::shuffle(&mut order);
+                }
                 let target = format!("uid-{}", name(fastrand::usize(..STAYING)));
-                match strike % 4 {
-                    0 => {
+                match order[strike % KINDS] {
+                    Strike::Daemon => {
                         daemon.signal(Signal::SIGKILL);
                         daemon.wait();
                         daemon = node.start_command(command());
                     }
-                    kind @ (1 | 2) => {
-                        let mut before = None;
-                        eventually("the pod is served", || {
-                            before = processes(&node, &target);
-                            before.is_some()
-                        });
-                        let (supervisor, server) = before.expect("it was seen");
-                        kill(if kind == 1 { supervisor } else { server }, Signal::SIGKILL).expect("killed");
+                    kind @ (Strike::Supervisor | Strike::Server) => {
+                        let (supervisor, server) = wait_processes(&node, &target);
+                        let is_supervisor = matches!(kind, Strike::Supervisor);
+                        kill(if is_supervisor { supervisor } else { server }, Signal::SIGKILL).expect("killed");
                         eventually("another process serves the pod", || {
-                            processes(&node, &target)
-                                .is_some_and(|(now, then)| if kind == 1 { now != supervisor } else { then != server })
+                            processes(&node, &target).is_some_and(|(now, then)| {
+                                if is_supervisor { now != supervisor } else { then != server }
+                            })
                         });
                     }
-                    _ => {
+                    Strike::Change => {
                         if let Some(old) = comes.take() {
                             node.remove(&format!("{old}.yaml"));
                             gone.push(old);
@@ -117,6 +157,17 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pod
                         let value = format!("v{strike}");
                         node.put("app.yaml", &config_map("app", &[("key", &value)]));
                         paths.iter().for_each(|(config, _)| wait_content(&config.join("key"), &value));
+                    }
+                    Strike::DaemonAndPod => {
+                        let old = format!("dies{strike}");
+                        put(&old);
+                        let (supervisor, _) = wait_processes(&node, &format!("uid-{old}"));
+                        daemon.signal(Signal::SIGKILL);
+                        daemon.wait();
+                        kill(supervisor, Signal::SIGKILL).expect("killed");
+                        node.remove(&format!("{old}.yaml"));
+                        daemon = node.start_command(command());
+                        gone.push(old);
                     }
                 }
             }
@@ -131,7 +182,7 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pod
             std::panic::resume_unwind(panic);
         }
     });
-    assert!(calls.load(Ordering::Relaxed) > STRIKES, "the volumes were in use");
+    assert!(calls.load(Ordering::Relaxed) > STRIKES as u64, "the volumes were in use");
     for number in 0..STAYING {
         assert_eq!(supervisors(&node, &format!("uid-{}", name(number))), 1, "{}", node.log());
         node.remove(&format!("{}.yaml", name(number)));
@@ -141,7 +192,16 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_and_leave_nothing_of_pod
         node.remove(&format!("{last}.yaml"));
     }
     for name in &gone {
-        eventually(&format!("nothing of pod {name} is left"), || node.is_clean(&format!("uid-{name}")));
+        let deadline = Instant::now() + TIMEOUT;
+        while !node.is_clean(&format!("uid-{name}")) {
+            assert!(
+                Instant::now() < deadline,
+                "something of pod {name} is left:\n{:#?}\n{}",
+                node.pod(name),
+                node.log()
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
     }
     eventually("only the daemon is left", || node.fixture.processes() == [daemon.pid()]);
     assert!(node.fixture.mounts().is_empty());
