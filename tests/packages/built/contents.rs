@@ -9,6 +9,10 @@ use crate::common::packages::{PROGRAMS, packages, told_by};
 /// What both packages have.
 const COMMON: &[&str] = &[
     "/etc/podfs/podfs.toml",
+    "/usr/bin/kubectl-podfs-render",
+    "/usr/bin/kubectl-podfs-view",
+    "/usr/bin/kubectl-podfs_render",
+    "/usr/bin/kubectl-podfs_view",
     "/usr/bin/podfs",
     "/usr/libexec/podfs/podfs-fuse",
     "/usr/lib/systemd/system/podfs-node.service",
@@ -25,6 +29,10 @@ const COMMON: &[&str] = &[
     "/usr/share/doc/podfs/examples/single/agent.sh",
     "/usr/share/doc/podfs/rust-library.html.gz",
     "/usr/share/fish/vendor_completions.d/podfs.fish",
+    "/usr/share/man/man1/kubectl-podfs-render.1.gz",
+    "/usr/share/man/man1/kubectl-podfs-view.1.gz",
+    "/usr/share/man/man1/kubectl-podfs_render.1.gz",
+    "/usr/share/man/man1/kubectl-podfs_view.1.gz",
     "/usr/share/man/man5/podfs-pod.5.gz",
     "/usr/share/man/man5/podfs.toml.5.gz",
     "/usr/share/man/man7/podfs-agent.7.gz",
@@ -128,7 +136,8 @@ fn the_rpm_runs_its_scripts_after_installing_and_around_removing() {
 #[track_caller]
 fn assert_files(files: &BTreeSet<String>, own: &[&str]) {
     let with_mode = |path: &str| {
-        let mode = if PROGRAMS.contains(&&path[1..]) { "-rwxr-xr-x" } else { "-rw-r--r--" };
+        let is_program = path.starts_with("/usr/bin/") || PROGRAMS.contains(&&path[1..]);
+        let mode = if is_program { "-rwxr-xr-x" } else { "-rw-r--r--" };
         format!("{mode} root/root {path}")
     };
     let mut rest = files.clone();
