@@ -7,6 +7,7 @@
 //! | [`client`] | the supervisor's side: mounts that a server answers for |
 //! | [`confinement`] | what the server gives up before it answers |
 //! | [`ending`] | whether threads are ending |
+//! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
 //! | [`log`] | the server's log, in the form of the supervisor's |
 //! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
@@ -30,6 +31,7 @@ mod child;
 pub mod client;
 pub mod confinement;
 pub mod ending;
+pub mod live;
 pub mod log;
 pub mod memory_lock;
 pub mod mount;

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::audit::Subject;
+use crate::live::steps::Step as LiveStep;
+use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
@@ -40,12 +42,15 @@ pub struct Greeting {
     pub program: String,
     /// The pod's uid; empty when there is no pod.
     pub pod: String,
+    /// Whether it knows of live parts of projections. An earlier version does not say it, and is not asked for any.
+    #[serde(default)]
+    pub live: bool,
 }
 
 impl Greeting {
     /// Of this version of a program, for a pod.
     pub fn new(program: &str, pod: &str) -> Self {
-        Self { protocol: VERSION, program: program.to_owned(), pod: pod.to_owned() }
+        Self { protocol: VERSION, program: program.to_owned(), pod: pod.to_owned(), live: true }
     }
 }
 
@@ -92,6 +97,13 @@ pub enum Body {
         /// How it is served.
         options: Box<nfs::options::Options>,
     },
+    /// Live parts of a projection. Their images come with the message, after the volume's other descriptors.
+    Live {
+        /// The projection.
+        of: VolumeId,
+        /// The tree.
+        tree: Box<SavedLiveTree>,
+    },
 }
 
 /// What the supervisor asks for.
@@ -131,6 +143,17 @@ pub enum Request {
         /// How it is served.
         options: Box<nfs::options::Options>,
     },
+    /// Serve live parts of a projection, none yet. Device, mount and region come with this message.
+    Mirror {
+        /// Its number from now on.
+        volume: VolumeId,
+        /// For who adopts it.
+        about: Value,
+        /// The projection.
+        of: VolumeId,
+        /// Report every request on standard output.
+        trace: bool,
+    },
     /// Take over what a dead server had open for its volumes. The volumes' regions come with this message, and before them
     /// the channel of its keeper, if there still is one.
     Inherit {
@@ -169,6 +192,33 @@ pub enum Request {
         volume: VolumeId,
         /// The generation.
         generation: GenerationName,
+    },
+    /// Accept these changes of live parts next, in this order. The image that they lead to comes with this message.
+    Update {
+        /// The volume they are for.
+        volume: VolumeId,
+        /// All slots.
+        slots: Vec<Slot>,
+        /// The changes.
+        steps: Vec<LiveStep>,
+        /// The number of the image.
+        number: u64,
+        /// The time that what changes shows.
+        time: SystemTime,
+    },
+    /// Make the change of live parts that comes after so many, for which there is no system call.
+    Take {
+        /// The volume it is in.
+        volume: VolumeId,
+        /// How many changes there were before.
+        applied: u64,
+    },
+    /// Zero the images of live parts that no node needs any more, but these, which the supervisor would hand to a successor.
+    DropImages {
+        /// The volume.
+        volume: VolumeId,
+        /// Their numbers.
+        but: Vec<u64>,
     },
     /// Write a line per FUSE request to the pipe that comes with this message, too; without one, let all readers go.
     Trace {
@@ -223,6 +273,8 @@ pub enum Reply {
     Described(Description),
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
+    /// The unlinked nodes that the kernel knows.
+    Unlinked(Vec<u64>),
     /// It could not be done.
     Failed(String),
 }

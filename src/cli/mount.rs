@@ -20,7 +20,7 @@ use crate::supervisor::run_dir::claim::Inheritance;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::report::{Audience, Report, Subject};
 use crate::supervisor::{self, Assignment};
-use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, Volume, VolumeSource};
+use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, SubPathMode, Volume, VolumeSource};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
@@ -125,6 +125,7 @@ impl Mount {
             flex_volumes: FLEX_VOLUMES.into(),
             trace: self.trace,
             keep_old_generations: self.generations.keep_old_generations,
+            sub_path: SubPathMode::default(),
             agent_watches_mounts: false,
             server_memory: None,
             metrics: None,

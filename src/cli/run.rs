@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use podfs_fuse::memory_lock;
 use podfs_fuse::mount::private::open_device;
@@ -28,6 +28,7 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::status::report::{Report, Subject};
 use crate::supervisor::{self, Assignment};
 use crate::types::Quantity;
+use crate::volume::SubPathMode;
 
 /// Less is no limit, but a mistake: a server has to live long enough to serve something.
 const LEAST_MEMORY: u64 = 16 << 20;
@@ -106,6 +107,8 @@ pub(super) struct Run {
     #[command(flatten)]
     generations: GenerationOptions,
     #[command(flatten)]
+    sub_paths: SubPathOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
@@ -137,6 +140,43 @@ pub(super) struct GenerationOptions {
     /// 16 MiB of them besides the last one.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(super) keep_old_generations: Duration,
+}
+
+/// What containers see that mount parts of volumes.
+#[derive(Args)]
+pub(super) struct SubPathOptions {
+    /// What a container that mounts a key or a directory of a volume of files (subPath) sees after a change: the files of its
+    /// start (pinned), as with the kubelet, or those of each moment (live). The annotation podfs.io/sub-path.VOLUME of a pod
+    /// decides for one volume.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    pub(super) sub_path: SubPath,
+}
+
+/// The values of `--sub-path`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum SubPath {
+    #[default]
+    Pinned,
+    Live,
+}
+
+impl SubPath {
+    /// Its word on the command line.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            SubPath::Pinned => "pinned",
+            SubPath::Live => "live",
+        }
+    }
+}
+
+impl From<SubPath> for SubPathMode {
+    fn from(mode: SubPath) -> SubPathMode {
+        match mode {
+            SubPath::Pinned => SubPathMode::Pinned,
+            SubPath::Live => SubPathMode::Live,
+        }
+    }
 }
 
 /// The longest time for which old generations may be kept.
@@ -172,6 +212,7 @@ impl Run {
             flex_volumes: self.drivers.flexvolume_dir,
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
+            sub_path: self.sub_paths.sub_path.into(),
             agent_watches_mounts: self.agent_watches_mounts,
             server_memory: self.memory.server_memory_max,
             metrics,

@@ -1,5 +1,5 @@
-//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>` and
-//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>`.
+//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>` and `podfs.io/sub-path.<volume>`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -13,6 +13,7 @@ use crate::types::InvalidField;
 const SERVED_BY: &str = "podfs.io/host-path.";
 const CACHE: &str = "podfs.io/cache.";
 const AUDIT: &str = "podfs.io/audit.";
+const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
 
 /// How a volume is to be served, as far as the user said.
@@ -26,6 +27,18 @@ pub struct Preferences {
     pub audit: bool,
     /// Whose NFS client is used; without it, the mount options choose.
     pub nfs_backend: Option<Backend>,
+    /// What a container that mounts a part of it sees; without it, the node decides.
+    pub sub_path: Option<SubPathMode>,
+}
+
+/// What a container that mounts a part of a projection sees after a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SubPathMode {
+    /// The generation that was current when it started, as with the kubelet (SP-05).
+    #[default]
+    Pinned,
+    /// What is current at each moment.
+    Live,
 }
 
 /// Who answers for a host path.
@@ -100,6 +113,26 @@ impl Preferences {
                     return Err(invalid(&format!("is for nfs volumes and claims, and {name:?} is of kind {kind}")));
                 }
                 volume.preferences.nfs_backend = Backend::parse(value).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(SUB_PATH) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
+                if !matches!(volume.source, VolumeSource::Projection(_)) {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!(
+                        "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and {name:?} is of \
+                         kind {kind}, whose parts always show what the volume shows"
+                    )));
+                }
+                let mode = sub_path(value).map_err(|error| invalid(&error))?;
+                // Annotations are sorted, and "audit" comes before "sub-path".
+                if mode == SubPathMode::Live && volume.preferences.audit {
+                    return Err(invalid(&format!(
+                        "cannot be live, because opens of {name:?} are logged; remove podfs.io/audit.{name}"
+                    )));
+                }
+                volume.preferences.sub_path = Some(mode);
             }
         }
         Ok(())
@@ -143,6 +176,14 @@ fn cache(word: &str) -> Result<Cache, &'static str> {
         "auto" => Ok(Cache::Auto),
         "always" => Ok(Cache::Always),
         _ => Err("must be none, auto or always"),
+    }
+}
+
+fn sub_path(word: &str) -> Result<SubPathMode, &'static str> {
+    match word {
+        "pinned" => Ok(SubPathMode::Pinned),
+        "live" => Ok(SubPathMode::Live),
+        _ => Err("must be pinned or live"),
     }
 }
 

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// What podfs names when nobody is nearer.
-const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, log, log-format";
+const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
 
 /// A file of settings, in a directory of its own.
 struct Settings {

@@ -89,6 +89,15 @@ impl RuntimeContainer {
         }
     }
 
+    /// Its first process, as this process's pid namespace numbers it.
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        let mut state = self.runtime.command(&self.directory.path().join("state"));
+        let output = state.args(["state", &self.name]).output().expect("the runtime starts");
+        let state: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        state["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a process")
+    }
+
     /// Starts a command in the container that goes on.
     #[track_caller]
     pub fn begin(&mut self, command: &str) {

@@ -9,6 +9,7 @@ mod content;
 mod events;
 mod kernel_fallbacks;
 mod layout;
+mod live;
 mod model;
 mod objects;
 mod pod;

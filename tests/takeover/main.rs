@@ -9,6 +9,7 @@ mod containers;
 mod crash;
 mod held;
 mod isolation;
+mod live;
 mod operations;
 mod publishing;
 mod soak;

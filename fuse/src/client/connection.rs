@@ -105,6 +105,11 @@ impl Connection {
         &self.greeting.program
     }
 
+    /// Whether the server knows of live parts of projections.
+    pub(super) fn knows_live(&self) -> bool {
+        self.greeting.live
+    }
+
     /// The keeper's process.
     pub(super) fn keeper(&self) -> i32 {
         self.keeper_of().0

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 
+use crate::live::tree::LiveTree;
 use crate::mount::private::PrivateMount;
 use crate::mount::table::MountTable;
 use crate::nfs;
@@ -56,6 +57,13 @@ pub(crate) enum Content {
         /// How it is served, as far as [`Sockets::current`] does not say otherwise.
         options: Box<nfs::options::Options>,
     },
+    /// Live parts of a projection.
+    Live {
+        /// The projection.
+        of: VolumeId,
+        /// The tree as far as steps are known to be done. Locked for moments, never during a system call on the mount.
+        tree: Box<Mutex<LiveTree>>,
+    },
 }
 
 impl Held {
@@ -73,7 +81,7 @@ impl Held {
         let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
         let own = [device.as_fd(), self.mount.as_fd(), self.region.as_fd()];
         let (more, copies) = match &self.content {
-            Content::Projection { .. } => (Vec::new(), Vec::new()),
+            Content::Projection { .. } | Content::Live { .. } => (Vec::new(), Vec::new()),
             Content::Passthrough { source, table, .. } => (vec![source.as_fd(), table.as_fd()], Vec::new()),
             Content::Nfs { log, sockets, .. } => (vec![log.as_fd()], sockets.copies()?),
         };
@@ -100,11 +108,24 @@ impl Held {
         matches!(&self.content, Content::Projection { reporting: Reporting { audit: Some(_), .. }, .. })
     }
 
+    /// Whether each request of a projection is reported on standard output.
+    pub(crate) fn is_traced(&self) -> bool {
+        matches!(&self.content, Content::Projection { reporting: Reporting { trace: true, .. }, .. })
+    }
+
     /// The tree of a projection.
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
         match &self.content {
             Content::Projection { tree, .. } => tree.lock().expect("a thread that panics ends the process"),
-            Content::Passthrough { .. } | Content::Nfs { .. } => unreachable!("only projections are committed"),
+            _ => unreachable!("only projections are committed"),
+        }
+    }
+
+    /// The tree of live parts.
+    pub(crate) fn live_tree(&self) -> MutexGuard<'_, LiveTree> {
+        match &self.content {
+            Content::Live { tree, .. } => tree.lock().expect("a thread that panics ends the process"),
+            _ => unreachable!("only live parts are updated"),
         }
     }
 
@@ -117,6 +138,10 @@ impl Held {
                 tree.prune_generations();
                 let (tree, images) = tree.save();
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
+            }
+            Content::Live { of, .. } => {
+                let (tree, images) = self.live_tree().save();
+                (Body::Live { of: *of, tree: Box::new(tree) }, images)
             }
             Content::Passthrough { options, .. } => (Body::Passthrough { options: options.clone() }, Vec::new()),
             Content::Nfs { options, sockets, .. } => {
@@ -142,11 +167,12 @@ impl Held {
         let (device, mount, region) = (next()?, next()?, next()?);
         let (kind, content) = match body {
             Body::Projection { tree, reporting } => {
-                let images = descriptors.map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
-                // The server zeroes them.
-                images.iter().for_each(Image::disown);
-                let tree = Box::new(Mutex::new(Tree::restore(*tree, images).ok_or_else(broken)?));
-                (Kind::Projection, Content::Projection { tree, reporting })
+                let tree = Tree::restore(*tree, images(descriptors)?).ok_or_else(broken)?;
+                (Kind::Projection, Content::Projection { tree: Box::new(Mutex::new(tree)), reporting })
+            }
+            Body::Live { of, tree } => {
+                let tree = LiveTree::restore(*tree, images(descriptors)?).ok_or_else(broken)?;
+                (Kind::Live, Content::Live { of, tree: Box::new(Mutex::new(tree)) })
             }
             Body::Passthrough { options } => {
                 let (source, table) = (next()?, next()?.into());
@@ -164,4 +190,11 @@ impl Held {
         }
         Ok(Held::new(about, device, PrivateMount::adopt(mount), region, content))
     }
+}
+
+/// Images that a server serves, which zeroes them.
+fn images(descriptors: impl Iterator<Item = OwnedFd>) -> io::Result<Vec<Image>> {
+    let images = descriptors.map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
+    images.iter().for_each(Image::disown);
+    Ok(images)
 }

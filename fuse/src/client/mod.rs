@@ -8,6 +8,7 @@
 //! | `held` | what the supervisor holds of a volume |
 //! | `succession` | one server after another, one supervisor after another |
 //! | `projection` | one mounted projection and its commits |
+//! | `live` | the live parts of a projection, and their updates |
 //! | `passthrough` | one mounted source of the host |
 //! | `nfs` | one mounted NFS export, and its log |
 //! | `affinity` | letting a commit and its answers share a CPU |
@@ -16,12 +17,14 @@ mod affinity;
 mod connection;
 mod exports;
 mod held;
+mod live;
 mod nfs;
 mod passthrough;
 mod projection;
 mod server_client;
 mod succession;
 
+pub use live::LivePartError;
 pub use nfs::NfsVolume;
 pub use passthrough::Passthrough;
 pub use projection::{Commit, CommitError, Projection};

@@ -27,6 +27,7 @@ use rustix::fs::{
 };
 
 use crate::client::held::Held;
+use crate::client::live::{Live, LivePartError};
 use crate::client::server_client::Answering;
 use crate::client::{ServerClient, Watch};
 use crate::mount::MountError;
@@ -87,6 +88,8 @@ pub struct Projection {
     /// A commit stopped half-way; the root may hold what does not belong there.
     untidy: bool,
     answering: Answering,
+    /// The parts that containers see change in place, once one wants that.
+    live: Option<Live>,
 }
 
 impl Projection {
@@ -107,12 +110,12 @@ impl Projection {
         let (volume, held) = server
             .project(device, mount, root, about, reporting)
             .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
-        Ok(Self::of(server, volume, held))
+        Ok(Self::of(server, volume, held, None))
     }
 
     /// The projection of a supervisor that was killed, perhaps in the middle of a commit.
-    pub(crate) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
-        let mut projection = Self::of(server, volume, held);
+    pub(super) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>, live: Option<Live>) -> Self {
+        let mut projection = Self::of(server, volume, held, live);
         projection.untidy = true;
         let old = projection.held.tree().old();
         old.into_iter().for_each(|(name, image)| projection.old.push(name, image));
@@ -171,14 +174,14 @@ impl Projection {
         self.left.take()
     }
 
-    fn of(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
+    fn of(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>, live: Option<Live>) -> Self {
         let (hidden, current) = {
             let tree = held.tree();
             let above = |path: &String| path.split('/').next().map(str::to_owned);
             (tree.root().directories.iter().filter_map(above).collect(), tree.current())
         };
         let (old, answering) = (OldGenerations::default(), Answering::default());
-        Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering }
+        Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
     /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
@@ -196,12 +199,41 @@ impl Projection {
         self.current.as_ref().map(|(name, _)| name)
     }
 
-    /// Makes `payload` the current generation.
+    /// Makes `payload` the current generation, and then shows it in the live parts.
     ///
     /// # Errors
     /// The generation before stays current, unless only what comes after the switch failed: then the new
     /// one is current, and the next commit puts the rest right. That an old generation cannot be removed is no error.
     pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
+        let committed = self.switch(payload, directories)?;
+        if self.live.take_if(|live| live.is_given_up()).is_some() {
+            let reason = "live subPath mounts of its containers do not answer any more; start these containers again";
+            self.left = Some(reason.to_owned());
+        }
+        if let (Some(live), Some((_, image))) = (&mut self.live, &self.current) {
+            live.follow(image)?;
+        }
+        Ok(committed)
+    }
+
+    /// A mount of what is at `path`, attached nowhere yet: read-only, and changing in place with each commit from now on.
+    /// What it takes for that is mounted with `options` at the first call.
+    ///
+    /// # Errors
+    /// When there is nothing at the path, or the kernel or the server refuses.
+    pub fn live_part(&mut self, path: &str, options: &MountOptions) -> Result<OwnedFd, LivePartError> {
+        let (_, image) = self.current.as_ref().ok_or_else(|| LivePartError::Missing(path.to_owned()))?;
+        let live = match self.live.take().filter(|live| !live.is_given_up()) {
+            Some(live) => live,
+            None => {
+                let (server, about) = (Arc::clone(&self.server), self.held.about.clone());
+                Live::start(server, self.volume, options, about, self.held.is_traced())?
+            }
+        };
+        self.live.insert(live).part(path, image)
+    }
+
+    fn switch(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
         let began = Instant::now();
         let left_over = self.tidy()?;
         self.untidy = left_over;

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
 use super::held::{Content, Held};
+use crate::live::tree::{LiveTree, Update};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
@@ -228,6 +229,64 @@ impl ServerClient {
             Reply::Passing(data_path) => Ok((volume, held, data_path)),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Lets the server answer for live parts of a projection.
+    ///
+    /// # Errors
+    /// When the server is gone or of an earlier version, or the kernel's handshake fails.
+    pub(crate) fn mirror(
+        &self,
+        device: OwnedFd,
+        mount: PrivateMount,
+        of: VolumeId,
+        about: Value,
+        trace: bool,
+    ) -> io::Result<(VolumeId, Arc<Held>)> {
+        if !self.connection()?.knows_live() {
+            return Err(io::Error::other("the pod's server is of an earlier version; replace it with podfs upgrade"));
+        }
+        let region = Region::create(Kind::Live)?;
+        let tree = Box::new(Mutex::new(LiveTree::new(SystemTime::now())));
+        let held = Held::new(about, device, mount, region, Content::Live { of, tree });
+        let about = held.about.clone();
+        let request = |volume| Request::Mirror { volume, about, of, trace };
+        self.join(held, request).map(|(volume, held, _)| (volume, held))
+    }
+
+    /// Announces the next changes of live parts, and hands over the image they lead to. Gives the unlinked nodes that the
+    /// kernel knows.
+    ///
+    /// # Errors
+    /// When nobody serves any more.
+    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<u64>> {
+        let Update { slots, steps, number, image, time } = update;
+        let (slots, steps) = (slots.clone(), steps.clone());
+        let request = Request::Update { volume, slots, steps, number: *number, time: *time };
+        match self.ask(&request, &[image.as_fd()])? {
+            Reply::Unlinked(known) => {
+                image.disown();
+                Ok(known)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Lets the server zero the images of live parts that no node needs any more, but these.
+    ///
+    /// # Errors
+    /// When nobody serves any more.
+    pub(crate) fn drop_images(&self, volume: VolumeId, but: Vec<u64>) -> io::Result<()> {
+        self.done(&Request::DropImages { volume, but }, &[])
+    }
+
+    /// Lets the server make the change of live parts that comes after so many, for which there is no system call. It does no
+    /// harm if it was made already.
+    ///
+    /// # Errors
+    /// When nobody serves any more, or another change comes next.
+    pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
+        self.done(&Request::Take { volume, applied }, &[])
     }
 
     /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.

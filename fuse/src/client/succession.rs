@@ -26,6 +26,7 @@
 //! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
 //! Nothing is mounted, unmounted or committed for that.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -37,6 +38,7 @@ use serde_json::Value;
 
 use super::connection::Connection;
 use super::held::{Content, Held};
+use super::live::Live;
 use super::server_client::{ServerClient, unexpected};
 use crate::client::Passthrough;
 use crate::client::Projection;
@@ -189,10 +191,22 @@ impl ServerClient {
         let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
         server.next.store(next, Ordering::Relaxed);
         server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));
+        let mut live: BTreeMap<VolumeId, Live> = BTreeMap::new();
+        volumes.retain(|(volume, held)| match held.content {
+            Content::Live { of, .. } => {
+                live.insert(of, Live::adopt(Arc::clone(&server), *volume, Arc::clone(held)));
+                false
+            }
+            _ => true,
+        });
         let adopted = volumes.into_iter().map(|(volume, held)| {
             let about = held.about.clone();
             let served = match &held.content {
-                Content::Projection { .. } => Adopted::Projection(Projection::adopt(Arc::clone(&server), volume, held)),
+                Content::Projection { .. } => {
+                    let live = live.remove(&volume);
+                    Adopted::Projection(Projection::adopt(Arc::clone(&server), volume, held, live))
+                }
+                Content::Live { .. } => unreachable!("they were taken out before"),
                 Content::Passthrough { .. } => {
                     Adopted::Passthrough(Passthrough::adopt(Arc::clone(&server), volume, held))
                 }

@@ -207,10 +207,25 @@ impl PrivateMount {
     pub fn read_write_clone(&self) -> Result<OwnedFd, MountError> {
         let clone = match clone_detached(self.tree.as_fd()) {
             // A detached mount can be cloned since Linux 6.15.
-            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd()),
+            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd(), ""),
             cloned => cloned,
         };
         clone.map_err(|errno| MountError::new("cannot clone the private mount", errno))
+    }
+
+    /// As [`Self::read_only_clone`], of the entry `name` of its root alone.
+    ///
+    /// # Errors
+    /// When there is no such entry, or the kernel refuses.
+    pub fn read_only_part(&self, name: &str) -> Result<OwnedFd, MountError> {
+        let failed = |cause: io::Error| MountError::new("cannot clone a part of the private mount", cause);
+        let clone = match open_tree(&self.tree, name, CLONE | OpenTreeFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::INVAL) => clone_in_own_namespace(self.tree.as_fd(), name),
+            cloned => cloned,
+        };
+        let clone = clone.map_err(|errno| failed(errno.into()))?;
+        set_read_only(&clone).map_err(failed)?;
+        Ok(clone)
     }
 
     /// As [`Self::read_only_clone`] on a kernel before 6.15, whatever this kernel can do.
@@ -220,7 +235,7 @@ impl PrivateMount {
     #[doc(hidden)]
     pub fn read_only_clone_before_6_15(&self) -> Result<OwnedFd, MountError> {
         let failed = |cause: io::Error| MountError::new("cannot clone the private mount", cause);
-        let clone = clone_in_own_namespace(self.tree.as_fd()).map_err(|errno| failed(errno.into()))?;
+        let clone = clone_in_own_namespace(self.tree.as_fd(), "").map_err(|errno| failed(errno.into()))?;
         set_read_only(&clone).map_err(failed)?;
         Ok(clone)
     }
@@ -238,20 +253,22 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_tree(tree, c"", CLONE | OpenTreeFlags::AT_EMPTY_PATH)
 }
 
-/// Attaches the mount in a mount namespace that nobody else sees, clones it there, and detaches it.
-fn clone_in_own_namespace(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+/// Attaches the mount in a mount namespace that nobody else sees, clones it there, or the entry `part` of its root, and detaches
+/// it.
+fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     // Any directory or file does: it is covered in the thread's own namespace only.
     let stage = match root_type(tree)? {
-        FileType::Directory => c"/proc",
-        _ => c"/proc/version",
+        FileType::Directory => "/proc",
+        _ => "/proc/version",
     };
+    let part = if part.is_empty() { stage.to_owned() } else { format!("{stage}/{part}") };
     let clone = || {
         // SAFETY: only this thread's mount namespace and working directory become its own; it ends
         // with this closure and shares neither.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
         mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
         move_mount(tree, c"", CWD, stage, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-        let clone = open_tree(CWD, stage, CLONE);
+        let clone = open_tree(CWD, part.as_str(), CLONE | OpenTreeFlags::AT_SYMLINK_NOFOLLOW);
         unmount(stage, UnmountFlags::DETACH)?;
         clone
     };

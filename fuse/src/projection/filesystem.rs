@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 
-use super::tree::{Attributes, NodeId, NodeKind, Tree};
+use super::tree::{Attributes, Listed, NodeId, NodeKind, Tree};
 use super::undo::Undo;
 use crate::audit::Audit;
 use crate::region::Region;
@@ -23,7 +23,7 @@ use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, 
 use crate::trace::Trace;
 
 /// How long the kernel may keep what it was told, in seconds: in practice, for ever.
-const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
+pub(crate) const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
 
 /// `st_blksize`, and what `st_blocks` is rounded up to, as on tmpfs.
 const BLOCK: u64 = 4096;
@@ -175,35 +175,17 @@ impl ProjectionFilesystem {
     /// The bytes go from the image to the kernel, and nowhere in between.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.lock().content(node)?;
-        let bytes = &image.bytes()[content];
-        let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
-        let end = bytes.len().min(start.saturating_add(arguments.size as usize));
-        Ok(exchange.send(&bytes[start..end]))
+        Ok(exchange.send(asked(&image.bytes()[content], arguments)))
     }
 
     fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
-        let room = arguments.size as usize;
-        self.tree.lock().list(node, arguments.offset, |(node, next, kind, name)| {
-            let listed = ListedEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
-            let fits = buffer.len() + listed.length() <= room;
-            if fits {
-                listed.push(buffer);
-            }
-            !fits
-        })?;
+        self.tree.lock().list(node, arguments.offset, |listed| !push_if_it_fits(buffer, arguments, listed))?;
         Ok(Answer::Buffer)
     }
 
     fn status(&self) -> Answer {
         let usage = self.tree.lock().usage();
-        Answer::FileSystem(Kstatfs {
-            blocks: usage.bytes.div_ceil(BLOCK),
-            files: usage.nodes,
-            bsize: BLOCK as u32,
-            namelen: 255,
-            frsize: BLOCK as u32,
-            ..Default::default()
-        })
+        file_system(usage.bytes, usage.nodes)
     }
 
     fn set_mode(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
@@ -256,13 +238,42 @@ fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
     }
 }
 
-fn entry(attributes: Attributes) -> Answer {
+/// What is asked for of a file with these bytes.
+pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
+    let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
+    let end = bytes.len().min(start.saturating_add(arguments.size as usize));
+    &bytes[start..end]
+}
+
+/// One more entry of a listing, unless there is no more room.
+pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, next, kind, name): Listed<'_>) -> bool {
+    let listed = ListedEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
+    let fits = buffer.len() + listed.length() <= arguments.size as usize;
+    if fits {
+        listed.push(buffer);
+    }
+    fits
+}
+
+/// What `statfs(2)` says of so many bytes and nodes.
+pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
+    Answer::FileSystem(Kstatfs {
+        blocks: bytes.div_ceil(BLOCK),
+        files: nodes,
+        bsize: BLOCK as u32,
+        namelen: 255,
+        frsize: BLOCK as u32,
+        ..Default::default()
+    })
+}
+
+pub(crate) fn entry(attributes: Attributes) -> Answer {
     let nodeid = attributes.node.0;
     let attr = attr(&attributes);
     Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }
 
-fn told(attributes: Attributes) -> Answer {
+pub(crate) fn told(attributes: Attributes) -> Answer {
     Answer::Attributes(AttrOut { attr_valid: FOREVER, attr: attr(&attributes), ..Default::default() })
 }
 

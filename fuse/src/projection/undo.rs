@@ -25,7 +25,7 @@ impl Undo {
     }
 
     /// Lets the kernel drop what it holds of a file's content.
-    pub(super) fn file(&self, node: NodeId) {
+    pub(crate) fn file(&self, node: NodeId) {
         if let Some(invalidator) = &*INVALIDATOR {
             invalidator.drop_content(&self.0, node.0);
         }

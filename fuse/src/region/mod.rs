@@ -78,6 +78,8 @@ pub enum Kind {
     Passthrough = 2,
     /// An export of an NFS server.
     Nfs = 3,
+    /// Single paths of payloads that change in place.
+    Live = 4,
 }
 
 /// Why a memory file cannot be taken over as the state of a volume.
@@ -293,6 +295,7 @@ fn parse(header: &Header) -> Result<Kind, RegionError> {
         1 => Ok(Kind::Projection),
         2 => Ok(Kind::Passthrough),
         3 => Ok(Kind::Nfs),
+        4 => Ok(Kind::Live),
         value => Err(RegionError::Damaged { what: "kind", value }),
     }
 }
@@ -300,7 +303,7 @@ fn parse(header: &Header) -> Result<Kind, RegionError> {
 /// Addresses that a region takes, for all that it may grow to.
 fn reserved(kind: Kind) -> usize {
     match kind {
-        Kind::Projection => header::SIZE,
+        Kind::Projection | Kind::Live => header::SIZE,
         Kind::Passthrough | Kind::Nfs => header::SIZE + MOST * CELL,
     }
 }

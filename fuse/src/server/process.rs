@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -16,9 +17,11 @@ use rustix::process::{Resource, getrlimit};
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
 use super::volumes::Volumes;
 use crate::audit::output::Output;
+use crate::live::tree::Update;
 use crate::memory_lock;
 use crate::mount::enclosed::Enclosed;
 use crate::passthrough;
+use crate::projection::Image;
 use crate::protocol::{Greeting, Reply, Request, check, receive, send};
 use crate::region::Region;
 
@@ -40,7 +43,14 @@ pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
     fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
-    let mut process = Process { greeting, keeper, has_channel: true, volumes: Volumes::new(output), listens: false };
+    let mut process = Process {
+        greeting,
+        keeper,
+        has_channel: true,
+        volumes: Volumes::new(output),
+        listens: false,
+        supervisor_knows_live: false,
+    };
     loop {
         process.follow();
         if !process.listens || process.volumes.is_empty() {
@@ -66,6 +76,8 @@ struct Process {
     volumes: Volumes,
     /// Another supervisor could find this server.
     listens: bool,
+    /// The supervisor knows of live parts of projections.
+    supervisor_knows_live: bool,
 }
 
 impl Process {
@@ -83,8 +95,10 @@ impl Process {
             }
             let (request, descriptors) = message;
             // Not `Start`: callers wait for the volumes of a server that was killed.
-            let is_new_volume =
-                matches!(request, Request::Serve { .. } | Request::Pass { .. } | Request::Export { .. });
+            let is_new_volume = matches!(
+                request,
+                Request::Serve { .. } | Request::Pass { .. } | Request::Export { .. } | Request::Mirror { .. }
+            );
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
@@ -130,6 +144,10 @@ impl Process {
                 volumes.export(volume, about, held, descriptors.0.collect(), options)?;
                 Reply::Done
             }
+            Request::Mirror { volume, about, of, trace } => {
+                volumes.mirror(volume, about, descriptors.held()?, of, trace)?;
+                Reply::Done
+            }
             Request::Inherit { keeper } => {
                 let handover = if keeper { Some(descriptors.next()?) } else { None };
                 inherit(handover, descriptors.0)?;
@@ -144,7 +162,7 @@ impl Process {
                 volumes.start()?;
                 Reply::Done
             }
-            Request::Volumes => Reply::Volumes(volumes.numbers()),
+            Request::Volumes => Reply::Volumes(volumes.numbers(self.supervisor_knows_live)),
             Request::Describe { volume } => {
                 let (description, descriptors) = volumes.describe(volume)?;
                 return Ok((Reply::Described(description), descriptors));
@@ -160,6 +178,18 @@ impl Process {
                 Reply::Announced { session, control }
             }
             Request::Close { volume, generation } => Reply::Known(volumes.close(volume, &generation)?),
+            Request::Update { volume, slots, steps, number, time } => {
+                let image = Arc::new(Image::adopt(descriptors.next()?)?);
+                Reply::Unlinked(volumes.update(volume, Update { slots, steps, number, image, time })?)
+            }
+            Request::Take { volume, applied } => {
+                volumes.take(volume, applied)?;
+                Reply::Done
+            }
+            Request::DropImages { volume, but } => {
+                volumes.drop_images(volume, &but)?;
+                Reply::Done
+            }
             Request::Trace { volume } => {
                 volumes.trace(volume, descriptors.next().ok())?;
                 Reply::Done
@@ -179,6 +209,7 @@ impl Process {
 
     fn greet(&mut self, theirs: &Greeting) -> io::Result<Reply> {
         check(&self.greeting, theirs).map_err(io::Error::other)?;
+        self.supervisor_knows_live = theirs.live;
         if !std::mem::take(&mut self.has_channel) {
             fd_keeper::open_channel()?;
         }

@@ -11,6 +11,8 @@ use serde_json::Value;
 use super::process::Held;
 use crate::audit::Audit;
 use crate::audit::output::Output;
+use crate::live::filesystem::{LiveFilesystem, SharedLiveTree};
+use crate::live::tree::{LiveTree, Update};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::nfs;
@@ -25,7 +27,7 @@ use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
 use crate::protocol::{Body, Description, Reporting, VolumeId};
 use crate::region::{Kind, Region};
-use crate::session::Session;
+use crate::session::{Notifier, Session};
 use crate::trace::Trace;
 
 /// All volumes, by their numbers.
@@ -50,9 +52,25 @@ struct Volume {
 }
 
 enum Content {
-    Projection { tree: SharedTree, reporting: Reporting },
-    Passthrough { source: OwnedFd, table: Arc<MountTable>, options: Options },
-    Nfs { log_and_sockets: Vec<OwnedFd>, options: Box<nfs::options::Options> },
+    Projection {
+        tree: SharedTree,
+        reporting: Reporting,
+    },
+    Passthrough {
+        source: OwnedFd,
+        table: Arc<MountTable>,
+        options: Options,
+    },
+    Nfs {
+        log_and_sockets: Vec<OwnedFd>,
+        options: Box<nfs::options::Options>,
+    },
+    /// The notifier is that of the session, once it runs.
+    Live {
+        of: VolumeId,
+        tree: SharedLiveTree,
+        notifier: Option<Notifier>,
+    },
 }
 
 /// A volume that is known, but not answered for yet.
@@ -71,8 +89,10 @@ impl Volumes {
         self.volumes.is_empty()
     }
 
-    pub(super) fn numbers(&self) -> Vec<VolumeId> {
-        self.volumes.keys().copied().collect()
+    /// Live parts are left out for a supervisor of an earlier version.
+    pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeId> {
+        let is_told = |volume: &Volume| with_live || !matches!(volume.content, Content::Live { .. });
+        self.volumes.iter().filter(|(_, volume)| is_told(volume)).map(|(number, _)| *number).collect()
     }
 
     /// Answers for a new, empty projection.
@@ -92,6 +112,26 @@ impl Volumes {
         let content = Content::Projection { tree, reporting };
         let volume = Volume { about, device, mount, region, content, trace };
         volume.run_projection(session, &self.output)?;
+        self.volumes.insert(number, volume);
+        Ok(())
+    }
+
+    /// Answers for the live parts of a projection, none yet.
+    pub(super) fn mirror(
+        &mut self,
+        number: VolumeId,
+        about: Value,
+        held: Held,
+        of: VolumeId,
+        trace: bool,
+    ) -> io::Result<()> {
+        let tree = SharedLiveTree::new(LiveTree::new(SystemTime::now()));
+        let Held { device, mount, region } = held;
+        let region = Arc::new(adopt(region, Kind::Live)?);
+        let session = Session::open(device.try_clone()?, filesystem::wanted(trace), Arc::clone(&region))?;
+        let content = Content::Live { of, tree, notifier: None };
+        let mut volume = Volume { about, device, mount, region, content, trace: start_trace(trace)? };
+        volume.run_live(session)?;
         self.volumes.insert(number, volume);
         Ok(())
     }
@@ -160,10 +200,7 @@ impl Volumes {
         let (content, region, trace, loaded) = match body {
             Body::Projection { tree, reporting } => {
                 let region = Arc::new(adopt(region, Kind::Projection)?);
-                let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
-                // A server that gives up before it serves leaves them to the next one.
-                images.iter().for_each(Image::disown);
-                let mut tree = Tree::restore(*tree, images).ok_or_else(broken)?;
+                let mut tree = Tree::restore(*tree, images(descriptors)?).ok_or_else(broken)?;
                 tree.catch_up(region.applied()).map_err(|_| broken())?;
                 let (tree, trace) = (SharedTree::new(tree), start_trace(reporting.trace)?);
                 (Content::Projection { tree, reporting }, region, trace, None)
@@ -178,6 +215,13 @@ impl Volumes {
                     passthrough::load(region_of_session, Some(own), Arc::clone(&table), options.clone(), reports);
                 let loaded = loaded.map_err(io::Error::other)?;
                 (Content::Passthrough { source, table, options }, region, trace, Some(loaded))
+            }
+            Body::Live { of, tree } => {
+                let region = Arc::new(adopt(region, Kind::Live)?);
+                let mut tree = LiveTree::restore(*tree, images(descriptors)?).ok_or_else(broken)?;
+                tree.catch_up(region.applied()).map_err(|_| broken())?;
+                let tree = SharedLiveTree::new(tree);
+                (Content::Live { of, tree, notifier: None }, region, start_trace(false)?, None)
             }
             Body::Nfs { options } => {
                 let region = Arc::new(adopt(region, Kind::Nfs)?);
@@ -194,12 +238,16 @@ impl Volumes {
     /// Answers for the volumes that were resumed.
     pub(super) fn start(&mut self) -> io::Result<()> {
         for (number, resumed) in std::mem::take(&mut self.resumed) {
-            let Resumed { volume, loaded } = resumed;
+            let Resumed { mut volume, loaded } = resumed;
             match loaded {
                 Some(loaded) => drop(loaded.start(volume.device.try_clone()?)?),
                 None if matches!(volume.content, Content::Nfs { .. }) => {
                     let served = volume.to_serve()?;
                     self.nfs()?.resume(served)?;
+                }
+                None if matches!(volume.content, Content::Live { .. }) => {
+                    let session = Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?;
+                    volume.run_live(session)?;
                 }
                 None => {
                     let session = Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?;
@@ -229,6 +277,13 @@ impl Volumes {
                 descriptors.push(table.as_fd().try_clone_to_owned()?);
                 Body::Passthrough { options: options.clone() }
             }
+            Content::Live { of, tree, .. } => {
+                let (tree, images) = tree.lock().save();
+                for image in images {
+                    descriptors.push(image.as_fd().try_clone_to_owned()?);
+                }
+                Body::Live { of: *of, tree: Box::new(tree) }
+            }
             Content::Nfs { log_and_sockets, options } => {
                 for one in log_and_sockets {
                     descriptors.push(one.try_clone()?);
@@ -251,6 +306,28 @@ impl Volumes {
         let staged = staged.map(stage).transpose()?;
         self.tree(number)?.lock().announce(steps, staged, time);
         Ok(self.volume(number)?.region.session_thread())
+    }
+
+    /// Tells the tree of live parts what comes next. Gives its unlinked nodes that the kernel knows.
+    pub(super) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
+        let Content::Live { tree, .. } = &self.volume(number)?.content else { return Err(no_live_parts(number)) };
+        let mut tree = tree.lock();
+        tree.announce(update);
+        Ok(tree.unlinked())
+    }
+
+    /// Zeroes images of live parts that nobody needs.
+    pub(super) fn drop_images(&self, number: VolumeId, but: &[u64]) -> io::Result<()> {
+        let Content::Live { tree, .. } = &self.volume(number)?.content else { return Err(no_live_parts(number)) };
+        tree.lock().drop_images(but);
+        Ok(())
+    }
+
+    /// Makes a change of live parts for which there is no system call.
+    pub(super) fn take(&self, number: VolumeId, applied: u64) -> io::Result<()> {
+        let volume = self.volume(number)?;
+        let Content::Live { tree, notifier, .. } = &volume.content else { return Err(no_live_parts(number)) };
+        Ok(tree.take(applied, &volume.region, notifier.as_ref())?)
     }
 
     pub(super) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
@@ -321,6 +398,15 @@ impl Volume {
         inode(log_and_sockets.get(1)?).ok()
     }
 
+    /// Starts the thread of live parts. One, as for a projection.
+    fn run_live(&mut self, session: Session) -> io::Result<()> {
+        let Content::Live { tree, notifier, .. } = &mut self.content else { return Ok(()) };
+        tree.lock().own_images();
+        let notify = notifier.insert(session.notifier()).clone();
+        let (region, trace) = (Arc::clone(&self.region), Arc::clone(&self.trace));
+        session.run(Arc::new(LiveFilesystem::new(tree.clone(), region, Undo::new(notify), trace)), 1)
+    }
+
     /// Starts the thread of a projection.
     fn run_projection(&self, session: Session, output: &Arc<Output>) -> io::Result<()> {
         let Content::Projection { tree, reporting } = &self.content else { return Ok(()) };
@@ -342,6 +428,17 @@ fn start_trace(wanted: bool) -> io::Result<Arc<Trace>> {
 fn adopt(region: OwnedFd, kind: Kind) -> io::Result<Region> {
     let region = Region::adopt(region).map_err(io::Error::other)?;
     if region.kind() == kind { Ok(region) } else { Err(broken()) }
+}
+
+/// The images of a volume that is resumed. A server that gives up before it serves leaves them to the next one.
+fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
+    let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
+    images.iter().for_each(Image::disown);
+    Ok(images)
+}
+
+fn no_live_parts(number: VolumeId) -> io::Error {
+    io::Error::other(format!("volume {} is not of live parts", number.0))
 }
 
 fn broken() -> io::Error {

@@ -43,7 +43,7 @@ use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use input::Input;
-pub use page_invalidator::PageInvalidator;
+pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
 pub use request::{Caller, Operation, Request, operation_name};
 use resume::Unanswered;

@@ -52,6 +52,18 @@ fn run(nodes: &Receiver<Node>) {
     }
 }
 
+/// Lets the kernel drop what it holds of these nodes' attributes and content, and waits until it has. Only for a thread that
+/// answers no requests; it can be killed meanwhile.
+pub fn drop_content_of(notifier: &Notifier, nodes: &[u64]) {
+    let tell = || nodes.iter().for_each(|node| drop(notifier.drop_content(*node)));
+    // SAFETY: it makes system calls only. Until it has ended, `notifier` keeps the descriptor open here.
+    match unsafe { child::start(tell) } {
+        // As above.
+        Ok(child) => drop(retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))),
+        Err(_) => tell(),
+    }
+}
+
 /// Makes system calls only.
 fn tell(lot: &[Node]) {
     for (notifier, node) in lot {

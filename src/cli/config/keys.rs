@@ -23,6 +23,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
     Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
     Key { name: "flexvolume-dir", variable: "PODFS_FLEXVOLUME_DIR" },
+    Key { name: "sub-path", variable: "PODFS_SUB_PATH" },
     Key { name: "log", variable: "RUST_LOG" },
     Key { name: "log-format", variable: "PODFS_LOG_FORMAT" },
 ];

@@ -13,7 +13,7 @@ use tracing::info;
 use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
-use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, check_machine};
+use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, check_machine};
 use crate::node::feed::{FeedSettings, PodSource};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
@@ -64,6 +64,8 @@ pub(super) struct Options {
     #[command(flatten)]
     generations: GenerationOptions,
     #[command(flatten)]
+    sub_paths: SubPathOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
@@ -110,6 +112,7 @@ impl Options {
         arguments.push(self.generations.keep_old_generations.as_secs_f64().to_string().into());
         arguments.push("--flexvolume-dir".into());
         arguments.push(self.drivers.flexvolume_dir.clone().into());
+        arguments.extend(["--sub-path", self.sub_paths.sub_path.word()].map(OsString::from));
         if let Some(bytes) = self.memory.server_memory_max {
             arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
         }

@@ -11,7 +11,7 @@ use crate::supervisor::run_dir::claim::{Claim, Inheritance};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
-use crate::volume::Volume;
+use crate::volume::{SubPathMode, Volume};
 
 /// What one supervisor serves.
 pub struct Assignment {
@@ -35,6 +35,8 @@ pub struct Assignment {
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
+    /// What containers that mount parts of projections see after a change, where a volume does not say it.
+    pub sub_path: SubPathMode,
     /// Whether an agent watches the mount table, and asks for a Remount of volumes that another process has unmounted.
     pub agent_watches_mounts: bool,
     /// Most bytes of memory that the server may take.

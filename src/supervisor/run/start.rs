@@ -40,7 +40,7 @@ use crate::supervisor::status::metrics;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, Refresh, Setting};
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::{SubPathMode, Volume, VolumeSource};
 
 /// Most containers that wait to be prepared or released.
 const MAX_ERRANDS: usize = 8;
@@ -59,6 +59,7 @@ pub(super) struct Prepared {
     flex_volumes: PathBuf,
     trace: bool,
     keep_old_generations: Duration,
+    sub_path: SubPathMode,
     agent_watches_mounts: bool,
     refresh: Refresh,
     source: Source,
@@ -84,7 +85,7 @@ impl Prepared {
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
-        let Assignment { agent_watches_mounts, flex_volumes, .. } = assignment;
+        let Assignment { agent_watches_mounts, flex_volumes, sub_path, .. } = assignment;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -120,6 +121,7 @@ impl Prepared {
             flex_volumes,
             trace,
             keep_old_generations,
+            sub_path,
             agent_watches_mounts,
             refresh,
             source,
@@ -139,7 +141,7 @@ impl Prepared {
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let Prepared { trace, keep_old_generations, agent_watches_mounts, refresh, source, report, control, .. } = self;
-        let Prepared { upgrades, changes, pod, errands, flex_volumes, .. } = self;
+        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes);
@@ -171,6 +173,7 @@ impl Prepared {
             flex_volumes,
             trace,
             keep_old_generations,
+            sub_path,
         };
         let mut turns = HashMap::new();
         let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {

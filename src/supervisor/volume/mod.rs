@@ -41,7 +41,7 @@ use crate::manifest::objects::Objects;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Condition;
 use crate::types::Allocatable;
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::{SubPathMode, Volume, VolumeSource};
 use hidden::{Hidden, Unmounts};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
@@ -69,6 +69,8 @@ pub struct Setting {
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
+    /// What containers that mount parts of projections see after a change, where a volume does not say it.
+    pub sub_path: SubPathMode,
 }
 
 impl Setting {

@@ -1,13 +1,12 @@
 //! A volume that podfs assembles: committed generation by generation.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use podfs_fuse::audit::Subject;
-use podfs_fuse::client::Projection;
-use podfs_fuse::client::Watch;
-use podfs_fuse::client::{Commit, CommitError};
+use podfs_fuse::client::{Commit, CommitError, LivePartError, Projection, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
@@ -32,6 +31,8 @@ pub(super) struct ProjectedVolume {
     point: Option<MountPoint>,
     mounted: Option<Mounted>,
     warned: Vec<String>,
+    /// The SELinux label of its mounts.
+    label: Option<String>,
 }
 
 /// Fields are dropped in this order: nobody sees the projection any more when it ends.
@@ -64,7 +65,7 @@ impl From<RefreshError> for Trouble {
 
 impl ProjectedVolume {
     pub(super) fn new(setting: Setting, path: PathBuf, point: Option<MountPoint>) -> Self {
-        Self { setting, path, point, mounted: None, warned: Vec::new() }
+        Self { setting, path, point, mounted: None, warned: Vec::new(), label: None }
     }
 
     pub(super) fn adopted(
@@ -90,6 +91,12 @@ impl ProjectedVolume {
     /// Its mount, once it is mounted.
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)
+    }
+
+    /// A mount of what is at `path` of its payload, which changes in place with each commit; none while it is not mounted.
+    pub(super) fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, LivePartError>> {
+        let options = MountOptions { selinux_context: self.label.clone(), shape: Shape::Directory };
+        self.mounted.as_mut().map(|mounted| mounted.projection.live_part(path, &options))
     }
 
     /// Shows the projection again, whose mount another process has unmounted. Those that still use the old mount and those
@@ -166,6 +173,7 @@ impl ProjectedVolume {
         };
         let assembled = Payload::assemble(source, inputs)?;
         warn_once(&mut self.warned, spec.name.as_str(), &assembled);
+        self.label = refresh.selinux_context();
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;

@@ -7,10 +7,13 @@
 //! 3. The place is written down before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
 //! 4. A container that starts again keeps its mount when it shows the same file still (SP-10), else it has a new one (SP-06).
 //! 5. Parts go before their volume does (SP-09).
+//! 6. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
+//!    A path that begins with the name of a generation is never live.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use podfs_fuse::client::{CommitError, LivePartError};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind_alone;
 use podfs_fuse::mount::private::{Access, Shape};
@@ -20,7 +23,7 @@ use tracing::{debug, error};
 use super::{Body, PodVolume, Setting, State};
 use crate::host::sub_path::{self, Missing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
-use crate::volume::VolumeSource;
+use crate::volume::{SubPathMode, VolumeSource};
 
 /// A part of the volume that a container wants.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ enum Trouble {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]
+    Commit(#[from] CommitError),
+    #[error(transparent)]
     MountPoints(#[from] MountPointsError),
 }
 
@@ -72,7 +77,7 @@ impl PodVolume {
                 Trouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
                 Trouble::SubPath(error) => format!(": {error}"),
                 Trouble::NotThere(_) => format!(": {trouble}"),
-                Trouble::Mount(_) | Trouble::MountPoints(_) => String::new(),
+                Trouble::Mount(_) | Trouble::Commit(_) | Trouble::MountPoints(_) => String::new(),
             };
             format!("{what} for volumeMount {volume:?} of container {container:?}{reason}")
         })
@@ -99,8 +104,13 @@ impl PodVolume {
         if matches!(self.state, State::Hidden(..)) {
             return Err(Trouble::NotThere(reason));
         }
-        let root = self.visible().ok_or(Trouble::NotThere(reason))?.open()?;
-        let part = sub_path::open(root.as_fd(), &request.path, missing)?;
+        let (part, is_mount) = match self.live_part(&request.path) {
+            Some(part) => (part?, true),
+            None => {
+                let root = self.visible().ok_or(Trouble::NotThere(reason))?.open()?;
+                (sub_path::open(root.as_fd(), &request.path, missing)?, false)
+            }
+        };
         let setting = self.setting();
         let top = setting.site.sub_paths().ok_or(Trouble::NotThere(None))?;
         let target = top.join(self.spec.name.as_str()).join(&request.container).join(request.index.to_string());
@@ -109,12 +119,29 @@ impl PodVolume {
             return Ok(target);
         }
         let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let clone = bind_alone(part.as_fd(), access)?;
+        let shape = shape(&part)?;
+        let clone = if is_mount { part } else { bind_alone(part.as_fd(), access)? };
         let mut mount_points = setting.mount_points();
-        let point = mount_points.prepare_target(&target, shape(&part)?)?;
+        let point = mount_points.prepare_target(&target, shape)?;
         // From here on its path is what it is known by.
         point.attach(&clone)?.lose();
         Ok(target)
+    }
+
+    /// A mount of a part that is live; none of one that is not.
+    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, Trouble>> {
+        let Body::Projected(projected) = &mut self.body else { return None };
+        let preferences = &self.spec.preferences;
+        let mode = preferences.sub_path.unwrap_or(projected.setting().sub_path);
+        let of_generation = path.starts_with("..") && path != "..data" && !path.starts_with("..data/");
+        let is_live = mode == SubPathMode::Live && !preferences.audit && !of_generation;
+        let part = is_live.then(|| projected.live_part(path)).flatten()?;
+        Some(part.map_err(|error| match error {
+            LivePartError::Missing(path) => SubPathError::Missing(path).into(),
+            LivePartError::NotADirectory(path) => SubPathError::NotADirectory(path).into(),
+            LivePartError::Mount(error) => error.into(),
+            LivePartError::Update(error) => error.into(),
+        }))
     }
 
     pub(super) fn setting(&self) -> &Setting {

@@ -7,6 +7,7 @@ use podfs_fuse::passthrough::Cache;
 use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
+use crate::volume::SubPathMode;
 use crate::volume::nfs_options::Backend;
 
 fn source(yaml: &str) -> VolumeSource {
@@ -153,6 +154,13 @@ fn annotations_choose_for_single_volumes() {
     ];
     assert_eq!(chosen, expected);
     assert_eq!(of("{}"), [Preferences::default(); 5]);
+    assert_eq!(of("{podfs.io/sub-path.config: live}")[0].sub_path, Some(SubPathMode::Live));
+    assert_eq!(
+        of("{podfs.io/sub-path.config: pinned, podfs.io/audit.config: open}")[0].sub_path,
+        Some(SubPathMode::Pinned)
+    );
+    let both = pod("{podfs.io/sub-path.config: live, podfs.io/audit.config: open}").expect_err("one of the two");
+    assert!(both.contains("opens of \"config\" are logged; remove podfs.io/audit.config"), "{both}");
 }
 
 #[test]
@@ -174,6 +182,12 @@ fn annotations_that_make_no_sense_are_refused() {
             "audit.scratch: open",
             "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and \"scratch\" is of kind \
              emptyDir, whose files the host can open without podfs",
+        ),
+        ("sub-path.config: follow", "must be pinned or live"),
+        (
+            "sub-path.host: live",
+            "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and \"host\" is of kind hostPath, \
+             whose parts always show what the volume shows",
         ),
         ("cache.config: none", "configMap volumes are cached for ever; remove the annotation"),
     ];

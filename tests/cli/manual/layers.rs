@@ -28,7 +28,7 @@ const PODFS_FUSE: Layers = &[
     &["log", "session"],
     &["audit", "trace"],
     &["nfs", "projection"],
-    &["passthrough"],
+    &["live", "passthrough"],
     &["confinement", "protocol"],
     &["server"],
     &["client", "program"],

@@ -156,10 +156,10 @@ enum Lookups {
 }
 
 /// Cookies of the entries that every directory has.
-const SELF_COOKIE: u64 = 1;
-const PARENT_COOKIE: u64 = 2;
+pub(crate) const SELF_COOKIE: u64 = 1;
+pub(crate) const PARENT_COOKIE: u64 = 2;
 /// Every other cookie is this plus the node id.
-const FIRST_COOKIE: u64 = 8;
+pub(crate) const FIRST_COOKIE: u64 = 8;
 
 impl Tree {
     /// An empty projection.

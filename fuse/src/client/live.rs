@@ -1,0 +1,307 @@
+//! The supervisor's side of the live parts of one projection: their mount, and its updates.
+//!
+//! An update announces its steps to the server, and then performs them one by one: system calls on the private mount, and two
+//! kinds of messages. Each that is done is confirmed in the replica, as in a [commit](super::projection).
+//!
+//! 1. A supervisor that is killed between two steps leaves them announced, in the server. The next one performs them first, so
+//!    that every event is raised, and then compares what is shown with the projection's current generation.
+//! 2. A step that cannot be made is no reason to stop for ever: the next update is planned from what is shown then.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, chmodat, futimens,
+    mkdirat, mknodat, openat, openat2, statx, unlinkat,
+};
+use serde_json::Value;
+
+use super::ServerClient;
+use super::held::Held;
+use super::projection::CommitError;
+use crate::live::steps::{Step, bytes, children, plan, split};
+use crate::live::tree::{Shape, Slot, Update, find_in};
+use crate::mount::MountError;
+use crate::mount::private::{MountOptions, PrivateMount, open_device};
+use crate::projection::image::{DirectoryAttributes, Entry, Image, Index, Layout};
+use crate::protocol::VolumeId;
+
+/// Why a path of a projection is not shown live.
+#[derive(Debug, thiserror::Error)]
+pub enum LivePartError {
+    /// The payload has nothing there.
+    #[error("the volume has no {0:?} yet")]
+    Missing(String),
+    /// The path leads through a file.
+    #[error("{0:?} leads through a file; only a directory has something in it")]
+    NotADirectory(String),
+    /// The second file system cannot be mounted, or a part of it.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// It does not show the path.
+    #[error(transparent)]
+    Update(#[from] CommitError),
+}
+
+/// The mounted live parts of a projection.
+pub(super) struct Live {
+    server: Arc<ServerClient>,
+    volume: VolumeId,
+    held: Arc<Held>,
+    /// A supervisor before this one, or a step that failed, may have left something undone.
+    untidy: bool,
+}
+
+impl Live {
+    /// Mounts them for the projection `of`, none yet.
+    pub(super) fn start(
+        server: Arc<ServerClient>,
+        of: VolumeId,
+        options: &MountOptions,
+        about: Value,
+        trace: bool,
+    ) -> Result<Self, MountError> {
+        let device = open_device()?;
+        let mount = PrivateMount::new(device.as_fd(), options)?;
+        let (volume, held) = server.mirror(device, mount, of, about, trace).map_err(|cause| MountError::Failed {
+            what: "the server does not serve live parts of the volume".to_owned(),
+            cause,
+        })?;
+        Ok(Self { server, volume, held, untidy: false })
+    }
+
+    /// Those of a supervisor that was killed, perhaps in the middle of an update.
+    pub(super) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
+        Self { server, volume, held, untidy: true }
+    }
+
+    /// Whether no server could go on with them.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.held.is_given_up()
+    }
+
+    /// A mount of the part at `path` of `generation`, read-only, attached nowhere yet.
+    pub(super) fn part(&mut self, path: &str, generation: &Image) -> Result<OwnedFd, LivePartError> {
+        let (path, shape) = resolve(path, generation)?;
+        let slot = Slot { path, shape };
+        let mut slots = self.held.live_tree().slots().to_vec();
+        let place = slots.iter().position(|other| *other == slot);
+        let number = place.unwrap_or(slots.len());
+        if place.is_none() {
+            slots.push(slot);
+        }
+        self.show(slots, generation)?;
+        Ok(self.held.mount.read_only_part(&number.to_string())?)
+    }
+
+    /// Shows what `generation` has at the paths that are shown.
+    pub(super) fn follow(&mut self, generation: &Image) -> Result<(), CommitError> {
+        let slots = self.held.live_tree().slots().to_vec();
+        self.show(slots, generation)
+    }
+
+    fn show(&mut self, slots: Vec<Slot>, generation: &Image) -> Result<(), CommitError> {
+        if self.untidy {
+            let left = self.held.live_tree().announced();
+            // What fails here is planned anew.
+            let _ = self.perform(&left);
+        }
+        let (before, is_old) = {
+            let tree = self.held.live_tree();
+            (tree.newest().map(|(number, image)| (number, Arc::clone(image))), tree.slots() == slots)
+        };
+        let files = files(&slots, generation, before.as_ref().map(|(_, image)| &**image));
+        let layout = layout(&files, generation)?;
+        if !self.untidy && is_old && before.as_ref().is_some_and(|(_, image)| layout.equals(image)) {
+            return Ok(());
+        }
+        self.untidy = true;
+        let image = Arc::new(layout.image().map_err(CommitError::Memory)?);
+        let number = before.map_or(0, |(number, _)| number + 1);
+        let steps = {
+            let mut tree = self.held.live_tree();
+            tree.set_slots(slots.clone());
+            plan(&tree, &image)
+        };
+        let update = Update { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
+        // The replica hears of it first: a successor that comes between accepts what it says.
+        self.held.live_tree().announce(update.clone());
+        let unlinked = self.server.update(self.volume, &update).map_err(CommitError::Server)?;
+        self.held.live_tree().keep_unlinked(&unlinked);
+        self.perform(&steps)?;
+        self.refresh(&steps)?;
+        let needed = self.held.live_tree().needed_images().into_iter().collect();
+        self.server.drop_images(self.volume, needed).map_err(CommitError::Server)?;
+        self.held.live_tree().drop_images(&[]);
+        self.untidy = false;
+        Ok(())
+    }
+
+    fn perform(&self, steps: &[Step]) -> Result<(), CommitError> {
+        steps.iter().try_for_each(|step| {
+            let failed = |cause| CommitError::Step { call: describe(step), cause };
+            self.perform_one(step).map_err(failed)?;
+            self.held.live_tree().confirm(step).map_err(|errno| failed(errno.into()))
+        })
+    }
+
+    fn perform_one(&self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Swap { .. } | Step::Settle => {
+                let applied = self.held.live_tree().applied();
+                self.server.take(self.volume, applied)?;
+            }
+            Step::MakeDirectory { path } => {
+                let (directory, name) = self.parent(path)?;
+                mkdirat(directory, name, Mode::from_raw_mode(0o700))?;
+            }
+            Step::MakeFile { path } => {
+                let (directory, name) = self.parent(path)?;
+                mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(0o600), 0)?;
+            }
+            Step::Modify { path } => {
+                let (directory, name) = self.parent(path)?;
+                let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let file = openat(directory, name, flags, Mode::empty())?;
+                // The server shows the time of the payload, whatever is said here.
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+                let last_modification = Timespec { tv_sec: now.as_secs().cast_signed(), tv_nsec: 0 };
+                futimens(file, &Timestamps { last_access, last_modification })?;
+            }
+            Step::Touch { path } => {
+                let (directory, name) = self.parent(path)?;
+                // The server shows the mode of the payload, likewise.
+                chmodat(directory, name, Mode::from_raw_mode(0o400), AtFlags::empty())?;
+            }
+            Step::RemoveFile { path } => {
+                let (directory, name) = self.parent(path)?;
+                unlinkat(directory, name, AtFlags::empty())?;
+            }
+            Step::RemoveDirectory { path } => {
+                let (directory, name) = self.parent(path)?;
+                unlinkat(directory, name, AtFlags::REMOVEDIR)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As of a projection's root after a commit: a container's `stat` of a directory that was answered before its entries
+    /// changed may be stored after that, and would be believed for ever.
+    fn refresh(&self, steps: &[Step]) -> Result<(), CommitError> {
+        let removed = |path: &str| steps.iter().any(|step| *step == Step::RemoveDirectory { path: path.to_owned() });
+        let changed: BTreeSet<&str> = steps.iter().filter_map(Step::changed_directory).collect();
+        changed.into_iter().filter(|path| !removed(path)).try_for_each(|path| {
+            let failed = |cause| CommitError::Step { call: format!("stat of {path:?}"), cause };
+            let directory = self.directory(path).map_err(failed)?;
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+            statx(directory, c"", flags, StatxFlags::BASIC_STATS).map(drop).map_err(|errno| failed(errno.into()))
+        })
+    }
+
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+        let (directory, name) = split(path);
+        Ok((self.directory(directory)?, name))
+    }
+
+    /// As of a projection: no link is followed and nothing is left, whatever the server answers.
+    fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+        let path = if path.is_empty() { "." } else { path };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        Ok(openat2(&self.held.mount, path, flags, Mode::empty(), resolve)?)
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // The server may be gone already, and with it all it held.
+        let _ = self.server.remove(self.volume);
+    }
+}
+
+/// The path in the payload that a path in the volume means, and what is there. A path that begins with the name of a
+/// generation means that generation, which never changes.
+fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartError> {
+    let path_of_link = path.strip_prefix("..data/").unwrap_or(path);
+    let names: Vec<_> = path_of_link.split('/').filter(|name| !matches!(*name, "" | "." | "..data")).collect();
+    let mut at: Index = 0;
+    for name in &names {
+        if !generation.is_directory(at) {
+            return Err(LivePartError::NotADirectory(path.to_owned()));
+        }
+        at = generation.child(at, name.as_bytes()).ok_or_else(|| LivePartError::Missing(path.to_owned()))?;
+    }
+    let shape = if generation.is_directory(at) { Shape::Directory } else { Shape::File };
+    Ok((names.join("/"), shape))
+}
+
+/// A file of a slot: its path, and what it shows.
+type SlotFile<'a> = (String, &'a Image, Index);
+
+/// What is shown of `generation` in these slots. The file of a slot stays as it was in `before`, when the payload has no file
+/// there any more.
+fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -> Vec<SlotFile<'a>> {
+    let mut files = Vec::new();
+    for (number, slot) in slots.iter().enumerate() {
+        let name = number.to_string();
+        let found = find_in(generation, &slot.path);
+        match slot.shape {
+            Shape::Directory => {
+                if let Some(directory) = found.filter(|found| generation.is_directory(*found)) {
+                    collect(generation, directory, &name, &mut files);
+                }
+            }
+            Shape::File => match found.filter(|found| !generation.is_directory(*found)) {
+                Some(file) => files.push((name, generation, file)),
+                None => {
+                    let last = before.and_then(|before| Some((before, find_in(before, &name)?)));
+                    files.extend(last.map(|(before, file)| (name, before, file)));
+                }
+            },
+        }
+    }
+    files
+}
+
+/// The image in which these files are, with directories as those of `generation`.
+fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<Layout<'a>, CommitError> {
+    let entries = files.iter().filter_map(|(path, image, file)| {
+        let node = image.node(*file)?;
+        Some(Entry { path, content: bytes(image, *file)?, mode: node.mode, uid: node.uid, gid: node.gid })
+    });
+    let root = generation.node(0).map_or(DirectoryAttributes { mode: 0o755, gid: 0 }, |root| DirectoryAttributes {
+        mode: root.mode,
+        gid: root.gid,
+    });
+    let unlikely = |error| CommitError::Memory(io::Error::other(error));
+    Layout::new(entries, root).map_err(unlikely)
+}
+
+/// The files below a directory, each with its path below `at`.
+fn collect<'a>(image: &'a Image, directory: Index, at: &str, files: &mut Vec<SlotFile<'a>>) {
+    for child in children(image, directory) {
+        let path = format!("{at}/{}", image.name(child));
+        if image.is_directory(child) {
+            collect(image, child, &path, files);
+        } else {
+            files.push((path, image, child));
+        }
+    }
+}
+
+fn describe(step: &Step) -> String {
+    match step {
+        Step::MakeDirectory { path } => format!("mkdir {path}"),
+        Step::MakeFile { path } => format!("mknod {path}"),
+        Step::Swap { .. } => "the change of the files' content".to_owned(),
+        Step::Modify { path } => format!("utimensat {path}"),
+        Step::Touch { path } => format!("chmod {path}"),
+        Step::RemoveFile { path } => format!("unlink {path}"),
+        Step::RemoveDirectory { path } => format!("rmdir {path}"),
+        Step::Settle => "the end of an update".to_owned(),
+    }
+}

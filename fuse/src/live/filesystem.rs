@@ -1,0 +1,291 @@
+//! The FUSE side of live parts, and the moment in which files get other bytes.
+//!
+//! The answers make a warm file silent, as those of a [projection](crate::projection::filesystem): the kernel remembers
+//! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system
+//! calls. Bytes change here, by [`SharedLiveTree::swap`]:
+//!
+//! 1. The nodes that change are marked. A request for bytes or attributes of one waits from here on, at most [`PATIENCE`].
+//! 2. The kernel forgets their attributes, and then drops their pages; it waits for pages that are being read.
+//! 3. If nothing was said of them since 1, the tree shows the other bytes, and what waited is answered from these. So the
+//!    kernel never has old bytes with the new size, or new bytes with the old one, for a page of its own to show.
+//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter has the old bytes after [`PATIENCE`], and all of it
+//!    begins again. After [`ATTEMPTS`] the bytes are swapped anyway, and the pages dropped once more.
+//!
+//! A wait at 2 is the wait of a child process, which a kill of the server does not keep from ending
+//! ([`page_invalidator`](crate::session::drop_content_of)).
+//!
+//! The lock of the tree is held for moments, and never while the kernel drops pages.
+
+use std::ffi::OsStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::steps::Step;
+use super::tree::LiveTree;
+use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
+use crate::projection::tree::{Attributes, NodeId};
+use crate::projection::undo::Undo;
+use crate::region::Region;
+use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr};
+use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, drop_content_of};
+use crate::trace::Trace;
+
+/// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// How often it is tried to swap bytes while nothing is said of them. Only many readers of cold pages come in between.
+const ATTEMPTS: u32 = 8;
+
+/// A tree that the session thread reads, and the control thread changes.
+#[derive(Clone)]
+pub struct SharedLiveTree(Arc<Shared>);
+
+struct Shared {
+    tree: Mutex<LiveTree>,
+    swapped: Condvar,
+}
+
+impl SharedLiveTree {
+    /// Shares `tree`.
+    pub fn new(tree: LiveTree) -> Self {
+        Self(Arc::new(Shared { tree: Mutex::new(tree), swapped: Condvar::new() }))
+    }
+
+    /// The tree, for a moment.
+    pub fn lock(&self) -> MutexGuard<'_, LiveTree> {
+        self.0.tree.lock().expect("a thread that panics ends the process")
+    }
+
+    /// The tree when nothing of it is about to change that `concerns` finds; at the latest after [`PATIENCE`].
+    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<u64>) -> MutexGuard<'_, LiveTree> {
+        let is_changing = |tree: &mut LiveTree| {
+            !tree.changing.is_empty() && concerns(tree).is_some_and(|node| tree.changing.contains(&node))
+        };
+        let waited = self.0.swapped.wait_timeout_while(self.lock(), PATIENCE, is_changing);
+        let (mut tree, waited) = waited.expect("a thread that panics ends the process");
+        tree.disturbed |= waited.timed_out();
+        tree
+    }
+
+    /// Takes the step after `applied` steps, which no system call asks for. It may have been taken already.
+    ///
+    /// # Errors
+    /// `EROFS` when another step is the next one.
+    pub fn take(&self, applied: u64, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
+        let step = {
+            let mut tree = self.lock();
+            if tree.applied() == applied + 1 {
+                return Ok(());
+            }
+            let next = tree.announced().into_iter().next();
+            let step = next.filter(|step| step.is_message() && tree.applied() == applied).ok_or(Errno::EROFS)?;
+            if step == Step::Settle {
+                return take_and_count(&mut tree, &step, region);
+            }
+            step
+        };
+        self.swap(&step, region, notifier)
+    }
+
+    /// See the head of this module.
+    fn swap(&self, step: &Step, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
+        let Step::Swap { paths } = step else { return Err(Errno::EROFS) };
+        let nodes: Vec<u64> = {
+            let tree = self.lock();
+            paths.iter().filter_map(|path| tree.find(path)).collect()
+        };
+        let drop_pages = || {
+            if let Some(notifier) = notifier {
+                drop_content_of(notifier, &nodes);
+            }
+        };
+        for attempt in 1..=ATTEMPTS {
+            {
+                let mut tree = self.lock();
+                (tree.changing, tree.disturbed) = (nodes.iter().copied().collect(), false);
+            }
+            drop_pages();
+            let mut tree = self.lock();
+            let disturbed = tree.disturbed;
+            if !disturbed || attempt == ATTEMPTS {
+                let taken = take_and_count(&mut tree, step, region);
+                tree.changing.clear();
+                drop(tree);
+                self.0.swapped.notify_all();
+                if disturbed {
+                    drop_pages();
+                }
+                return taken;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets the region know of a step before anybody hears that it is done.
+fn take_and_count(tree: &mut LiveTree, step: &Step, region: &Region) -> Result<(), Errno> {
+    tree.take(step)?;
+    while region.applied() < tree.applied() {
+        region.apply();
+    }
+    Ok(())
+}
+
+/// The file system of the live parts of one projection.
+pub struct LiveFilesystem {
+    tree: SharedLiveTree,
+    region: Arc<Region>,
+    undo: Undo,
+    trace: Arc<Trace>,
+}
+
+impl LiveFilesystem {
+    /// Serves `tree`, notes in `region` how far it has got, and reports each request to whoever reads `trace`.
+    pub(crate) fn new(tree: SharedLiveTree, region: Arc<Region>, undo: Undo, trace: Arc<Trace>) -> Self {
+        Self { tree, region, undo, trace }
+    }
+
+    /// Answers one request, and reports it.
+    fn serve(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        let path = || {
+            let directory = self.tree.lock().path(node);
+            let name = request.operation.entry().map(|name| format!("/{}", name.to_string_lossy()));
+            format!("/{directory}{}", name.unwrap_or_default())
+        };
+        let Some(line) = self.trace.begin(path) else { return self.dispatch(request, node, exchange) };
+        let outcome = self.dispatch(request, node, exchange);
+        line.end(request.name(), request.caller, outcome.as_ref().err().copied());
+        outcome
+    }
+
+    fn dispatch(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+        match request.operation {
+            Operation::Lookup { name } => self.look_up(node, name).map(entry),
+            Operation::Forget { lookups } => {
+                self.tree.lock().forget(node, lookups);
+                Ok(Answer::Silence)
+            }
+            Operation::GetAttr { .. } => self.tree.settled(|_| Some(node)).attributes(node).map(told),
+            Operation::Read(arguments) => self.read(node, arguments, exchange),
+            Operation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
+            Operation::Release(_) => Ok(Answer::Done),
+            Operation::StatFs => {
+                let (bytes, nodes) = self.tree.lock().usage();
+                Ok(file_system(bytes, nodes))
+            }
+
+            // The steps of an update.
+            Operation::MkDir { name, .. } => self.make(node, name, |path| Step::MakeDirectory { path }).map(entry),
+            Operation::MkNod { name, .. } => self.make(node, name, |path| Step::MakeFile { path }).map(entry),
+            Operation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
+            Operation::Unlink { name } => self.change(node, name, |path| Step::RemoveFile { path }),
+            Operation::RmDir { name } => self.change(node, name, |path| Step::RemoveDirectory { path }),
+
+            // What no step ever is.
+            Operation::Write { .. } => {
+                self.undo.file(NodeId(node));
+                Err(Errno::EROFS)
+            }
+            Operation::ReadLink => Err(Errno::EINVAL),
+            Operation::Rename { .. }
+            | Operation::Symlink { .. }
+            | Operation::Create { .. }
+            | Operation::TmpFile { .. }
+            | Operation::Link { .. }
+            | Operation::FAllocate(_) => Err(Errno::EROFS),
+
+            // Told once, remembered by the kernel for the life of the connection: it need not ask again.
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    fn look_up(&self, node: u64, name: &OsStr) -> Result<Attributes, Errno> {
+        let name = name.to_str().ok_or(Errno::ENOENT)?;
+        let mut tree = self.tree.settled(|tree| tree.look(node, name).ok());
+        let found = tree.look(node, name)?;
+        tree.count(found);
+        tree.attributes(found)
+    }
+
+    /// The bytes go from the image to the kernel, and nowhere in between.
+    fn read(&self, node: u64, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+        let (image, content) = self.tree.settled(|_| Some(node)).content(node)?;
+        Ok(exchange.send(asked(&image.bytes()[content], arguments)))
+    }
+
+    fn list(&self, node: u64, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+        self.tree.lock().list(node, arguments.offset, |listed| !push_if_it_fits(buffer, arguments, listed))?;
+        Ok(Answer::Buffer)
+    }
+
+    fn make(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Attributes, Errno> {
+        let mut tree = self.tree.lock();
+        let step = step(path_of(&tree, parent, name)?);
+        take_and_count(&mut tree, &step, &self.region)?;
+        let made = tree.look(parent, name.to_str().ok_or(Errno::EROFS)?)?;
+        tree.count(made);
+        tree.attributes(made)
+    }
+
+    fn change(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Answer, Errno> {
+        let mut tree = self.tree.lock();
+        let step = step(path_of(&tree, parent, name)?);
+        take_and_count(&mut tree, &step, &self.region)?;
+        Ok(Answer::Done)
+    }
+
+    /// What is asked for is to raise an event; the attributes are those of the payload.
+    fn set_attributes(&self, node: u64, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+        let mut tree = self.tree.lock();
+        let path = tree.path(node);
+        let changes = [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME];
+        let step = match changes.into_iter().filter(|change| arguments.valid & change != 0).collect::<Vec<_>>()[..] {
+            [fattr::MODE] => Step::Touch { path },
+            [fattr::MTIME] => Step::Modify { path },
+            _ => return Err(Errno::EROFS),
+        };
+        take_and_count(&mut tree, &step, &self.region)?;
+        tree.attributes(node)
+    }
+}
+
+/// The path of an entry, if it has one that is announced.
+fn path_of(tree: &LiveTree, parent: u64, name: &OsStr) -> Result<String, Errno> {
+    let (directory, name) = (tree.path(parent), name.to_str().ok_or(Errno::EROFS)?);
+    Ok(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
+}
+
+impl Service for LiveFilesystem {
+    fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, rustix::io::Errno> {
+        let served = match request.operation {
+            Operation::BatchForget { nodes } => {
+                let mut tree = self.tree.lock();
+                nodes.iter().for_each(|one| tree.forget(one.nodeid, one.nlookup));
+                Ok(Answer::Silence)
+            }
+            _ => self.serve(request, request.node, exchange),
+        };
+        match (&request.operation, served) {
+            // Node id 0: the name is absent, and the kernel may remember that.
+            (Operation::Lookup { .. }, Err(Errno::ENOENT)) => {
+                Ok(Answer::Entry(EntryOut { entry_valid: FOREVER, ..Default::default() }))
+            }
+            (_, served) => served.map_err(|errno| rustix::io::Errno::from_raw_os_error(errno as i32)),
+        }
+    }
+
+    fn begin_thread(&self) {}
+
+    fn may_wait(&self, _: &Operation<'_>) -> bool {
+        false
+    }
+
+    /// Two names with their structs. A WRITE is refused anyway.
+    fn longest_request(&self) -> usize {
+        8192
+    }
+
+    /// Nothing here waits for long.
+    fn interrupt(&self, _: u64) {}
+}

@@ -1,0 +1,24 @@
+//! Live parts of a projection: single paths of its payload, shown as plain files and directories that change in place.
+//!
+//! A container that mounts one path of a projection (`subPath`) has one generation for ever, because a bind mount belongs
+//! to an inode. A *live* mount follows the payload instead. For it the supervisor mounts a second, small file system beside
+//! the projection, attached nowhere:
+//!
+//! ```text
+//! 0              slot of the path app.yaml: a file
+//! 1/             slot of the path conf.d: a directory
+//! 1/log.yaml     conf.d/log.yaml of the payload
+//! ```
+//!
+//! A container's target is a read-only bind mount of a *slot*. A slot keeps its inode for as long as the volume is mounted,
+//! whatever becomes of its path. `docs/design/live-sub-paths.md` has the reasons and the proofs.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`tree`] | the server's view, the replica of the supervisor, and how both change: by announced steps |
+//! | [`steps`] | the steps from what is shown to another payload |
+//! | [`filesystem`] | the FUSE side, and the moment in which files get other bytes |
+
+pub mod filesystem;
+pub mod steps;
+pub mod tree;

@@ -1,0 +1,205 @@
+//! From what is shown to another payload, as steps.
+//!
+//! The order is the one in which files may refer to each other: what is new comes first, then all files get their new bytes
+//! at once, then what is not wanted any more goes. A name that becomes a directory, or a file again, goes before it comes.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::tree::{LiveTree, Shape};
+use crate::projection::image::{Image, Index, Kind};
+
+/// One change of the tree. Paths are below its root, and begin with the name of a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// `mkdirat(2)`.
+    MakeDirectory {
+        /// The directory.
+        path: String,
+    },
+    /// `mknodat(2)` of a regular file, which has its bytes from the start.
+    MakeFile {
+        /// The file.
+        path: String,
+    },
+    /// The server shows other bytes and attributes, of all of these at once. No system call asks for it.
+    Swap {
+        /// Files and directories.
+        paths: Vec<String>,
+    },
+    /// `utimensat(2)` of a file that is open for writing, with a time of its last change alone: `IN_MODIFY`, and
+    /// `IN_CLOSE_WRITE` when it is closed.
+    Modify {
+        /// The file.
+        path: String,
+    },
+    /// `fchmodat(2)`: `IN_ATTRIB`.
+    Touch {
+        /// The file or directory.
+        path: String,
+    },
+    /// `unlinkat(2)`.
+    RemoveFile {
+        /// The file.
+        path: String,
+    },
+    /// `unlinkat(2)` with `AT_REMOVEDIR`.
+    RemoveDirectory {
+        /// The directory, which is empty.
+        path: String,
+    },
+    /// Every file is shown from the new image, and the one before is dropped. No system call asks for it.
+    Settle,
+}
+
+impl Step {
+    /// Whether the supervisor asks the server for it by a message, not by a system call.
+    pub fn is_message(&self) -> bool {
+        matches!(self, Self::Swap { .. } | Self::Settle)
+    }
+
+    /// The directory whose entries it changes.
+    pub fn changed_directory(&self) -> Option<&str> {
+        match self {
+            Self::MakeDirectory { path }
+            | Self::MakeFile { path }
+            | Self::RemoveFile { path }
+            | Self::RemoveDirectory { path } => Some(split(path).0),
+            Self::Swap { .. } | Self::Modify { .. } | Self::Touch { .. } | Self::Settle => None,
+        }
+    }
+}
+
+/// The directory of a path, and the name in it.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+/// What makes `tree` show `image`, whose top-level names are those of the slots.
+pub fn plan(tree: &LiveTree, image: &Image) -> Vec<Step> {
+    let mut plan = Plan::of(tree, image);
+    for (number, slot) in tree.slots().iter().enumerate() {
+        let name = number.to_string();
+        let (shown, wanted) = (tree.find(&name), image.child(0, name.as_bytes()));
+        match (slot.shape, shown, wanted) {
+            // A directory stays, empty, when the payload has none.
+            (Shape::Directory, Some(shown), None) => plan.empty(shown, &name),
+            (Shape::Directory, None, None) => plan.first.push(Step::MakeDirectory { path: name }),
+            (Shape::Directory | Shape::File, shown, wanted) => plan.compare(shown, wanted, &name),
+        }
+    }
+    plan.steps()
+}
+
+struct Plan<'a> {
+    tree: &'a LiveTree,
+    image: &'a Image,
+    first: Vec<Step>,
+    swapped: Vec<String>,
+    events: Vec<Step>,
+    last: Vec<Step>,
+}
+
+impl<'a> Plan<'a> {
+    fn of(tree: &'a LiveTree, image: &'a Image) -> Self {
+        Self { tree, image, first: Vec::new(), swapped: Vec::new(), events: Vec::new(), last: Vec::new() }
+    }
+
+    fn steps(self) -> Vec<Step> {
+        let Self { first, swapped, events, last, .. } = self;
+        let swap = (!swapped.is_empty()).then_some(Step::Swap { paths: swapped });
+        first.into_iter().chain(swap).chain(events).chain(last).chain([Step::Settle]).collect()
+    }
+
+    fn compare(&mut self, shown: Option<u64>, wanted: Option<Index>, path: &str) {
+        match (shown, wanted) {
+            (None, None) => {}
+            (None, Some(wanted)) => self.make(wanted, path),
+            (Some(shown), None) => self.last.extend(removal(self.tree, shown, path)),
+            (Some(shown), Some(wanted)) => match (self.tree.is_directory(shown), self.image.is_directory(wanted)) {
+                (true, true) => {
+                    self.compare_attributes(shown, wanted, path);
+                    for name in self.names(shown, wanted) {
+                        let children = (self.tree.child(shown, &name), self.image.child(wanted, name.as_bytes()));
+                        self.compare(children.0, children.1, &format!("{path}/{name}"));
+                    }
+                }
+                (false, false) => self.compare_file(shown, wanted, path),
+                (true, false) | (false, true) => {
+                    self.first.extend(removal(self.tree, shown, path));
+                    self.make(wanted, path);
+                }
+            },
+        }
+    }
+
+    /// Removes what is in a directory.
+    fn empty(&mut self, directory: u64, path: &str) {
+        for name in self.tree.children(directory) {
+            let child = self.tree.child(directory, &name);
+            self.compare(child, None, &format!("{path}/{name}"));
+        }
+    }
+
+    fn make(&mut self, wanted: Index, path: &str) {
+        if !self.image.is_directory(wanted) {
+            self.first.push(Step::MakeFile { path: path.to_owned() });
+            self.first.push(Step::Modify { path: path.to_owned() });
+            return;
+        }
+        self.first.push(Step::MakeDirectory { path: path.to_owned() });
+        for child in children(self.image, wanted) {
+            self.make(child, &format!("{path}/{}", self.image.name(child)));
+        }
+    }
+
+    fn compare_file(&mut self, shown: u64, wanted: Index, path: &str) {
+        if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, bytes)) {
+            return self.compare_attributes(shown, wanted, path);
+        }
+        self.swapped.push(path.to_owned());
+        self.events.push(Step::Modify { path: path.to_owned() });
+        self.events.push(Step::Touch { path: path.to_owned() });
+    }
+
+    fn compare_attributes(&mut self, shown: u64, wanted: Index, path: &str) {
+        if !self.tree.looks_like(shown, self.image, wanted) {
+            self.swapped.push(path.to_owned());
+            self.events.push(Step::Touch { path: path.to_owned() });
+        }
+    }
+
+    fn names(&self, shown: u64, wanted: Index) -> BTreeSet<String> {
+        let coming = children(self.image, wanted).map(|child| self.image.name(child).to_owned());
+        coming.chain(self.tree.children(shown)).collect()
+    }
+}
+
+/// Takes a node away, with all that is in it.
+fn removal(tree: &LiveTree, node: u64, path: &str) -> Vec<Step> {
+    if !tree.is_directory(node) {
+        return vec![Step::RemoveFile { path: path.to_owned() }];
+    }
+    let below = tree.children(node).into_iter().filter_map(|name| {
+        let child = tree.child(node, &name)?;
+        Some(removal(tree, child, &format!("{path}/{name}")))
+    });
+    below.flatten().chain([Step::RemoveDirectory { path: path.to_owned() }]).collect()
+}
+
+/// The indexes of what is in a directory.
+pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = Index> + use<> {
+    match image.node(directory).map(|node| node.kind) {
+        Some(Kind::Directory { children, .. }) => children,
+        _ => 0..0,
+    }
+}
+
+/// The bytes of a file.
+pub(crate) fn bytes(image: &Image, file: Index) -> Option<&[u8]> {
+    match image.node(file)?.kind {
+        Kind::File { content } => image.bytes().get(content),
+        Kind::Directory { .. } => None,
+    }
+}

@@ -1,0 +1,566 @@
+//! The tree of the live parts of one projection. No kernel and no FUSE in here.
+//!
+//! The server has it, and the supervisor a replica, as of a projection's tree:
+//! 1. It changes only by the steps that were [announced](LiveTree::announce), in their order; any other request that would
+//!    change it is `EROFS`. The server counts the steps in the volume's region before the kernel hears that one is done.
+//! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
+//!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
+//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not hear
+//!    what the kernel forgets; the server tells it with each update.
+//! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
+//!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::steps::{Step, split};
+use crate::projection::image::{Image, ImageNode, Index, Kind};
+use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+
+/// The root of a FUSE connection.
+const ROOT: u64 = NodeId::ROOT.0;
+
+/// Whether a slot is a file or a directory. It stays what it is: a mount cannot become the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Shape {
+    /// A file: what the payload had last at the path, when that was a file.
+    File,
+    /// A directory: what the payload has below the path, and nothing while that is none.
+    Directory,
+}
+
+/// A path that is shown live. Its place in the list is its name in the root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// The path in the payload; empty for all of it.
+    pub path: String,
+    /// What it was when it was first wanted.
+    pub shape: Shape,
+}
+
+/// An update, as it is announced.
+#[derive(Clone)]
+pub struct Update {
+    /// All slots, new ones at the end.
+    pub slots: Vec<Slot>,
+    /// The changes, in their order.
+    pub steps: Vec<Step>,
+    /// The number of the image that is shown when they are made; no other update of the tree has it.
+    pub number: u64,
+    /// That image.
+    pub image: Arc<Image>,
+    /// The time that what changes shows.
+    pub time: SystemTime,
+}
+
+/// The tree of the live parts of a projection.
+pub struct LiveTree {
+    slots: Vec<Slot>,
+    nodes: BTreeMap<u64, Node>,
+    images: BTreeMap<u64, Arc<Image>>,
+    /// The image that the last update leads to.
+    newest: Option<u64>,
+    announced: VecDeque<Step>,
+    /// How many steps were applied since it was mounted.
+    applied: u64,
+    /// The last step of a server before this one, if who asked for it may ask again.
+    asked_before: Option<Step>,
+    next: u64,
+    time: SystemTime,
+    /// What is about to show other bytes, while the kernel drops what it has of it.
+    pub(super) changing: HashSet<u64>,
+    /// Something was said of it meanwhile.
+    pub(super) disturbed: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Node {
+    parent: u64,
+    name: String,
+    body: Body,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    time: SystemTime,
+    unlinked: bool,
+    /// How often the kernel was told of it; unknown if a server before this one has told it, too.
+    #[serde(skip)]
+    lookups: Option<u64>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Body {
+    /// The range is one of the image's bytes.
+    File {
+        image: u64,
+        content: Range<usize>,
+    },
+    Directory {
+        children: BTreeMap<String, u64>,
+    },
+}
+
+/// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
+/// numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedLiveTree {
+    slots: Vec<Slot>,
+    nodes: Vec<(u64, Node)>,
+    images: Vec<u64>,
+    newest: Option<u64>,
+    announced: Vec<Step>,
+    applied: u64,
+    next: u64,
+    time: SystemTime,
+}
+
+impl LiveTree {
+    /// A tree without slots.
+    pub fn new(time: SystemTime) -> Self {
+        let root = Node {
+            parent: ROOT,
+            name: String::new(),
+            body: Body::Directory { children: BTreeMap::new() },
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            time,
+            unlinked: false,
+            lookups: None,
+        };
+        Self {
+            slots: Vec::new(),
+            nodes: BTreeMap::from([(ROOT, root)]),
+            images: BTreeMap::new(),
+            newest: None,
+            announced: VecDeque::new(),
+            applied: 0,
+            asked_before: None,
+            next: ROOT + 1,
+            time,
+            changing: HashSet::new(),
+            disturbed: false,
+        }
+    }
+
+    /// The paths that are shown, by their numbers.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// What a plan begins with: it makes those that are not there.
+    pub fn set_slots(&mut self, slots: Vec<Slot>) {
+        self.slots = slots;
+    }
+
+    /// The image that the last update leads to, and its number.
+    pub fn newest(&self) -> Option<(u64, &Arc<Image>)> {
+        self.newest.and_then(|number| Some((number, self.images.get(&number)?)))
+    }
+
+    /// The steps that are announced and not taken.
+    pub fn announced(&self) -> Vec<Step> {
+        self.announced.iter().cloned().collect()
+    }
+
+    /// Number of steps applied since it was mounted.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// From now on these steps are accepted, in this order; what was announced before is void.
+    pub fn announce(&mut self, update: Update) {
+        let Update { slots, steps, number, image, time } = update;
+        if let Some(before) = self.images.insert(number, image) {
+            // Who had no answer from a server before this one says it again. It is the same memory.
+            before.disown();
+        }
+        (self.slots, self.announced, self.newest, self.time) = (slots, steps.into(), Some(number), time);
+        self.asked_before = None;
+    }
+
+    /// A step was done, as the caller who made the system call knows.
+    ///
+    /// # Errors
+    /// `EROFS` when it is not the next one.
+    pub fn confirm(&mut self, step: &Step) -> Result<(), Errno> {
+        self.take_step(step)
+    }
+
+    /// As [`Tree::catch_up`](crate::projection::tree::Tree::catch_up).
+    ///
+    /// # Errors
+    /// `EINVAL` when the two trees have nothing in common.
+    pub fn catch_up(&mut self, applied: u64) -> Result<(), Errno> {
+        if applied == self.applied {
+            return Ok(());
+        }
+        let step = self.announced.front().filter(|_| applied == self.applied + 1).cloned().ok_or(Errno::EINVAL)?;
+        self.take_step(&step)?;
+        self.asked_before = Some(step);
+        Ok(())
+    }
+
+    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    pub(super) fn take(&mut self, step: &Step) -> Result<(), Errno> {
+        if self.asked_before.take_if(|before| before == step).is_some() {
+            return Ok(());
+        }
+        self.take_step(step)?;
+        self.asked_before = None;
+        Ok(())
+    }
+
+    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
+        if self.announced.front() != Some(step) {
+            return Err(Errno::EROFS);
+        }
+        self.apply(step)?;
+        self.announced.pop_front();
+        self.applied += 1;
+        Ok(())
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<(), Errno> {
+        match step {
+            Step::MakeDirectory { path } | Step::MakeFile { path } => self.make(path),
+            Step::Swap { paths } => paths.iter().try_for_each(|path| self.show_newest(path, Some(self.time))),
+            Step::Modify { path } | Step::Touch { path } => self.find(path).map(drop).ok_or(Errno::ENOENT),
+            Step::RemoveFile { path } | Step::RemoveDirectory { path } => self.remove(path),
+            Step::Settle => {
+                let files: Vec<_> =
+                    self.nodes.iter().filter(|(_, node)| node.is_linked_file()).map(|(id, _)| *id).collect();
+                files.into_iter().try_for_each(|file| self.show_newest(&self.path(file), None))
+            }
+        }
+    }
+
+    fn make(&mut self, path: &str) -> Result<(), Errno> {
+        let (directory, name) = split(path);
+        let parent = self.find(directory).ok_or(Errno::ENOENT)?;
+        let (number, image) = self.newest().ok_or(Errno::EROFS)?;
+        // The directory of a slot that the payload does not have looks like the others.
+        let wanted = find_in(image, path).unwrap_or(0);
+        let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
+        let body = match kind {
+            Kind::File { content } => Body::File { image: number, content },
+            Kind::Directory { .. } => Body::Directory { children: BTreeMap::new() },
+        };
+        let (id, time) = (self.next, self.time);
+        let above = self.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?;
+        let Body::Directory { children } = &mut above.body else { return Err(Errno::ENOTDIR) };
+        if children.contains_key(name) {
+            return Err(Errno::EEXIST);
+        }
+        children.insert(name.to_owned(), id);
+        above.time = time;
+        let name = name.to_owned();
+        let node = Node { parent, name, body, mode, uid, gid, time, unlinked: false, lookups: Some(0) };
+        self.nodes.insert(id, node);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &str) -> Result<(), Errno> {
+        let (directory, name) = split(path);
+        let (node, parent) = (self.find(path).ok_or(Errno::ENOENT)?, self.find(directory).ok_or(Errno::ENOENT)?);
+        if !self.children(node).is_empty() {
+            return Err(Errno::ENOTEMPTY);
+        }
+        let time = self.time;
+        if let Some(Node { body: Body::Directory { children }, time: changed, .. }) = self.nodes.get_mut(&parent) {
+            children.remove(name);
+            *changed = time;
+        }
+        if let Some(node) = self.nodes.get_mut(&node) {
+            node.unlinked = true;
+        }
+        self.sweep(node);
+        Ok(())
+    }
+
+    /// Shows bytes and attributes of the newest image, as of this time if that is to be seen.
+    fn show_newest(&mut self, path: &str, time: Option<SystemTime>) -> Result<(), Errno> {
+        let id = self.find(path).ok_or(Errno::ENOENT)?;
+        let (number, image) = self.newest().ok_or(Errno::EROFS)?;
+        let wanted = find_in(image, path).ok_or(Errno::ENOENT)?;
+        let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
+        let node = self.nodes.get_mut(&id).ok_or(Errno::ENOENT)?;
+        match (&mut node.body, kind) {
+            (Body::File { image, content: shown }, Kind::File { content }) => (*image, *shown) = (number, content),
+            (Body::Directory { .. }, Kind::Directory { .. }) => {}
+            _ => return Err(Errno::EROFS),
+        }
+        (node.mode, node.uid, node.gid) = (mode, uid, gid);
+        node.time = time.unwrap_or(node.time);
+        Ok(())
+    }
+
+    /// Unlinked nodes that the kernel knows.
+    pub fn unlinked(&self) -> Vec<u64> {
+        self.nodes.iter().filter(|(_, node)| node.unlinked).map(|(id, _)| *id).collect()
+    }
+
+    /// Drops the unlinked nodes but these, in a replica.
+    pub fn keep_unlinked(&mut self, known: &[u64]) {
+        let known: BTreeSet<_> = known.iter().collect();
+        self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
+    }
+
+    /// The kernel was told of a node.
+    pub(super) fn count(&mut self, node: u64) {
+        if let Some(Node { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
+            *told += 1;
+        }
+    }
+
+    /// The kernel dropped `count` references to a node.
+    pub fn forget(&mut self, node: u64, count: u64) {
+        let Some(known) = self.nodes.get_mut(&node) else { return };
+        known.lookups = match known.lookups {
+            Some(told) => Some(told.saturating_sub(count)),
+            // The kernel forgets an unlinked node once, with all that servers before this one have told of it.
+            None if known.unlinked => Some(0),
+            None => None,
+        };
+        self.sweep(node);
+    }
+
+    fn sweep(&mut self, node: u64) {
+        if self.nodes.get(&node).is_some_and(|node| node.unlinked && node.lookups == Some(0)) {
+            self.nodes.remove(&node);
+        }
+    }
+
+    /// Drops the images that no node needs, but these.
+    pub fn drop_images(&mut self, but: &[u64]) {
+        let needed = self.needed_images();
+        self.images.retain(|number, _| needed.contains(number) || but.contains(number));
+    }
+
+    /// The numbers of the images that nodes show bytes of, and of the one that the last update leads to.
+    pub fn needed_images(&self) -> BTreeSet<u64> {
+        let shown = self.nodes.values().filter_map(|node| match &node.body {
+            Body::File { image, .. } => Some(*image),
+            Body::Directory { .. } => None,
+        });
+        shown.chain(self.newest).collect()
+    }
+}
+
+/// Looking at it.
+impl LiveTree {
+    /// The entry `name` of a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn look(&self, parent: u64, name: &str) -> Result<u64, Errno> {
+        match &self.node(parent)?.body {
+            Body::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
+            Body::File { .. } => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// What `stat(2)` shows.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is gone.
+    pub fn attributes(&self, id: u64) -> Result<Attributes, Errno> {
+        let node = self.node(id)?;
+        let (kind, size, links) = match &node.body {
+            Body::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
+            Body::Directory { children } => {
+                let directories = children.values().filter(|child| self.is_directory(**child)).count();
+                (NodeKind::Directory, 0, if node.unlinked { 0 } else { 2 + directories as u32 })
+            }
+        };
+        let Node { mode, uid, gid, time, .. } = *node;
+        Ok(Attributes { node: NodeId(id), kind, mode, size, links, uid, gid, time })
+    }
+
+    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    ///
+    /// # Errors
+    /// `EISDIR`, or `ESTALE` for a node that is gone.
+    pub fn content(&self, id: u64) -> Result<(Arc<Image>, Range<usize>), Errno> {
+        match &self.node(id)?.body {
+            Body::File { image, content } => {
+                Ok((Arc::clone(self.images.get(image).ok_or(Errno::ESTALE)?), content.clone()))
+            }
+            Body::Directory { .. } => Err(Errno::EISDIR),
+        }
+    }
+
+    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room. A name keeps its
+    /// cookie while it stands, and a new one gets a higher one.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn list(&self, id: u64, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+        let node = self.node(id)?;
+        let Body::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
+        for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {
+            if cookie < at && emit((NodeId(to), at, NodeKind::Directory, dot)) {
+                return Ok(());
+            }
+        }
+        let by_id: BTreeMap<u64, &str> = children.iter().map(|(name, child)| (*child, name.as_str())).collect();
+        for (child, name) in by_id {
+            let kind = if self.is_directory(child) { NodeKind::Directory } else { NodeKind::File };
+            let at = child + FIRST_COOKIE;
+            if cookie < at && emit((NodeId(child), at, kind, name)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes in files, and the number of nodes.
+    pub fn usage(&self) -> (u64, u64) {
+        let bytes = self.nodes.values().map(|node| match &node.body {
+            Body::File { content, .. } => content.len() as u64,
+            Body::Directory { .. } => 0,
+        });
+        (bytes.sum(), self.nodes.len() as u64)
+    }
+
+    /// The path of a node below the root.
+    pub fn path(&self, id: u64) -> String {
+        let mut names = Vec::new();
+        let mut at = id;
+        while let Some(node) = self.nodes.get(&at).filter(|_| at != ROOT) {
+            names.push(node.name.as_str());
+            at = node.parent;
+        }
+        names.reverse();
+        names.join("/")
+    }
+
+    /// The node at a path.
+    pub fn find(&self, path: &str) -> Option<u64> {
+        let mut names = path.split('/').filter(|name| !name.is_empty());
+        names.try_fold(ROOT, |node, name| self.look(node, name).ok())
+    }
+
+    /// The entry of a directory.
+    pub(super) fn child(&self, directory: u64, name: &str) -> Option<u64> {
+        self.look(directory, name).ok()
+    }
+
+    /// The names in a directory.
+    pub(super) fn children(&self, id: u64) -> Vec<String> {
+        match self.nodes.get(&id).map(|node| &node.body) {
+            Some(Body::Directory { children }) => children.keys().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn is_directory(&self, id: u64) -> bool {
+        matches!(self.nodes.get(&id), Some(Node { body: Body::Directory { .. }, .. }))
+    }
+
+    /// Whether these are the bytes of a file.
+    pub(super) fn has_bytes(&self, id: u64, bytes: &[u8]) -> bool {
+        self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
+    }
+
+    /// Whether a node has the mode and the owners of one of an image.
+    pub(super) fn looks_like(&self, id: u64, image: &Image, wanted: Index) -> bool {
+        let shown = self.nodes.get(&id).map(|node| (node.mode, node.uid, node.gid));
+        shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))
+    }
+
+    fn node(&self, id: u64) -> Result<&Node, Errno> {
+        self.nodes.get(&id).ok_or(Errno::ESTALE)
+    }
+}
+
+/// On its way to another process.
+impl LiveTree {
+    /// What another process needs to go on with it, and the images that belong to it, in their order.
+    pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
+        let needed = self.needed_images();
+        let (numbers, images) = self
+            .images
+            .iter()
+            .filter(|(number, _)| needed.contains(number))
+            .map(|(number, image)| (*number, Arc::clone(image)))
+            .unzip();
+        let saved = SavedLiveTree {
+            slots: self.slots.clone(),
+            nodes: self.nodes.iter().map(|(id, node)| (*id, node.clone())).collect(),
+            images: numbers,
+            newest: self.newest,
+            announced: self.announced(),
+            applied: self.applied,
+            next: self.next,
+            time: self.time,
+        };
+        (saved, images)
+    }
+
+    /// The tree that another process has saved; none when it does not hold together. What comes from a server is not trusted.
+    pub fn restore(saved: SavedLiveTree, images: Vec<Image>) -> Option<LiveTree> {
+        let SavedLiveTree { slots, nodes, images: numbers, newest, announced, applied, next, time } = saved;
+        if numbers.len() != images.len() {
+            return None;
+        }
+        let images: BTreeMap<u64, Arc<Image>> = numbers.into_iter().zip(images.into_iter().map(Arc::new)).collect();
+        let nodes: BTreeMap<u64, Node> = nodes.into_iter().collect();
+        let fits = |(id, node): (&u64, &Node)| {
+            let above = nodes.get(&node.parent).map(|parent| &parent.body);
+            // Parents are older than their children, so no path is a circle.
+            let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
+            let is_below = *id == ROOT || (node.parent < *id && is_in_one);
+            let is_whole = match &node.body {
+                Body::File { image, content } => {
+                    images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
+                }
+                Body::Directory { children } => children
+                    .iter()
+                    .all(|(name, child)| nodes.get(child).is_some_and(|node| node.parent == *id && node.name == *name)),
+            };
+            is_below && is_whole && *id < next
+        };
+        let is_whole =
+            nodes.get(&ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. })) && nodes.iter().all(fits);
+        let (announced, asked_before) = (announced.into(), None);
+        let (changing, disturbed) = (HashSet::new(), false);
+        let newest = newest.filter(|newest| images.contains_key(newest));
+        is_whole.then_some(LiveTree {
+            slots,
+            nodes,
+            images,
+            newest,
+            announced,
+            applied,
+            asked_before,
+            next,
+            time,
+            changing,
+            disturbed,
+        })
+    }
+
+    /// Zeroes the images when nobody needs them any more; who serves the tree does that.
+    pub fn own_images(&self) {
+        self.images.values().for_each(|image| image.own());
+    }
+}
+
+impl Node {
+    fn is_linked_file(&self) -> bool {
+        !self.unlinked && matches!(self.body, Body::File { .. })
+    }
+}
+
+/// The node of an image at a path.
+pub(crate) fn find_in(image: &Image, path: &str) -> Option<Index> {
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    names.try_fold(0, |node, name| image.child(node, name.as_bytes()))
+}

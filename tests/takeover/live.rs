@@ -1,0 +1,244 @@
+//! Live parts of projections (`podfs.io/sub-path.<volume>: live`): in running containers, and when the server or the
+//! supervisor is killed between any two of its system calls while they change.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+use crate::common::outcome::finish;
+use crate::common::runtime::{Runtime, RuntimeContainer, SharedDirectory};
+use crate::common::tracer::killed_at;
+use crate::common::tree::{files, parse};
+use crate::common::watch::Watcher;
+use crate::common::*;
+
+const UID: &str = "d0a4f2c7-6f0e-4f0b-9a3d-8a1f6f0b7c21";
+
+/// More system calls than an update takes.
+const STOPS: usize = 2000;
+
+/// A pod with a container that mounts a key and a directory of its ConfigMap live. Fields are dropped in this order.
+struct Pod {
+    running: Running,
+    fixture: Fixture,
+    _shared: SharedDirectory,
+}
+
+impl Pod {
+    fn new(arguments: &[&str]) -> Pod {
+        let shared = SharedDirectory::new();
+        let live = if arguments.is_empty() { ", annotations: {podfs.io/sub-path.config: live}" } else { "" };
+        let fixture = Fixture::new_in(
+            &shared.path(),
+            &format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}{live}}}\nspec:\n  containers:\n  - name: web\n    \
+                 volumeMounts:\n    - {{name: config, mountPath: /app.conf, subPath: app.conf}}\n    \
+                 - {{name: config, mountPath: /conf.d, subPath: conf.d}}\n    - {{name: out, mountPath: /out}}\n  \
+                 volumes:\n  - name: config\n    projected:\n      sources:\n      - configMap: {{name: app, items: \
+                 [{{key: setting, path: app.conf}}, {{key: setting, path: conf.d/setting}}]}}\n      \
+                 - configMap: {{name: more, optional: true, items: [{{key: extra, path: conf.d/extra}}]}}\n  \
+                 - {{name: out, emptyDir: {{}}}}\n"
+            ),
+        );
+        write(&fixture, "1");
+        let mut command = fixture.command();
+        command.args(arguments);
+        let mut running = fixture.start_command(command);
+        running.wait_ready();
+        Pod { running, fixture, _shared: shared }
+    }
+
+    /// The mounts of the container, as an agent asks for them.
+    #[track_caller]
+    fn mounts(&self) -> Vec<Value> {
+        let outcome = finish(self.fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        serde_json::from_str(&outcome.stdout).expect("JSON")
+    }
+
+    /// Where the key and the directory are mounted for the container.
+    #[track_caller]
+    fn parts(&self) -> [PathBuf; 2] {
+        let mounts = self.mounts();
+        ["/app.conf", "/conf.d"].map(|place| {
+            let mount = mounts.iter().find(|mount| mount["destination"] == place).expect("it is mounted");
+            mount["source"].as_str().expect("a path").into()
+        })
+    }
+}
+
+fn write(fixture: &Fixture, content: &str) {
+    fixture.write("objects/app.json", &config_map("app", &[("setting", content)]));
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_running_container_sees_its_live_parts_change() {
+    for (runtime, arguments) in [(Runtime::Runc, &[][..]), (Runtime::Crun, &["--sub-path", "live"])] {
+        let pod = Pod::new(arguments);
+        let mut container = RuntimeContainer::start(runtime, &pod.mounts());
+        assert_eq!(container.says("cat /app.conf /conf.d/*"), "11", "{runtime:?}");
+        let root = PathBuf::from(format!("/proc/{}/root", container.pid()));
+        let (file, directory) = (root.join("app.conf"), root.join("conf.d"));
+        let (open, inode) = (File::open(&file).expect("a file"), fs::metadata(&file).expect("a file").ino());
+        let mut watcher = Watcher::on("file", &file);
+        watcher.add("dir", &directory);
+        write(&pod.fixture, "2");
+        wait_content(&file, "2");
+        let mut heard = Vec::new();
+        eventually("the watchers hear all of it", || {
+            heard.extend(watcher.heard());
+            heard.contains(&"dir ATTRIB setting".to_owned())
+        });
+        for event in ["file MODIFY", "file CLOSE_WRITE", "file ATTRIB", "dir MODIFY setting", "dir CLOSE_WRITE setting"]
+        {
+            assert!(heard.iter().any(|one| one == event), "{runtime:?}: {event}: {heard:?}");
+        }
+        let mut bytes = [0; 4];
+        assert_eq!(open.read_at(&mut bytes, 0).expect("an open file can be read"), 1);
+        assert_eq!((bytes[0], fs::metadata(&file).expect("a file").ino()), (b'2', inode));
+        pod.fixture.write("objects/more.json", &config_map("more", &[("extra", "x")]));
+        eventually("a new key appears", || container.says("cat /conf.d/extra") == "x");
+        pod.fixture.remove("objects/more.json");
+        eventually("a key vanishes", || container.says("ls /conf.d") == "setting");
+        assert!(container.says("echo y >/app.conf").contains("Read-only file system"));
+        // The mounts of a container that starts again are the same.
+        let before = pod.parts().map(|path| fs::metadata(path).expect("it is there").ino());
+        assert_eq!(pod.parts().map(|path| fs::metadata(path).expect("it is there").ino()), before);
+        drop(container);
+    }
+}
+
+#[test]
+fn no_call_of_a_container_fails_when_live_parts_change_and_processes_are_killed() {
+    for runtime in Runtime::ALL {
+        let Pod { mut running, fixture, _shared } = Pod::new(&[]);
+        let mounts = finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]));
+        let mounts: Vec<Value> = serde_json::from_str(&mounts.stdout).expect("JSON");
+        let mut container = RuntimeContainer::start(runtime, &mounts);
+        // One digit, whichever it is at the moment.
+        container.begin(
+            "while [ ! -e /out/stop ]; do a=$(cat /app.conf) && b=$(cat /conf.d/setting) && ls /conf.d/extra /conf.d >/out/ls; \
+             case $a$b in [0-9][0-9]) echo x >>/out/rounds;; *) echo \"$a$b\" >>/out/failures;; esac; done; \
+             echo x >/out/stopped",
+        );
+        let out = running.volume("out");
+        let rounds = || fs::metadata(out.join("rounds")).map_or(0, |rounds| rounds.len());
+        let go_on = |what: &str| {
+            let before = rounds();
+            eventually(what, || rounds() > before + 10);
+        };
+        let file = PathBuf::from(format!("/proc/{}/root/app.conf", container.pid()));
+        go_on("the container reads");
+        for content in ["2", "3", "4"] {
+            kill(running.server(), Signal::SIGKILL).expect("there is a server");
+            write(&fixture, content);
+            wait_content(&file, content);
+            go_on("it reads with another server");
+        }
+        fixture.kill_supervisor(&mut running);
+        write(&fixture, "5");
+        go_on("it reads without a supervisor");
+        let running = fixture.run();
+        wait_content(&file, "5");
+        go_on("it reads with another supervisor");
+        running.kill_server_and_keeper(|| rustix::fs::statvfs(&out).expect("a server answers"));
+        write(&fixture, "6");
+        wait_content(&file, "6");
+        fs::write(out.join("stop"), "").expect("written");
+        eventually("the loop ends", || out.join("stopped").exists());
+        let failures = fs::read_to_string(out.join("failures")).unwrap_or_default();
+        assert_eq!(failures, "", "{runtime:?}: a call failed\n{}", running.log());
+        drop(container);
+    }
+}
+
+#[test]
+fn a_kill_of_the_server_while_live_parts_change_is_not_noticed() {
+    let pod = Pod::new(&[]);
+    let [file, directory] = pod.parts();
+    let watcher = Watcher::on("file", &file);
+    let inode = fs::metadata(&file).expect("a file").ino();
+    for stop in 0..STOPS {
+        let content = format!("{stop:0width$}", width = 1 + stop % 7);
+        let act = || {
+            write(&pod.fixture, &content);
+            let mut heard = Vec::new();
+            eventually("the change is heard of", || {
+                heard.extend(watcher.heard());
+                heard.contains(&"file ATTRIB".to_owned())
+            });
+            assert_eq!(read(&file), content);
+            eventually("the directory changes", || files(&directory) == parse(&format!("setting={content}")));
+            let is_change = |event: &&String| {
+                ["MODIFY", "CLOSE_WRITE", "ATTRIB"].iter().any(|word| **event == format!("file {word}"))
+            };
+            let changes: Vec<_> = heard.iter().filter(is_change).cloned().collect();
+            assert_eq!(changes, ["file MODIFY", "file CLOSE_WRITE", "file ATTRIB"], "killed at stop {stop}");
+        };
+        let (_, killed) = pod.running.freed(|| killed_at(pod.running.server(), stop, act));
+        assert_eq!(fs::metadata(&file).expect("a file").ino(), inode);
+        if !killed {
+            println!("{stop} kills");
+            assert!(stop > 3, "an update asks the server");
+            assert!(!pod.running.log().contains("cannot commit"), "{}", pod.running.log());
+            return;
+        }
+    }
+    panic!("an update does not end after {STOPS} system calls");
+}
+
+#[test]
+fn an_update_whose_supervisor_is_killed_is_completed_by_the_next_one() {
+    /// Every so many-th system call: a supervisor makes a lot of them.
+    const STRIDE: usize = 9;
+    let mut pod = Pod::new(&[]);
+    let [file, directory] = pod.parts();
+    let watcher = Watcher::on("file", &file);
+    for stop in (0..STOPS).step_by(STRIDE) {
+        let content = format!("{stop:0width$}", width = 1 + stop % 7);
+        let mut heard = Vec::new();
+        let supervisor = pod.running.pid();
+        let (_, killed) = killed_at(supervisor, stop, || {
+            write(&pod.fixture, &content);
+            eventually("the change is complete, or the supervisor is dead", || {
+                heard.extend(watcher.heard());
+                heard.contains(&"file ATTRIB".to_owned()) || !is_alive(supervisor)
+            });
+        });
+        // A server alone answers.
+        assert!(read(&file).parse::<usize>().is_ok());
+        if killed {
+            let next = pod.fixture.run();
+            // The tracer has waited for it, so its number may be another process's.
+            let _ended = std::mem::ManuallyDrop::new(std::mem::replace(&mut pod.running, next));
+        }
+        wait_content(&file, &content);
+        eventually("all is heard", || {
+            heard.extend(watcher.heard());
+            heard.contains(&"file ATTRIB".to_owned())
+        });
+        for event in ["file MODIFY", "file CLOSE_WRITE"] {
+            assert!(heard.iter().any(|one| one == event), "killed at stop {stop}: {heard:?}");
+        }
+        eventually("the directory changes", || files(&directory) == parse(&format!("setting={content}")));
+        if !killed {
+            println!("{} kills", stop / STRIDE);
+            assert!(stop > 10 * STRIDE, "an update takes system calls");
+            return;
+        }
+    }
+    panic!("an update does not end after {STOPS} system calls");
+}
+
+/// Whether a process is there, and has not ended.
+fn is_alive(pid: nix::unistd::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
