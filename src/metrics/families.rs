@@ -128,6 +128,8 @@ families! {
         "How long it took from when a pod wanted a volume until it was mounted; told by podfs node, as by the kubelet";
     TOTAL_VOLUMES: Gauge "volume_manager_total_volumes" ["plugin_name" "state"]
         "Volumes in the desired and in the actual state of the world; told by podfs node, as by the kubelet";
+    CSI_OPERATIONS: Histogram "csi_operations_seconds" ["driver_name" "method_name" "grpc_status_code"]
+        "How long calls of the CSI driver took that podfs node answered";
     RECONSTRUCTIONS: Counter "reconstruct_volume_operations_total" []
         "Volumes of an earlier daemon that podfs node has found; as told by the kubelet";
     RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use sd_notify::NotifyState;
 use tracing::warn;
 
+use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
 use super::manager::recovery::recover;
@@ -35,6 +36,8 @@ pub struct NodeOptions {
     pub report_volumes_in_use: bool,
     /// Where metrics are served over HTTP.
     pub metrics: Option<TcpListener>,
+    /// How the CSI driver is started, if a kubelet decides which volumes there are. It is the only one of the `sources` then.
+    pub csi: Option<CsiSettings>,
 }
 
 /// Why the daemon does not start.
@@ -54,6 +57,9 @@ pub enum NodeError {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// The CSI driver cannot be served.
+    #[error(transparent)]
+    Csi(#[from] CsiError),
     /// The socket for agents cannot be served.
     #[error("cannot serve agents: {0}")]
     Service(#[source] io::Error),
@@ -64,8 +70,8 @@ pub enum NodeError {
 /// # Errors
 /// When the daemon cannot start.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
-    let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, report_volumes_in_use, metrics } =
-        options;
+    let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, .. } = options;
+    let NodeOptions { report_volumes_in_use, metrics, csi, .. } = options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
@@ -76,7 +82,8 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let found: Vec<_> = found.into_iter().filter_map(|found| recover(found, &recorder)).collect();
     feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
-    let feed = Feed::open(feed).await?;
+    let csi = csi.map(|settings| Sockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
+    let mut feed = Feed::open(feed).await?;
     let files = supervisors.clone();
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
@@ -87,6 +94,11 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         orphans,
         recorder.clone(),
     );
+    let written = Publications::of(&run_directory);
+    let take_over = |(settings, sockets)| {
+        Driver::take_over(settings, sockets, written, &mut feed, handle.clone(), recorder.clone())
+    };
+    let driver = csi.map(take_over).transpose()?;
     if let Some(listener) = metrics
         && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder)
     {
@@ -98,7 +110,14 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         warn!("cannot notify the service manager: {error}");
     }
+    let serve_kubelet = async {
+        match driver {
+            Some(driver) => csi::serve(driver).await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
+        served = serve_kubelet => served.map_err(NodeError::Csi),
         () = manager.run(feed, reports) => Ok(()),
         served = run_directory::serve(lock, handle, files) => served,
     }

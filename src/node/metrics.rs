@@ -10,11 +10,12 @@ use podfs_fuse::region::Distribution;
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::csi::DRIVER;
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::families::{
-    OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS, RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
+    CSI_OPERATIONS, OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS, RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
 };
 use crate::metrics::{Exposition, Reading, exporter};
 use crate::supervisor::status::OPERATION_BOUNDS;
@@ -29,6 +30,8 @@ struct Counts {
     operations: BTreeMap<(String, String, &'static str), Distribution>,
     /// By plugin and operation.
     overall: BTreeMap<(String, &'static str), Distribution>,
+    /// By method and status of gRPC.
+    csi: BTreeMap<(&'static str, String), Distribution>,
     reconstructions: u64,
     reconstruction_errors: u64,
 }
@@ -44,6 +47,11 @@ impl Recorder {
     /// A volume is mounted that a pod has wanted since `wanted`.
     pub fn mounted(&self, plugin: &str, wanted: Instant) {
         count(self.counts().overall.entry((plugin.to_owned(), "overall_volume_mount")).or_insert_with(none), wanted);
+    }
+
+    /// A method of the CSI driver was answered that a kubelet called at `started`.
+    pub fn csi(&self, method: &'static str, status: &str, started: Instant) {
+        count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
     }
 
     /// A volume of an earlier daemon was found.
@@ -62,6 +70,9 @@ impl Recorder {
         }
         for ((plugin, operation), durations) in &counts.overall {
             reading.tell_durations(&OVERALL_OPERATIONS, &[plugin, operation], durations);
+        }
+        for ((method, status), durations) in &counts.csi {
+            reading.tell_durations(&CSI_OPERATIONS, &[DRIVER, method, status], durations);
         }
         for ((plugin, world), volumes) in volumes(state) {
             reading.tell(&TOTAL_VOLUMES, &[plugin, world], f64::from(volumes));

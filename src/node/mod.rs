@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`daemon`] | the parts below, put together and started |
 //! | [`manager`] | the one task that knows the pods, decides what has to be done, and publishes what is |
+//! | [`csi`] | the CSI driver: a kubelet decides which volumes there are |
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
@@ -20,9 +21,10 @@
 //! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
-//! The daemon owns no mount and no FUSE descriptor: each pod has a supervisor of its own (`podfs run`), which goes on when
-//! the daemon is killed.
+//! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
+//! own (`podfs run`), which goes on when the daemon is killed.
 
+pub mod csi;
 pub mod daemon;
 pub mod feed;
 pub mod handle;

@@ -29,6 +29,8 @@ pub enum PodOrigin {
     File(PathBuf),
     /// The API server.
     Api,
+    /// A kubelet that has published CSI volumes of it.
+    Kubelet,
 }
 
 /// How far a pod is in its life, as its source says.

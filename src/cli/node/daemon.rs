@@ -14,6 +14,7 @@ use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
 use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, check_machine};
+use crate::node::csi::{AllowList, CsiError, CsiSettings};
 use crate::node::feed::{FeedSettings, PodSource};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
@@ -26,6 +27,9 @@ use crate::supervisor::status::report::notify;
 
 /// Calls that may block: starting processes, reading directories.
 const BLOCKING_THREADS: usize = 16;
+
+/// Where kubelets are unless they are told otherwise.
+const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// What the daemon serves, and how.
 #[derive(Args)]
@@ -44,6 +48,17 @@ pub(super) struct Options {
     /// The name of the node in the API server.
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
+    /// Be the CSI driver podfs.io of the kubelet of this node, on this socket: the kubelet decides which volumes there are, and
+    /// the sources only describe pods and have their objects. Needs --node-name.
+    #[arg(long, value_name = "SOCKET", value_hint = ValueHint::AnyPath)]
+    csi: Option<PathBuf>,
+    /// The directory of the kubelet, its own --root-dir. Volumes appear below pods/UID/volumes/kubernetes.io~csi there.
+    #[arg(long, value_name = "DIR", default_value = KUBELET_ROOT, value_hint = ValueHint::DirPath)]
+    kubelet_root: PathBuf,
+    /// The directories of the node, each with everything below it, and the NFS servers that CSI volumes may show, separated by
+    /// commas. Without it, none.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    csi_allow: Vec<String>,
     /// Unmount the volumes of a pod as soon as it is deleted or has ended, without an agent that releases it. Containers
     /// that still run lose the volumes.
     #[arg(long)]
@@ -81,6 +96,7 @@ impl Options {
                 "podfs node knows no pods without a source; give --manifests, --kubeconfig or --in-cluster"
             )));
         }
+        let csi = self.csi()?;
         let arguments = self.arguments_of_supervisors();
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {
@@ -90,7 +106,10 @@ impl Options {
             info!("metrics are served at http://{address}/metrics");
             listener
         });
-        let sources = [self.manifests.is_some().then_some(PodSource::Files), api.is_some().then_some(PodSource::Api)];
+        let sources = match csi {
+            Some(_) => [Some(PodSource::Kubelet), None],
+            None => [self.manifests.is_some().then_some(PodSource::Files), api.is_some().then_some(PodSource::Api)],
+        };
         let supervisors = Settings::new(&run_directory, &self.root_dir);
         let supervisors = supervisors.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
         let supervisors = supervisors.with_arguments(arguments);
@@ -98,9 +117,11 @@ impl Options {
             sources: sources.into_iter().flatten().collect(),
             feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
             supervisors,
-            release_when_gone: self.release_when_gone,
+            // A kubelet says itself when volumes have to go.
+            release_when_gone: self.release_when_gone || csi.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
             metrics,
+            csi,
         };
         serve(options)
     }
@@ -117,6 +138,29 @@ impl Options {
             arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
         }
         arguments
+    }
+
+    /// How the CSI driver is started, if it is to be.
+    fn csi(&self) -> Result<Option<CsiSettings>, Failure> {
+        let Some(socket) = self.csi.clone() else { return Ok(None) };
+        let Some(node) = self.node_name.clone() else {
+            return Err(Failure::input(anyhow!(
+                "the kubelet asks the CSI driver for the node's name; give --node-name"
+            )));
+        };
+        if self.report_volumes_in_use {
+            return Err(Failure::input(anyhow!(
+                "the kubelet reports its volumes in use itself; leave out --report-volumes-in-use"
+            )));
+        }
+        if self.root_dir == self.kubelet_root {
+            return Err(Failure::input(anyhow!(
+                "--root-dir {} is the directory of the kubelet; podfs needs another one for itself",
+                self.root_dir.display()
+            )));
+        }
+        let allow = AllowList::new(self.csi_allow.iter().map(String::as_str));
+        Ok(Some(CsiSettings { socket, kubelet_root: self.kubelet_root.clone(), node, allow }))
     }
 
     /// How the API server is reached, if it is to be asked.
@@ -167,7 +211,9 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
 impl From<NodeError> for Failure {
     fn from(error: NodeError) -> Failure {
         match error {
-            NodeError::Daemon(DaemonError::Untrusted(_)) => Failure::input(error),
+            NodeError::Daemon(DaemonError::Untrusted(_)) | NodeError::Csi(CsiError::KubeletRoot(_)) => {
+                Failure::input(error)
+            }
             error => Failure::general(error),
         }
     }

@@ -22,7 +22,10 @@ use super::run::RUN_DIRECTORY;
 /// only the agent knows when the containers have stopped. Then podfs node unmounts the volumes, deletes the content of
 /// emptyDirs and removes the directories. With --release-when-gone, it does so as soon as the pod is gone or has ended.
 ///
-/// podfs node makes no mount. When it is killed, no call of a container fails, and volumes show what they showed. When it is
+/// With --csi, podfs node is the CSI driver podfs.io of this node's kubelet. Then the kubelet decides which volumes there are and
+/// when they go, and the sources describe its pods.
+///
+/// podfs node makes no mount but those at the kubelet's directories. When it is killed, no call of a container fails, and volumes show what they showed. When it is
 /// started again, it finds all pods by the run directory, and volumes follow their objects again. SIGTERM leaves the pods
 /// alone, too.
 ///

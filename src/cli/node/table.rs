@@ -12,6 +12,7 @@ pub(super) fn pods(state: &NodeState) -> String {
         let source = match &pod.origin {
             Some(PodOrigin::File(path)) => path.display().to_string(),
             Some(PodOrigin::Api) => "API server".to_owned(),
+            Some(PodOrigin::Kubelet) => "kubelet".to_owned(),
             None => "-".to_owned(),
         };
         let volumes = format!("{mounted}/{}", wanted.max(mounted));

@@ -116,6 +116,7 @@ fn source(pod: &NodePod) -> PodSource {
     match pod.origin {
         PodOrigin::File(_) => PodSource::Files,
         PodOrigin::Api => PodSource::Api,
+        PodOrigin::Kubelet => PodSource::Kubelet,
     }
 }
 

@@ -33,6 +33,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::csi::KubeletPods;
+use super::csi::pods::KubeletChange;
 use super::pod::NodePod;
 use crate::kube::client::Client;
 use crate::kube::settings::SettingsError;
@@ -66,6 +68,8 @@ pub enum PodSource {
     Files,
     /// The API server.
     Api,
+    /// A kubelet, which publishes CSI volumes.
+    Kubelet,
 }
 
 /// What the manager hears of the pods of the node.
@@ -99,13 +103,15 @@ pub enum FeedError {
 pub struct Feed {
     inputs: UnboundedReceiver<Input>,
     /// Keeps the channel open when there is no source.
-    _input: UnboundedSender<Input>,
+    input: UnboundedSender<Input>,
     merge: Merge,
     events: VecDeque<FeedEvent>,
     static_pods: StaticPods,
     objects: PodObjects,
     contacts: Contacts,
     client: Option<Client>,
+    /// The pods of a kubelet, where it decides which pods there are.
+    kubelet: Option<KubeletPods>,
     _files: Option<SummedFiles>,
     _pods: Option<Task>,
 }
@@ -120,6 +126,7 @@ pub struct PodObjects {
 enum Input {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
     Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
+    Kubelet(KubeletChange),
 }
 
 /// What is known of the files.
@@ -156,13 +163,14 @@ impl Feed {
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
         Ok(Feed {
             inputs,
-            _input: input,
+            input,
             merge: Merge::new(earlier),
             events: VecDeque::new(),
             static_pods: StaticPods::default(),
             objects: PodObjects { registry },
             contacts,
             client,
+            kubelet: None,
             _files: files,
             _pods: pods,
         })
@@ -176,6 +184,14 @@ impl Feed {
     /// The client of the API server, if there is one: a node has one connection to it.
     pub(crate) fn client(&self) -> Option<Client> {
         self.client.clone()
+    }
+
+    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the way for its changes.
+    pub fn follow_kubelet(&mut self, pods: KubeletPods) -> impl Fn(KubeletChange) -> bool + Send + Sync + 'static {
+        self.events.push_back(pods.first());
+        self.kubelet = Some(pods);
+        let input = self.input.clone();
+        move |change| input.send(Input::Kubelet(change)).is_ok()
     }
 
     /// The objects of the pods.
@@ -192,18 +208,31 @@ impl Feed {
             match self.inputs.recv().await.expect("an end to send is kept here, too") {
                 Input::Files { pods, problems, unread, is_found } => self.take_files(pods, problems, &unread, is_found),
                 Input::Api { change, trouble } => self.take_api(change, trouble),
+                Input::Kubelet(change) => {
+                    let event = self.kubelet.as_mut().and_then(|kubelet| kubelet.change(change));
+                    self.events.extend(event);
+                }
             }
         }
     }
 
     fn take_api(&mut self, change: Option<PodChange>, trouble: Option<Vec<String>>) {
-        self.events.extend(match change {
+        let events = match change {
             Some(PodChange::All(pods)) => self.merge.take_list(pods),
             Some(PodChange::Put(pod)) => self.merge.take_put(pod),
             Some(PodChange::Gone(uid)) => self.merge.take_gone(&uid),
             None => Vec::new(),
-        });
+        };
+        self.tell(events);
         self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
+    }
+
+    /// Tells the manager what the sources say, or what that means for the pods of a kubelet.
+    fn tell(&mut self, events: Vec<FeedEvent>) {
+        match &mut self.kubelet {
+            Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.hear(event))),
+            None => self.events.extend(events),
+        }
     }
 
     fn take_files(
@@ -216,7 +245,8 @@ impl Feed {
         self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
         // A directory that was never there may be that of an earlier daemon's pods: it has not told any pods yet.
         if is_found {
-            self.events.extend(self.merge.take_files(&self.static_pods.pods, unread));
+            let events = self.merge.take_files(&self.static_pods.pods, unread);
+            self.tell(events);
         }
         if problems != self.static_pods.problems {
             self.events.push_back(FeedEvent::Trouble(PodSource::Files, problems.iter().cloned().collect()));

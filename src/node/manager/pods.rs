@@ -21,6 +21,7 @@ fn source_of(origin: &PodOrigin) -> PodSource {
     match origin {
         PodOrigin::File(_) => PodSource::Files,
         PodOrigin::Api => PodSource::Api,
+        PodOrigin::Kubelet => PodSource::Kubelet,
     }
 }
 

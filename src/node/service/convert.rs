@@ -23,6 +23,7 @@ pub(super) fn pod_message(pod: &PodEntry) -> proto::Pod {
         None => (proto::Origin::Unspecified, String::new()),
         Some(PodOrigin::File(path)) => (proto::Origin::File, path.display().to_string()),
         Some(PodOrigin::Api) => (proto::Origin::Api, String::new()),
+        Some(PodOrigin::Kubelet) => (proto::Origin::Kubelet, String::new()),
     };
     let stage = match pod.stage {
         None => proto::Stage::Unspecified,
@@ -99,6 +100,7 @@ fn pod(message: proto::Pod) -> PodEntry {
         proto::Origin::Unspecified => None,
         proto::Origin::File => Some(PodOrigin::File(PathBuf::from(&message.file))),
         proto::Origin::Api => Some(PodOrigin::Api),
+        proto::Origin::Kubelet => Some(PodOrigin::Kubelet),
     };
     let stage = match message.stage() {
         proto::Stage::Unspecified => None,

@@ -29,8 +29,8 @@ use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::time::sleep;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 
 pub use client::{AskError, Client};
@@ -53,17 +53,24 @@ pub mod proto {
 /// # Errors
 /// When the socket cannot be used.
 pub async fn serve(listener: UnixListener, node: NodeHandle, run_directory: PathBuf) -> io::Result<()> {
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    let clients = UnixListenerStream::new(listener)
-        .then(async |client| {
-            if client.is_err() {
-                sleep(PAUSE).await;
-            }
-            client
-        })
-        .filter_map(|client| client.ok().filter(is_of_this_user).map(Ok::<_, io::Error>));
+    let clients = clients(listener)?;
     let service = VolumeManagerServer::new(methods::Methods::new(node, run_directory));
     Server::builder().add_service(service).serve_with_incoming(clients).await.map_err(io::Error::other)
+}
+
+/// The clients that connect, for as long as it is not dropped. Those of other users are left out.
+///
+/// # Errors
+/// When the socket cannot be used.
+pub(super) fn clients(listener: UnixListener) -> io::Result<impl Stream<Item = io::Result<UnixStream>>> {
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let clients = UnixListenerStream::new(listener).then(async |client| {
+        if client.is_err() {
+            sleep(PAUSE).await;
+        }
+        client
+    });
+    Ok(clients.filter_map(|client| client.ok().filter(is_of_this_user).map(Ok)))
 }
 
 /// Whether the process at the other end is one of root's.

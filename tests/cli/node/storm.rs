@@ -42,7 +42,7 @@ enum Strike {
 }
 
 /// The processes of a pod: its supervisor and its server.
-fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
+pub(super) fn processes(node: &Node, uid: &str) -> Option<(Pid, Pid)> {
     let pods = node.fixture.pods();
     // A pod whose server was killed several times is degraded for a while.
     let is_served = |pod: &Value| pod["state"] == "running" || pod["state"] == "degraded";

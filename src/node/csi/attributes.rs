@@ -1,0 +1,316 @@
+//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, but for the look at the real path of a
+//! directory of the node.
+//!
+//! Volumes that show objects of the pod's namespace are always allowed: their fields have no namespace. Volumes that show
+//! something of the node or of an NFS server are allowed only by the node's list.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::AllowList;
+use crate::manifest::parse_bare;
+
+/// Attributes that a kubelet or a provisioner adds begin like this.
+const OF_OTHERS: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
+/// Words that are less alike are not meant.
+const ALIKE: f64 = 0.75;
+
+/// Kinds, and the attributes of each besides `kind`.
+const KINDS: &[(&str, &[&str])] = &[
+    ("configMap", &["name", "items", "defaultMode", "optional"]),
+    ("secret", &["name", "items", "defaultMode", "optional"]),
+    ("downwardAPI", &["items", "defaultMode"]),
+    ("projected", &["sources", "defaultMode"]),
+    ("hostPath", &["path"]),
+    ("nfs", &["server", "path"]),
+];
+/// Kinds that only `volume` can describe.
+const MORE_KINDS: &[&str] = &["emptyDir"];
+
+/// A volume of a pod, without its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Described {
+    /// The entry of `spec.volumes`, but for the name.
+    pub volume: Value,
+    /// Whether its files come from fields of the pod.
+    pub needs_pod: bool,
+}
+
+/// The volume that these attributes describe.
+///
+/// # Errors
+/// In one sentence, which attribute is wrong and what to write instead.
+pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<Described, String> {
+    let own: BTreeMap<&str, &str> = attributes
+        .iter()
+        .filter(|(name, _)| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)))
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    if own.contains_key("namespace") {
+        return Err("volumeAttributes: objects are always those of the pod's own namespace; remove the attribute \
+                    \"namespace\""
+            .to_owned());
+    }
+    let (kind, body) = match (own.get("kind"), own.get("volume")) {
+        (Some(_), Some(_)) => return Err("volumeAttributes: give either \"kind\" or \"volume\", not both".to_owned()),
+        (None, None) => return Err(absent(&own)),
+        (None, Some(text)) => {
+            known(&own, &["volume"])?;
+            parse_volume(text)?
+        }
+        (Some(kind), None) => of_kind(kind, &own)?,
+    };
+    let body = allowed(&kind, body, allow)?;
+    let needs_pod = body.to_string().contains("\"downwardAPI\"") || kind == "downwardAPI";
+    Ok(Described { volume: json!({ (kind): body }), needs_pod })
+}
+
+fn absent(own: &BTreeMap<&str, &str>) -> String {
+    let all: Vec<&str> =
+        ["kind", "volume"].into_iter().chain(KINDS.iter().flat_map(|(_, names)| *names).copied()).collect();
+    match own.keys().find(|name| !all.contains(name)) {
+        Some(name) => unknown("attribute", name, &all),
+        None => "volumeAttributes: \"kind\" is required, such as configMap, with \"name\", the name of the object"
+            .to_owned(),
+    }
+}
+
+/// The volume of a kind, from its own attributes.
+fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), String> {
+    let Some((_, names)) = KINDS.iter().find(|(word, _)| *word == kind) else {
+        let all: Vec<&str> = KINDS.iter().map(|(word, _)| *word).collect();
+        return Err(unknown("kind", kind, &all));
+    };
+    let all: Vec<&str> = ["kind"].into_iter().chain(names.iter().copied()).collect();
+    known(own, &all)?;
+    let mut body = Map::new();
+    for (&name, &value) in own.iter().filter(|(name, _)| **name != "kind") {
+        let (field, value) = match (kind, name) {
+            ("secret", "name") => ("secretName", json!(value)),
+            ("downwardAPI", "items") => ("items", Value::Array(items(value, downward_item)?)),
+            (_, "items") => ("items", Value::Array(items(value, key_item)?)),
+            (_, "defaultMode") => (name, json!(mode(name, value)?)),
+            (_, "optional") => (name, json!(flag(name, value)?)),
+            (_, "sources") => (name, yaml(name, value)?),
+            _ => (name, json!(value)),
+        };
+        body.insert(field.to_owned(), value);
+    }
+    let required: &[&str] = match kind {
+        "configMap" => &["name"],
+        "secret" => &["secretName"],
+        "projected" => &["sources"],
+        "hostPath" => &["path"],
+        "nfs" => &["server", "path"],
+        _ => &["items"],
+    };
+    if let Some(missing) = required.iter().find(|field| !body.contains_key(**field)) {
+        let missing = if *missing == "secretName" { "name" } else { missing };
+        return Err(format!("volumeAttributes: {missing:?} is required for the kind {kind}"));
+    }
+    Ok((kind.to_owned(), Value::Object(body)))
+}
+
+fn known(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), String> {
+    match own.keys().find(|name| !all.contains(name)) {
+        Some(name) => Err(unknown("attribute", name, all)),
+        None => Ok(()),
+    }
+}
+
+fn unknown(what: &str, word: &str, all: &[&str]) -> String {
+    let likeness = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &word.to_lowercase());
+    let nearest = all.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    match nearest.filter(|known| likeness(known) > ALIKE) {
+        Some(nearest) => format!("volumeAttributes: unknown {what} {word:?}; did you mean {nearest:?}?"),
+        None => format!("volumeAttributes: unknown {what} {word:?}; known are {}", all.join(", ")),
+    }
+}
+
+/// `a.conf=x/a.conf:0400, b`: keys with the paths of their files and their modes, separated by commas or line breaks.
+fn items(text: &str, item: fn(&str, &str) -> Value) -> Result<Vec<Value>, String> {
+    let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
+    entries
+        .map(|entry| {
+            let (key, rest) = entry.split_once('=').unwrap_or((entry, entry));
+            let (path, octal) = match rest.rsplit_once(':') {
+                Some((path, octal)) => (path, Some(octal)),
+                None => (rest, None),
+            };
+            let key = if entry.contains('=') { key.trim() } else { path };
+            let mut item = item(key, path.trim());
+            if let Some(octal) = octal {
+                item["mode"] = json!(mode("items", octal.trim())?);
+            }
+            Ok(item)
+        })
+        .collect()
+}
+
+fn key_item(key: &str, path: &str) -> Value {
+    json!({"key": key, "path": path})
+}
+
+/// `labels=metadata.labels` is the field `metadata.labels` in the file `labels`; `limit=c/limits.cpu` is a resource of the
+/// container `c`.
+fn downward_item(path: &str, field: &str) -> Value {
+    match field.split_once('/') {
+        Some((container, resource)) if resource.starts_with("limits.") || resource.starts_with("requests.") => {
+            json!({"path": path, "resourceFieldRef": {"containerName": container, "resource": resource}})
+        }
+        _ => json!({"path": path, "fieldRef": {"fieldPath": field}}),
+    }
+}
+
+fn mode(name: &str, text: &str) -> Result<u32, String> {
+    let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= 0o777);
+    bits.ok_or_else(|| format!("volumeAttributes: {name}: {text:?} is no mode; write it in octal, such as 0400"))
+}
+
+fn flag(name: &str, text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("volumeAttributes: {name} must be \"true\" or \"false\""))
+}
+
+fn yaml(name: &str, text: &str) -> Result<Value, String> {
+    let text = format!("volume:\n  {}", text.trim_end().replace('\n', "\n  "));
+    let parsed: Value =
+        parse_bare(Path::new(name), text.as_bytes()).map_err(|error| format!("volumeAttributes: {error}"))?;
+    Ok(parsed.get("volume").cloned().unwrap_or_default())
+}
+
+/// A volume of core/v1 as YAML: its kind, and what stands below.
+fn parse_volume(text: &str) -> Result<(String, Value), String> {
+    let Value::Object(mut fields) = yaml("volume", text)? else {
+        return Err(
+            "volumeAttributes: volume must be a volume as spec.volumes has it, such as {configMap: {name: app}}"
+                .to_owned(),
+        );
+    };
+    fields.remove("name");
+    let kinds: Vec<&str> = KINDS.iter().map(|(word, _)| *word).chain(MORE_KINDS.iter().copied()).collect();
+    let mut fields = fields.into_iter();
+    match (fields.next(), fields.next()) {
+        (Some((kind, body)), None) if kinds.contains(&kind.as_str()) => Ok((kind, body)),
+        (Some((kind, _)), None) => Err(format!(
+            "volumeAttributes: volume: podfs serves no {kind} as a CSI volume; served are {}",
+            kinds.join(", ")
+        )),
+        _ => Err("volumeAttributes: volume: give one kind, such as {configMap: {name: app}}".to_owned()),
+    }
+}
+
+/// The volume, if its kind and what it shows are allowed.
+fn allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, String> {
+    let text = |body: &Value, field: &str| body.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    match kind {
+        "hostPath" => {
+            let path = text(&body, "path");
+            let Some(real) = allow.directory(&path).filter(|real| real.is_dir()) else {
+                return Err(format!(
+                    "volumeAttributes: the directory {path:?} of the node is not allowed for CSI volumes, or is not there; \
+                     the node's administrator allows directories with csi-allow in podfs.toml"
+                ));
+            };
+            body = json!({"path": real.to_string_lossy(), "type": "Directory"});
+        }
+        "nfs" => {
+            let server = text(&body, "server");
+            if !allow.has_server(&server) {
+                return Err(format!(
+                    "volumeAttributes: the NFS server {server:?} is not allowed for CSI volumes; the node's administrator \
+                     allows servers with csi-allow in podfs.toml"
+                ));
+            }
+        }
+        _ => {}
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described(attributes: &[(&str, &str)]) -> Result<Value, String> {
+        let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        describe(&attributes, &AllowList::new(["nfs.example"])).map(|described| described.volume)
+    }
+
+    #[test]
+    fn attributes_describe_volumes() {
+        let config_map = json!({"configMap": {
+            "name": "app",
+            "items": [{"key": "a.conf", "path": "x/a.conf", "mode": 0o400}, {"key": "b", "path": "b"}],
+            "defaultMode": 0o640,
+            "optional": true,
+        }});
+        let attributes = [
+            ("kind", "configMap"),
+            ("name", "app"),
+            ("items", "a.conf=x/a.conf:0400, b"),
+            ("defaultMode", "0640"),
+            ("optional", "true"),
+            ("csi.storage.k8s.io/pod.name", "web"),
+        ];
+        assert_eq!(described(&attributes), Ok(config_map));
+        assert_eq!(described(&[("kind", "secret"), ("name", "s")]), Ok(json!({"secret": {"secretName": "s"}})));
+        let downward = json!({"downwardAPI": {"items": [
+            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+            {"path": "cpu", "resourceFieldRef": {"containerName": "app", "resource": "limits.cpu"}},
+        ]}});
+        let items = "labels=metadata.labels\ncpu=app/limits.cpu";
+        assert_eq!(described(&[("kind", "downwardAPI"), ("items", items)]), Ok(downward));
+        let sources = json!({"projected": {"sources": [{"configMap": {"name": "a"}}]}});
+        for text in ["[{configMap: {name: a}}]", "- configMap:\n    name: a\n"] {
+            assert_eq!(described(&[("kind", "projected"), ("sources", text)]), Ok(sources.clone()), "{text}");
+        }
+        for text in ["{name: x, configMap: {name: a}}", "configMap:\n  name: a\n"] {
+            assert_eq!(described(&[("volume", text)]), Ok(json!({"configMap": {"name": "a"}})), "{text}");
+        }
+        let nfs = json!({"nfs": {"server": "nfs.example", "path": "/x"}});
+        assert_eq!(described(&[("kind", "nfs"), ("server", "nfs.example"), ("path", "/x")]), Ok(nfs));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_to_write_instead() {
+        for (attributes, sentence) in [
+            (&[("kind", "configMap"), ("nmae", "a")][..], "unknown attribute \"nmae\"; did you mean \"name\"?"),
+            (&[("knd", "configMap")], "unknown attribute \"knd\"; did you mean \"kind\"?"),
+            (&[("kind", "configmap")], "unknown kind \"configmap\"; did you mean \"configMap\"?"),
+            (&[("kind", "gitRepo")], "unknown kind \"gitRepo\"; known are"),
+            (&[("kind", "configMap")], "\"name\" is required"),
+            (&[("kind", "secret")], "\"name\" is required"),
+            (&[], "\"kind\" is required"),
+            (&[("kind", "secret"), ("name", "a"), ("namespace", "b")], "pod's own namespace"),
+            (&[("kind", "secret"), ("name", "a"), ("defaultMode", "rw")], "\"rw\" is no mode"),
+            (&[("kind", "secret"), ("name", "a"), ("items", "k=p:999")], "\"999\" is no mode"),
+            (&[("kind", "secret"), ("name", "a"), ("optional", "yes")], "must be \"true\" or \"false\""),
+            (&[("kind", "hostPath"), ("path", "/etc")], "is not allowed"),
+            (&[("volume", "{hostPath: {path: /etc}}")], "is not allowed"),
+            (&[("kind", "nfs"), ("server", "other"), ("path", "/")], "is not allowed"),
+            (&[("volume", "{persistentVolumeClaim: {claimName: a}}")], "serves no persistentVolumeClaim"),
+            (&[("volume", "{csi: {driver: x}}")], "serves no csi"),
+            (&[("volume", "[")], "volume"),
+            (&[("volume", "a"), ("kind", "secret")], "not both"),
+        ] {
+            let error = described(attributes).expect_err("it is wrong");
+            assert!(error.starts_with("volumeAttributes: ") && error.contains(sentence), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_allowed_by_where_it_really_is() {
+        let node = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| node.path().join(name).to_str().expect("text").to_owned();
+        for name in ["shared", "shared/a", "private"] {
+            std::fs::create_dir(at(name)).expect("a directory");
+        }
+        std::os::unix::fs::symlink(at("private"), at("shared/link")).expect("a link");
+        let allow = AllowList::new([at("shared").as_str()]);
+        let directory = |path: &str| allow.directory(path).is_some();
+        assert!(directory(&at("shared")) && directory(&at("shared/a")));
+        assert!(!directory(&at("private")) && !directory(&at("shared/link")) && !directory(&at("shared/../private")));
+    }
+}

@@ -1,0 +1,84 @@
+//! The CSI driver `podfs.io`: a kubelet says which volumes have to be there, and podfs mounts them at its targets.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`attributes`] | from `volumeAttributes` to a volume of a pod |
+//! | [`request`] | from a NodePublishVolume request to a publication |
+//! | [`publication`] | what a kubelet has published, written down for the next daemon |
+//! | [`pods`] | the pods that the publications make, with what the sources say of them |
+//! | [`target`] | the directories of the kubelet that volumes appear at |
+//! | `service` | the services Identity and Node |
+//! | `operations` | publish, unpublish and the state of a volume |
+//! | [`sockets`] | the sockets for the kubelet, and registration |
+//!
+//! **Why this is safe to kill.**
+//!
+//! 1. A publication is written down before the manager hears of it, and removed after its target is gone. So the next daemon
+//!    knows at least what is mounted.
+//! 2. A target is a second mount of the volume's file system. The pod's supervisor and server know nothing of it and may be
+//!    replaced; it shows what the volume shows.
+//! 3. One call for a target runs at a time; another is refused with ABORTED. A call runs to its end when its client is gone.
+
+pub mod attributes;
+mod operations;
+pub mod pods;
+pub mod publication;
+pub mod request;
+mod service;
+pub mod sockets;
+pub mod target;
+
+use std::path::PathBuf;
+
+pub use pods::KubeletPods;
+pub use publication::{Publication, Publications};
+pub use service::{Driver, serve};
+pub use sockets::{CsiError, Sockets};
+
+/// The name of the driver.
+pub const DRIVER: &str = "podfs.io";
+
+/// How the driver is started.
+#[derive(Clone, Debug)]
+pub struct CsiSettings {
+    /// The socket that the kubelet calls.
+    pub socket: PathBuf,
+    /// The directory of the kubelet: `/var/lib/kubelet`.
+    pub kubelet_root: PathBuf,
+    /// The name of the node.
+    pub node: String,
+    /// The directories and NFS servers that volumes may show.
+    pub allow: AllowList,
+}
+
+/// What of the node and of other servers volumes may show: directories, each with everything below it, and NFS servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllowList {
+    directories: Vec<PathBuf>,
+    servers: Vec<String>,
+}
+
+impl AllowList {
+    /// Of these entries: absolute paths, and names or addresses of servers.
+    pub fn new<'a>(entries: impl IntoIterator<Item = &'a str>) -> AllowList {
+        let mut list = AllowList::default();
+        for entry in entries.into_iter().map(str::trim).filter(|entry| !entry.is_empty()) {
+            match entry.starts_with('/') {
+                true => list.directories.push(PathBuf::from(entry)),
+                false => list.servers.push(entry.to_owned()),
+            }
+        }
+        list
+    }
+
+    /// Where a directory of the node really is, if it may be shown. Symbolic links in it count as what they lead to.
+    fn directory(&self, path: &str) -> Option<PathBuf> {
+        let real = std::fs::canonicalize(path).ok()?;
+        let allowed = |directory: &PathBuf| directory.canonicalize().is_ok_and(|directory| real.starts_with(directory));
+        self.directories.iter().any(allowed).then_some(real)
+    }
+
+    fn has_server(&self, server: &str) -> bool {
+        self.servers.iter().any(|allowed| allowed == server)
+    }
+}

@@ -1,0 +1,320 @@
+//! Publish, unpublish and the state of a volume: what the services do with the manager and the targets.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use podfs_fuse::mount::private::Access;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout, timeout_at};
+use tonic::Status;
+use tracing::{info, warn};
+
+use super::pods::KubeletChange;
+use super::publication::{Publication, Publications};
+use super::target::{KubeletRoot, TargetError, Usage};
+use crate::manifest::pod::PodUid;
+use crate::node::NodeHandle;
+use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
+
+/// How long a call waits for its volume. The kubelet waits for two minutes, and calls again.
+const MOUNT: Duration = Duration::from_secs(60);
+/// How long a call waits for a file system.
+const FILE_SYSTEM: Duration = Duration::from_secs(10);
+/// How often the directories of pods are looked at.
+pub(super) const LOOK: Duration = Duration::from_secs(10);
+
+/// The publications of the kubelet, and what is done for them. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Operations {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    root: KubeletRoot,
+    written: Publications,
+    node: NodeHandle,
+    changes: UnboundedSender<KubeletChange>,
+    /// Held for a moment, and never over a call that may block.
+    known: Mutex<BTreeMap<PathBuf, Publication>>,
+    /// The targets with a call that has not ended. Likewise.
+    busy: Mutex<HashSet<PathBuf>>,
+}
+
+/// The right to work on a target.
+struct Turn {
+    shared: Arc<Shared>,
+    target: PathBuf,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.busy().remove(&self.target);
+    }
+}
+
+/// How a volume is.
+pub(super) struct Stats {
+    pub(super) usage: Option<Usage>,
+    pub(super) abnormal: bool,
+    pub(super) message: String,
+}
+
+impl Operations {
+    pub(super) fn new(
+        root: KubeletRoot,
+        written: Publications,
+        known: BTreeMap<PathBuf, Publication>,
+        node: NodeHandle,
+        changes: UnboundedSender<KubeletChange>,
+    ) -> Operations {
+        let (known, busy) = (Mutex::new(known), Mutex::default());
+        Operations { shared: Arc::new(Shared { root, written, node, changes, known, busy }) }
+    }
+
+    pub(super) fn root(&self) -> &KubeletRoot {
+        &self.shared.root
+    }
+
+    /// Shows the volume at its target. Called again, it looks whether the volume is there still.
+    pub(super) async fn publish(&self, publication: Publication) -> Result<(), Status> {
+        let turn = self.turn(&publication.target)?;
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::spawn(async move {
+            let _turn = turn;
+            shared.publish(publication).await
+        });
+        done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+    }
+
+    /// Takes the volume away from the target. One that is not there is none.
+    pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
+        let turn = self.turn(&target)?;
+        let known = self.shared.known().get(&target).cloned();
+        if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
+            return Err(Status::not_found(format!(
+                "at {} is the volume {:?}, not {volume_id:?}",
+                target.display(),
+                known.volume_id
+            )));
+        }
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::spawn(async move {
+            let _turn = turn;
+            shared.unpublish(target).await
+        });
+        done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+    }
+
+    /// How the volume at a path is.
+    pub(super) async fn stats(&self, volume_id: &str, path: &Path) -> Result<Stats, Status> {
+        let known = self.shared.known().get(path).filter(|known| known.volume_id == volume_id).cloned();
+        let Some(publication) = known else {
+            let sentence = format!("the volume {volume_id:?} is not published at {}", path.display());
+            return Err(Status::not_found(sentence));
+        };
+        let turn = self.turn(path)?;
+        let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
+        // The thread keeps the turn: a volume that hangs takes one thread, not one for each call.
+        let asked = spawn_blocking(move || {
+            let _turn = turn;
+            let is_mounted = shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty());
+            (is_mounted, shared.root.usage(&target))
+        });
+        let asked = timeout(FILE_SYSTEM, asked).await;
+        let reason = self.shared.reason(&publication);
+        let stats = |usage, message: Option<String>| Stats {
+            usage,
+            abnormal: message.is_some(),
+            message: message.unwrap_or_else(|| "the volume is mounted and shows what it should".to_owned()),
+        };
+        match asked {
+            Ok(Ok((true, Ok(usage)))) => Ok(stats(Some(usage), reason)),
+            Ok(Ok((true, Err(error)))) => Ok(stats(None, Some(format!("the volume does not work: {error}")))),
+            Ok(Ok((false, _))) => Ok(stats(
+                None,
+                Some(
+                    "the volume is not mounted at its path; podfs mounts it with the next NodePublishVolume".to_owned(),
+                ),
+            )),
+            Ok(Err(error)) => Err(Status::internal(error.to_string())),
+            Err(_) => Ok(stats(None, Some("the volume does not answer".to_owned()))),
+        }
+    }
+
+    /// Takes volumes away whose pods the kubelet does not have any more, for as long as the daemon lives.
+    pub(super) async fn retire_gone_pods(self) {
+        let mut look = tokio::time::interval(LOOK);
+        loop {
+            look.tick().await;
+            let known: Vec<_> = self.shared.known().values().cloned().collect();
+            let root = self.shared.root.clone();
+            let gone = spawn_blocking(move || {
+                known.into_iter().filter(|publication| !root.has_pod(&publication.pod.uid)).collect::<Vec<_>>()
+            });
+            for Publication { volume_id, target, pod, .. } in gone.await.unwrap_or_default() {
+                info!(
+                    "pod {}/{}: its directory is gone; podfs takes its volume at {} away",
+                    pod.namespace,
+                    pod.name,
+                    target.display()
+                );
+                if let Err(status) = self.unpublish(&volume_id, target).await {
+                    warn!("{}", status.message());
+                }
+            }
+        }
+    }
+
+    fn turn(&self, target: &Path) -> Result<Turn, Status> {
+        match self.shared.busy().insert(target.to_owned()) {
+            true => Ok(Turn { shared: Arc::clone(&self.shared), target: target.to_owned() }),
+            false => Err(Status::aborted(format!("another call for {} has not ended; call again", target.display()))),
+        }
+    }
+}
+
+impl Shared {
+    async fn publish(self: Arc<Self>, publication: Publication) -> Result<(), Status> {
+        self.check_known(&publication)?;
+        let is_known = self.known().get(&publication.target) == Some(&publication);
+        if !is_known {
+            self.take(&publication).await?;
+        }
+        let until = Instant::now() + MOUNT;
+        let source = match self.mounted(&publication, until).await {
+            Ok(source) => source,
+            // A refresh that fails leaves the volume as it is.
+            Err(_) if is_known && self.is_mounted(&publication.target).await => return Ok(()),
+            Err(status) => return Err(status),
+        };
+        let (shared, target) = (Arc::clone(&self), publication.target.clone());
+        let access = if publication.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let mounted = spawn_blocking(move || shared.root.mount(&source, &target, access));
+        match timeout(FILE_SYSTEM, mounted).await {
+            Ok(Ok(mounted)) => mounted.map_err(|error| refused(&error)),
+            Ok(Err(error)) => Err(Status::internal(error.to_string())),
+            Err(_) => Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
+        }
+    }
+
+    /// Refuses what contradicts an earlier call.
+    fn check_known(&self, publication: &Publication) -> Result<(), Status> {
+        let known = self.known();
+        let at_target = known.get(&publication.target).filter(|known| *known != publication);
+        let of_volume = || {
+            let mut same_id = known.values().filter(|known| known.volume_id == publication.volume_id);
+            same_id.find(|known| !known.is_same_volume(publication))
+        };
+        match at_target.or_else(of_volume) {
+            None => Ok(()),
+            Some(other) => Err(Status::already_exists(format!(
+                "the volume {:?} is published at {} with other attributes; unpublish it first",
+                other.volume_id,
+                other.target.display()
+            ))),
+        }
+    }
+
+    /// Writes a new publication down, and tells the manager.
+    async fn take(self: &Arc<Self>, publication: &Publication) -> Result<(), Status> {
+        let (shared, new) = (Arc::clone(self), publication.clone());
+        let looked = spawn_blocking(move || {
+            shared.root.check(&new.target).map_err(|error| refused(&error))?;
+            shared
+                .written
+                .write(&new)
+                .map_err(|error| Status::internal(format!("the volume cannot be written down: {error}")))
+        });
+        looked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
+        self.known().insert(publication.target.clone(), publication.clone());
+        let change = KubeletChange::Published(Box::new(publication.clone()));
+        self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
+    }
+
+    /// Where podfs has the volume mounted, as soon as it has.
+    async fn mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
+        let mut states = self.node.follow();
+        loop {
+            let path = entry(&states.borrow_and_update(), publication).and_then(|volume| match volume.mount {
+                VolumeMount::Mounted => volume.path.clone(),
+                VolumeMount::NotMounted | VolumeMount::Uncertain => None,
+            });
+            if let Some(path) = path {
+                return Ok(path);
+            }
+            match timeout_at(until, states.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(Status::unavailable("podfs node ends; call again when it has started")),
+                Err(_) => return Err(Status::deadline_exceeded(self.why_not(publication))),
+            }
+        }
+    }
+
+    fn why_not(&self, publication: &Publication) -> String {
+        let reason = self.reason(publication).unwrap_or_else(|| match publication.needs_pod {
+            true => "podfs has not heard of the pod from the API server or a manifest file".to_owned(),
+            false => "its supervisor has not mounted it yet; podfs node status says more".to_owned(),
+        });
+        format!("the volume is not mounted after {} s: {reason}; podfs goes on", MOUNT.as_secs())
+    }
+
+    /// Why the volume is not mounted or not current.
+    fn reason(&self, publication: &Publication) -> Option<String> {
+        let state = self.node.state();
+        let pod = state.pods.get(&publication.uid());
+        let of_volume = entry(&state, publication).and_then(|volume| volume.reason.clone());
+        of_volume.or_else(|| pod.and_then(|pod| pod.errors.first().cloned()))
+    }
+
+    async fn is_mounted(self: &Arc<Self>, target: &Path) -> bool {
+        let (shared, target) = (Arc::clone(self), target.to_owned());
+        let look = spawn_blocking(move || shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty()));
+        look.await.unwrap_or(false)
+    }
+
+    async fn unpublish(self: Arc<Self>, target: PathBuf) -> Result<(), Status> {
+        let (shared, path) = (Arc::clone(&self), target.clone());
+        let is_known = self.known().contains_key(&target);
+        let removed = spawn_blocking(move || {
+            shared.root.unmount(&path, is_known).map_err(|error| refused(&error))?;
+            shared
+                .written
+                .remove(&path)
+                .map_err(|error| Status::internal(format!("the volume stays written down: {error}")))
+        });
+        match timeout(FILE_SYSTEM, removed).await {
+            Ok(Ok(removed)) => removed?,
+            Ok(Err(error)) => return Err(Status::internal(error.to_string())),
+            Err(_) => return Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
+        }
+        if self.known().remove(&target).is_some() {
+            // Fails only while the daemon ends; the next one does not know the publication.
+            let _ = self.changes.send(KubeletChange::Unpublished(target));
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {
+        self.known.lock().expect("a thread that panics ends the process")
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.busy.lock().expect("a thread that panics ends the process")
+    }
+}
+
+/// What the manager says of the volume.
+fn entry<'a>(state: &'a NodeState, publication: &Publication) -> Option<&'a VolumeEntry> {
+    let uid: PodUid = publication.uid();
+    state.pods.get(&uid)?.volumes.iter().find(|volume| volume.desired && volume.name == publication.name)
+}
+
+fn refused(error: &TargetError) -> Status {
+    match error {
+        TargetError::NoDirectory(_) => Status::invalid_argument(error.to_string()),
+        TargetError::Failed { .. } => Status::internal(error.to_string()),
+    }
+}

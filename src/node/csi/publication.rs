@@ -1,0 +1,174 @@
+//! What a kubelet has published: one volume at one target, written down for the next daemon.
+//!
+//! Each publication is a file below `RUN/node/csi`, named by its target. Only root can read it. It has no token and no Secret:
+//! those come anew with each call, and are never kept.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::manifest::pod::PodUid;
+use crate::supervisor::run_dir::trust;
+
+/// Where they are, in the run directory.
+const DIRECTORY: &str = "node/csi";
+/// The version of the format.
+const VERSION: u32 = 1;
+
+/// A volume that a kubelet wants at a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Publication {
+    version: u32,
+    /// The kubelet's name of the volume.
+    pub volume_id: String,
+    /// Where it has to appear, below the kubelet's directory.
+    pub target: PathBuf,
+    /// The pod that it is for.
+    pub pod: PublishedPod,
+    /// The name that podfs gives it: unique among the publications of the pod.
+    pub name: String,
+    /// The entry of `spec.volumes`, but for the name.
+    pub volume: Value,
+    /// Whether its files come from fields of the pod.
+    pub needs_pod: bool,
+    /// Whether the target can be read only.
+    pub read_only: bool,
+    /// The group that owns the files, if the kubelet gave one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+}
+
+/// The pod of a publication, as the kubelet says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PublishedPod {
+    /// Its uid.
+    pub uid: String,
+    /// Its namespace: the one that its objects come from.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its service account.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub service_account: String,
+}
+
+impl Publication {
+    /// A publication; its fields are checked by [`request`](super::request).
+    pub(super) fn new(
+        volume_id: String,
+        target: PathBuf,
+        pod: PublishedPod,
+        name: String,
+        volume: Value,
+    ) -> Publication {
+        let version = VERSION;
+        Publication { version, volume_id, target, pod, name, volume, needs_pod: false, read_only: false, group: None }
+    }
+
+    /// The uid of its pod, which was checked.
+    pub fn uid(&self) -> PodUid {
+        PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
+    }
+
+    /// Whether the volume is the same one, wherever it is published.
+    pub fn is_same_volume(&self, other: &Publication) -> bool {
+        self.volume == other.volume && self.volume_id == other.volume_id
+    }
+}
+
+/// The name of a target among files and volumes.
+pub(super) fn name_of_target(target: &Path) -> String {
+    format!("csi-{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, target.as_os_str().as_encoded_bytes()).simple())
+}
+
+/// The publications that are written down.
+#[derive(Clone, Debug)]
+pub struct Publications {
+    directory: PathBuf,
+}
+
+impl Publications {
+    /// Those in this run directory. Makes nothing.
+    pub fn of(run_directory: &Path) -> Publications {
+        Publications { directory: run_directory.join(DIRECTORY) }
+    }
+
+    /// Writes one down, in the place of the one before at its target.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or others than root can change the directory.
+    pub fn write(&self, publication: &Publication) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        trust::check(&self.directory)?;
+        let (path, new) = (self.path(&publication.target), self.directory.join(".new"));
+        let new = new.with_extension(path.file_name().unwrap_or_default());
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let bytes = serde_json::to_vec(publication)?;
+        let written = options.open(&new).and_then(|mut file| file.write_all(&bytes));
+        written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+
+    /// Forgets the one at a target.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, target: &Path) -> io::Result<()> {
+        match fs::remove_file(self.path(target)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// All of them, by their targets; and a sentence for each file that cannot be read.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or others than root can change it.
+    pub fn read_all(&self) -> io::Result<(BTreeMap<PathBuf, Publication>, Vec<String>)> {
+        let (mut all, mut trouble) = (BTreeMap::new(), Vec::new());
+        trust::check(&self.directory)?;
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((all, trouble)),
+            entries => entries?,
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            if path.extension().is_none_or(|ending| ending != "json") || is_hidden(&path) {
+                continue;
+            }
+            match read(&path) {
+                Ok(publication) => drop(all.insert(publication.target.clone(), publication)),
+                Err(reason) => trouble.push(format!("{}: {reason}", path.display())),
+            }
+        }
+        Ok((all, trouble))
+    }
+
+    fn path(&self, target: &Path) -> PathBuf {
+        self.directory.join(name_of_target(target)).with_extension("json")
+    }
+}
+
+/// Left by a daemon that was killed while it wrote.
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+fn read(path: &Path) -> Result<Publication, String> {
+    let mut bytes = Vec::new();
+    let opened = trust::open(OpenOptions::new().read(true), path);
+    opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
+    let read: Publication = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    match (read.version, PodUid::parse(&read.pod.uid)) {
+        (VERSION, Ok(_)) => Ok(read),
+        (VERSION, Err(_)) => Err("it has no uid of a pod".to_owned()),
+        (other, _) => Err(format!("it has version {other}, and this podfs reads version {VERSION}")),
+    }
+}

@@ -1,0 +1,142 @@
+//! From a NodePublishVolume request to a publication: everything of it is checked here, and nothing later.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Value, json};
+use tonic::Status;
+
+use super::attributes::describe;
+use super::publication::{PublishedPod, name_of_target};
+use super::{AllowList, Publication};
+use crate::csi::v1::NodePublishVolumeRequest;
+use crate::csi::v1::volume_capability::AccessType;
+use crate::manifest::pod::{Pod, PodUid};
+use crate::manifest::{Document, Origin};
+use crate::types::is_dns_label;
+
+/// Kubelets put these into the volume's context.
+const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
+const NAME: &str = "csi.storage.k8s.io/pod.name";
+const UID: &str = "csi.storage.k8s.io/pod.uid";
+const SERVICE_ACCOUNT: &str = "csi.storage.k8s.io/serviceAccount.name";
+
+/// What a request asks for.
+///
+/// # Errors
+/// INVALID_ARGUMENT with a sentence that says what is wrong.
+pub fn parse(
+    request: &NodePublishVolumeRequest,
+    kubelet_root: &Path,
+    allow: &AllowList,
+) -> Result<Publication, Status> {
+    required("volume_id", &request.volume_id)?;
+    required("target_path", &request.target_path)?;
+    let group = group(request)?;
+    let target = target(&request.target_path, kubelet_root)?;
+    let pod = pod(&request.volume_context, &target, kubelet_root)?;
+    let attributes: BTreeMap<_, _> = request.volume_context.clone().into_iter().collect();
+    let described = describe(&attributes, allow).map_err(Status::invalid_argument)?;
+    let name = name(&target);
+    check(&name, &described.volume).map_err(Status::invalid_argument)?;
+    let mut publication = Publication::new(request.volume_id.clone(), target, pod, name, described.volume);
+    publication.needs_pod = described.needs_pod;
+    publication.read_only = request.readonly;
+    publication.group = group;
+    Ok(publication)
+}
+
+/// A field that has to be there.
+///
+/// # Errors
+/// INVALID_ARGUMENT when it is empty.
+pub fn required(field: &str, value: &str) -> Result<(), Status> {
+    match value.is_empty() {
+        true => Err(Status::invalid_argument(format!("{field} is required"))),
+        false => Ok(()),
+    }
+}
+
+/// A target below the kubelet's directory.
+///
+/// # Errors
+/// INVALID_ARGUMENT when it is elsewhere.
+pub fn target(target: &str, kubelet_root: &Path) -> Result<PathBuf, Status> {
+    let path = Path::new(target);
+    let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !is_plain || !path.starts_with(kubelet_root) || path == kubelet_root {
+        return Err(Status::invalid_argument(format!(
+            "target_path {target:?} is not below {}, the directory of the kubelet; if the kubelet has another --root-dir, \
+             give it to podfs node with --kubelet-root",
+            kubelet_root.display()
+        )));
+    }
+    Ok(path.components().collect())
+}
+
+/// The group that owns the volume.
+fn group(request: &NodePublishVolumeRequest) -> Result<Option<u32>, Status> {
+    let capability = request.volume_capability.as_ref();
+    let access =
+        capability.ok_or_else(|| Status::invalid_argument("volume_capability is required"))?.access_type.as_ref();
+    match access {
+        Some(AccessType::Mount(mount)) if mount.volume_mount_group.is_empty() => Ok(None),
+        Some(AccessType::Mount(mount)) => mount.volume_mount_group.parse().map(Some).map_err(|_| {
+            Status::invalid_argument("volume_capability: volume_mount_group must be the number of a group")
+        }),
+        Some(AccessType::Block(_)) => Err(Status::invalid_argument(
+            "volume_capability: podfs has no block volumes; use the volume mode Filesystem",
+        )),
+        None => Err(Status::invalid_argument("volume_capability: give an access type")),
+    }
+}
+
+fn pod(context: &HashMap<String, String>, target: &Path, kubelet_root: &Path) -> Result<PublishedPod, Status> {
+    let said = |key: &str| context.get(key).filter(|value| !value.is_empty()).cloned();
+    let needed = |key: &str| {
+        said(key).ok_or_else(|| {
+            Status::invalid_argument(format!(
+                "volume_context has no {key}; the CSIDriver object of podfs.io must have podInfoOnMount: true"
+            ))
+        })
+    };
+    let pod = PublishedPod {
+        uid: needed(UID)?,
+        namespace: needed(NAMESPACE)?,
+        name: needed(NAME)?,
+        service_account: said(SERVICE_ACCOUNT).unwrap_or_default(),
+    };
+    PodUid::parse(&pod.uid).map_err(|error| Status::invalid_argument(format!("volume_context: {UID}: {error}")))?;
+    let of_pod = target.strip_prefix(kubelet_root.join("pods")).ok().and_then(|below| below.iter().next());
+    match of_pod.is_none_or(|directory| directory == pod.uid.as_str()) {
+        true => Ok(pod),
+        false => Err(Status::invalid_argument(format!(
+            "target_path is in the directory of another pod than {}, which volume_context names",
+            pod.uid
+        ))),
+    }
+}
+
+/// What a volume goes by in its pod: its name in the kubelet's path, `VOLUME/mount`, where that can be a volume's name.
+fn name(target: &Path) -> String {
+    let parent = target.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    let is_mount = target.file_name().is_some_and(|name| name == "mount");
+    let name = parent.filter(|name| is_mount && is_dns_label(name)).map(str::to_owned);
+    name.unwrap_or_else(|| name_of_target(target))
+}
+
+/// Whether the API would take the volume.
+fn check(name: &str, volume: &Value) -> Result<(), String> {
+    let mut volume = volume.clone();
+    volume["name"] = json!(name);
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "uid": "pod"},
+        "spec": {"volumes": [volume], "containers": []},
+    });
+    let document = Document::of_server(Origin::file("volumeAttributes".as_ref()), pod);
+    let parsed = document.and_then(Pod::parse).map_err(|error| error.to_string())?;
+    match parsed.volumes.first().and_then(|volume| volume.unsupported_reason()) {
+        Some(reason) => Err(format!("volumeAttributes: {reason}")),
+        None => Ok(()),
+    }
+}

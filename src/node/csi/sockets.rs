@@ -1,0 +1,142 @@
+//! The sockets for the kubelet: the one that it calls, and the one in its `plugins_registry` where it learns of that.
+//!
+//! A kubelet dials the second one with the percent-encoded path as `:authority`, which HTTP libraries refuse. With an `@` in the
+//! name of the socket, the path is the userinfo of an authority, which may be encoded. Nothing else of the name matters.
+//!
+//! Sockets stay when the daemon ends: a kubelet that finds none any more would forget the driver, with the volumes still mounted. The
+//! next daemon replaces them, and that makes the kubelet ask again.
+
+use std::fs::DirBuilder;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{Backlog, listen};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+use tracing::{info, warn};
+
+use super::target::KubeletRoot;
+use super::{CsiSettings, DRIVER};
+use crate::csi::registration::registration_server::{Registration, RegistrationServer};
+use crate::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use crate::node::service::clients;
+use crate::supervisor::run_dir::socket;
+
+/// Where a kubelet looks for sockets, in its directory.
+const REGISTRY: &str = "plugins_registry";
+/// The name of the socket there.
+const NAME: &str = "podfs.io@reg.sock";
+
+/// Why there is no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum CsiError {
+    /// The directory of the kubelet is not one.
+    #[error("{0}")]
+    KubeletRoot(String),
+    /// Another process listens there.
+    #[error("another process serves the CSI driver at {}; two podfs on one node cannot both be {DRIVER}: stop that one first", .0.display())]
+    InUse(PathBuf),
+    /// A socket or a file cannot be used.
+    #[error("cannot use {}: {cause}", .path.display())]
+    File {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The services cannot be served.
+    #[error("cannot serve the kubelet: {0}")]
+    Service(String),
+}
+
+/// The sockets, which listen.
+#[derive(Debug)]
+pub struct Sockets {
+    pub(super) driver: UnixListener,
+    pub(super) registration: Option<UnixListener>,
+    pub(super) endpoint: PathBuf,
+    pub(super) root: KubeletRoot,
+}
+
+impl Sockets {
+    /// Listens for the kubelet. Where podfs does not see the kubelet's `plugins_registry`, a node-driver-registrar has to register it.
+    ///
+    /// # Errors
+    /// When the kubelet's directory is none, another process listens, or a socket cannot be made.
+    pub fn open(settings: &CsiSettings) -> Result<Sockets, CsiError> {
+        let root = KubeletRoot::open(&settings.kubelet_root).map_err(CsiError::KubeletRoot)?;
+        let endpoint = std::path::absolute(&settings.socket)
+            .map_err(|cause| CsiError::File { path: settings.socket.clone(), cause })?;
+        let driver = open(&endpoint)?;
+        let registry = root.path().join(REGISTRY);
+        let registration = match registry.is_dir() {
+            true => Some(open(&registry.join(NAME))?),
+            false => {
+                info!("there is no {}; a node-driver-registrar has to register podfs", registry.display());
+                None
+            }
+        };
+        Ok(Sockets { driver, registration, endpoint, root })
+    }
+}
+
+/// A socket for root alone, in the place of one that no process listens on any more.
+fn open(path: &Path) -> Result<UnixListener, CsiError> {
+    let failed = |cause| CsiError::File { path: path.to_owned(), cause };
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(failed(io::Error::from(ErrorKind::InvalidInput)));
+    };
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+    let probe = socket::stream().map_err(failed)?;
+    if socket::connect_to(&probe, directory, name).is_ok() {
+        return Err(CsiError::InUse(path.to_owned()));
+    }
+    let listening = || {
+        let made = socket::make(directory, name)?;
+        listen(&made, Backlog::MAXALLOWABLE)?;
+        let listener = UnixListener::from(made);
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listening().map_err(failed)
+}
+
+/// Tells the kubelet what it finds at the endpoint, for as long as it is not dropped.
+pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
+    let failed = |error: String| CsiError::Service(error);
+    let clients = clients(listener).map_err(|error| failed(error.to_string()))?;
+    let service = RegistrationServer::new(Answers { endpoint: endpoint.to_string_lossy().into_owned() });
+    let served = Server::builder().add_service(service).serve_with_incoming(clients).await;
+    served.map_err(|error| failed(error.to_string()))
+}
+
+struct Answers {
+    endpoint: String,
+}
+
+#[tonic::async_trait]
+impl Registration for Answers {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: "CSIPlugin".to_owned(),
+            name: DRIVER.to_owned(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        match request.into_inner() {
+            RegistrationStatus { plugin_registered: true, .. } => info!("the kubelet has registered {DRIVER}"),
+            RegistrationStatus { error, .. } => {
+                warn!("the kubelet does not register {DRIVER}: {error}; it asks again when podfs node starts again");
+            }
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}

@@ -1,0 +1,230 @@
+//! The directories of the kubelet that volumes appear at. Everything here may block on a file system, but for [`device`].
+//!
+//! 1. A path is opened from the kubelet's directory without following a symbolic link, and used through that descriptor. So
+//!    whoever can write to a directory on the way cannot lead podfs elsewhere.
+//! 2. A target is made and removed; directories above it are the kubelet's.
+//! 3. What is mounted at a target is a clone of the volume's mount. When the volume was mounted anew, another clone is mounted on
+//!    top: that reaches containers which see later mounts.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts_at};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat, statfs, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
+
+/// The mode of a target before a volume is mounted on it, as the kubelet's own directories of volumes.
+const MODE: u32 = 0o750;
+/// Most mounts of one target that are taken away.
+const MAX_LAYERS: usize = 64;
+
+/// The directory of a kubelet.
+#[derive(Clone, Debug)]
+pub struct KubeletRoot {
+    path: PathBuf,
+    /// The same without symbolic links, as mount tables have it.
+    real: PathBuf,
+}
+
+/// Why a target cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// It, or a directory above it, is a symbolic link or something else that is no directory.
+    #[error("target_path {}: it or a directory above it is a symbolic link or no directory; podfs follows no links there", .0.display())]
+    NoDirectory(PathBuf),
+    /// The kernel refuses.
+    #[error("cannot {what} {}: {cause}", .path.display())]
+    Failed {
+        /// What podfs wanted to do.
+        what: &'static str,
+        /// With which path.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}
+
+/// How much of a file system is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes: available, total, used.
+    pub bytes: [i64; 3],
+    /// Inodes: available, total, used.
+    pub inodes: [i64; 3],
+}
+
+impl KubeletRoot {
+    /// The directory of a kubelet, which has to be there with its pods.
+    ///
+    /// # Errors
+    /// In a sentence, what is missing.
+    pub fn open(path: &Path) -> Result<KubeletRoot, String> {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let wrong = |reason: &str| {
+            format!(
+                "{} is not the directory of a kubelet: {reason}; give its --root-dir with --kubelet-root",
+                path.display()
+            )
+        };
+        let real = absolute.canonicalize().map_err(|error| wrong(&error.to_string()))?;
+        match real.join("pods").is_dir() {
+            true => Ok(KubeletRoot { path: absolute, real }),
+            false => Err(wrong("it has no directory pods")),
+        }
+    }
+
+    /// Its path, as targets begin.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the kubelet has a directory of this pod.
+    pub fn has_pod(&self, uid: &str) -> bool {
+        !matches!(self.path.join("pods").join(uid).symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
+    }
+
+    /// The mounts at a target, the topmost last, by the mount table: no file system is asked.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub fn mounted(&self, target: &Path) -> io::Result<Vec<Mounted>> {
+        mounts_at(&self.real(target))
+    }
+
+    /// Whether a target can be made, or is there.
+    ///
+    /// # Errors
+    /// When it is no directory, or the directory above it cannot be opened.
+    pub fn check(&self, target: &Path) -> Result<(), TargetError> {
+        let (parent, name) = self.parent(target)?;
+        match statat(&parent, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode) != FileType::Directory => {
+                Err(TargetError::NoDirectory(target.to_owned()))
+            }
+            // It is not there, or is the mount of a file system that is dead.
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows the volume that is mounted at `source` at the target, unless it is there already.
+    ///
+    /// # Errors
+    /// When the target cannot be made, or the kernel refuses.
+    pub fn mount(&self, source: &Path, target: &Path, access: Access) -> Result<(), TargetError> {
+        let of_volume = device(source).map_err(failed("find the volume at", source))?;
+        let layers = self.mounted(target).map_err(failed("look at", target))?;
+        if of_volume.is_some() && layers.last().map(|top| &top.device) == of_volume.as_ref() {
+            return Ok(());
+        }
+        let (parent, name) = self.parent(target)?;
+        match mkdirat(&parent, &name, Mode::from_raw_mode(MODE)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed("make", target)(errno.into())),
+        }
+        // A mount at the target is entered here without a question to its server.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let at = openat(&parent, &name, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::LOOP | Errno::NOTDIR => TargetError::NoDirectory(target.to_owned()),
+            errno => failed("open", target)(errno.into()),
+        })?;
+        let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
+        let clone = bind_alone(volume.as_fd(), access)
+            .map_err(|error| failed("mount", target)(io::Error::other(error.to_string())))?;
+        let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))
+    }
+
+    /// Takes away what is mounted at the target, and the target. Of a target that podfs does not know, only mounts of podfs.
+    ///
+    /// # Errors
+    /// When the target is not empty, is no directory, or the kernel refuses. One that is gone already is none.
+    pub fn unmount(&self, target: &Path, is_known: bool) -> Result<(), TargetError> {
+        let failed = |what| move |cause: io::Error| TargetError::Failed { what, path: target.to_owned(), cause };
+        let (parent, name) = match self.parent(target) {
+            Err(TargetError::Failed { cause, .. }) if cause.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        let path = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd())).join(&name);
+        for _ in 0..MAX_LAYERS {
+            let top = self.mounted(target).map_err(failed("look at"))?.pop();
+            if top.is_none_or(|top| !is_known && top.fs_type != FS_TYPE) {
+                break;
+            }
+            match unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+                Ok(()) => {}
+                // Nothing is mounted there.
+                Err(Errno::INVAL | Errno::NOENT) => break,
+                Err(errno) => return Err(failed("unmount")(errno.into())),
+            }
+        }
+        match unlinkat(&parent, &name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NOTDIR) => Err(TargetError::NoDirectory(target.to_owned())),
+            Err(errno) => Err(failed("remove")(errno.into())),
+        }
+    }
+
+    /// How much of the volume at the target is in use. May block for as long as the volume does.
+    ///
+    /// # Errors
+    /// When the file system does not say.
+    pub fn usage(&self, target: &Path) -> io::Result<Usage> {
+        let told = statfs(self.real(target))?;
+        let number = |blocks: u64, size: i64| i64::try_from(blocks).unwrap_or(i64::MAX).saturating_mul(size);
+        let size = told.f_bsize.max(1);
+        let (free, total) = (number(told.f_bfree, size), number(told.f_blocks, size));
+        let (free_inodes, inodes) = (number(told.f_ffree, 1), number(told.f_files, 1));
+        Ok(Usage {
+            bytes: [number(told.f_bavail, size), total, total.saturating_sub(free).max(0)],
+            inodes: [free_inodes, inodes, inodes.saturating_sub(free_inodes).max(0)],
+        })
+    }
+
+    fn real(&self, target: &Path) -> PathBuf {
+        target.strip_prefix(&self.path).map_or_else(|_| target.to_owned(), |below| self.real.join(below))
+    }
+
+    /// The directory above a target, opened without following a link, and the target's name in it.
+    fn parent(&self, target: &Path) -> Result<(OwnedFd, PathBuf), TargetError> {
+        let no_directory = || TargetError::NoDirectory(target.to_owned());
+        let below = target.strip_prefix(&self.path).map_err(|_| no_directory())?;
+        let (above, name) = (below.parent().ok_or_else(no_directory)?, below.file_name().ok_or_else(no_directory)?);
+        let failed = |errno: Errno| match errno {
+            Errno::LOOP | Errno::NOTDIR | Errno::XDEV => no_directory(),
+            errno => {
+                TargetError::Failed { what: "open the directory of", path: target.to_owned(), cause: errno.into() }
+            }
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, &self.real, flags, Mode::empty()).map_err(failed)?;
+        if above.as_os_str().is_empty() {
+            return Ok((root, name.into()));
+        }
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let parent = openat2(&root, above, flags, Mode::empty(), resolve).map_err(failed)?;
+        Ok((parent, name.into()))
+    }
+}
+
+/// The device number of the file system that is mounted at a path, as the mount table has it.
+///
+/// # Errors
+/// When the table cannot be read.
+pub fn device(path: &Path) -> io::Result<Option<String>> {
+    let real = match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize()?.join(name),
+        _ => path.to_owned(),
+    };
+    Ok(mounts_at(&real)?.pop().map(|top| top.device))
+}
+
+fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> TargetError + use<> {
+    let path = path.to_owned();
+    move |cause| TargetError::Failed { what, path: path.clone(), cause }
+}

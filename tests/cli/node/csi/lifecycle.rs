@@ -1,0 +1,156 @@
+//! Volumes that a kubelet publishes: what they show, restarts of the daemon, and pods that go.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use nix::sys::signal::Signal;
+
+use super::kubelet::{Kubelet, capability};
+use crate::common::{config_map, eventually, secret, wait_content};
+
+const WEB: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: web, uid: uid-web, labels: {tier: front}}
+spec:
+  containers:
+  - {name: c, image: none}
+";
+
+fn kubelet() -> Kubelet {
+    let kubelet = Kubelet::new();
+    kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "first"), ("b", "other")]));
+    kubelet.node.put("late.yaml", &secret("login", &[("password", "s3cr3t")]));
+    kubelet.node.put("web.yaml", WEB);
+    kubelet
+}
+
+fn read(path: impl AsRef<std::path::Path>) -> String {
+    fs::read_to_string(path).expect("a file")
+}
+
+#[test]
+fn inline_volumes_of_each_kind_appear_follow_their_objects_and_go() {
+    let kubelet = kubelet();
+    let _daemon = kubelet.start();
+    let items = [("kind", "configMap"), ("name", "app"), ("items", "a.conf=x/a.conf:0400")];
+    let config = kubelet.volume("web", "config", &items);
+    let mut login = kubelet.volume("web", "login", &[("kind", "secret"), ("name", "login"), ("defaultMode", "0440")]);
+    login.request.volume_capability = Some(capability("4711"));
+    let labels = [("kind", "downwardAPI"), ("items", "labels=metadata.labels,uid=metadata.uid")];
+    let info = kubelet.volume("web", "info", &labels);
+    let sources = "- configMap: {name: app}\n- secret: {name: login}\n";
+    let all = kubelet.volume("web", "all", &[("kind", "projected"), ("sources", sources)]);
+    let plain = kubelet.volume("web", "plain", &[("volume", "{configMap: {name: app}}")]);
+    let volumes = [config, login, info, all, plain];
+    volumes.iter().for_each(|volume| kubelet.published(volume));
+    let [config, login, info, all, plain] = &volumes;
+    assert_eq!(read(config.target.join("x/a.conf")), "first");
+    assert!(!config.target.join("b").exists(), "it is no item");
+    let mode = fs::metadata(config.target.join("x/a.conf")).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o7777, 0o440, "the group of the pod may read it, too");
+    let of_login = fs::metadata(login.target.join("password")).expect("a file");
+    assert_eq!((of_login.gid(), of_login.mode() & 0o777), (4711, 0o440));
+    assert_eq!(read(info.target.join("labels")), "tier=\"front\"");
+    assert_eq!(read(info.target.join("uid")), "uid-web");
+    assert_eq!(
+        (read(all.target.join("b")), read(all.target.join("password"))),
+        ("other".to_owned(), "s3cr3t".to_owned())
+    );
+    assert_eq!(read(plain.target.join("b")), "other");
+    let refused = fs::write(plain.target.join("new"), "x").expect_err("it can be read only");
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
+    wait_content(&config.target.join("x/a.conf"), "second");
+    wait_content(&all.target.join("a.conf"), "second");
+    assert!(!kubelet.node.log().contains("t0ken-of-the-pod"), "no token is logged");
+    kubelet.end_pod("web", &volumes);
+}
+
+#[test]
+fn publishing_again_changes_nothing_and_a_refresh_that_fails_fails_no_mounted_volume() {
+    let kubelet = kubelet();
+    let _daemon = kubelet.start();
+    let volume = kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]);
+    kubelet.published(&volume);
+    let mounts = kubelet.node.fixture.mounts();
+    kubelet.published(&volume);
+    assert_eq!(kubelet.node.fixture.mounts(), mounts);
+    kubelet.node.remove("app.yaml");
+    eventually("the volume is behind", || {
+        let stats = kubelet.stats(&volume.id, &volume.target).expect("stats");
+        stats.volume_condition.is_some_and(|condition| condition.abnormal && condition.message.contains("app"))
+    });
+    kubelet.published(&volume);
+    assert_eq!(read(volume.target.join("a.conf")), "first");
+    // Another process has unmounted it: the next call mounts it again.
+    nix::mount::umount2(&volume.target, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    kubelet.published(&volume);
+    assert_eq!(read(volume.target.join("a.conf")), "first");
+    kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
+fn another_daemon_knows_the_volumes_and_retires_those_of_pods_that_are_gone() {
+    let kubelet = kubelet();
+    let mut daemon = kubelet.start();
+    let attributes = [("kind", "configMap"), ("name", "app")];
+    let (stays, goes) = (kubelet.volume("web", "config", &attributes), kubelet.volume("gone", "config", &attributes));
+    [&stays, &goes].into_iter().for_each(|volume| kubelet.published(volume));
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    assert_eq!(read(stays.target.join("b")), "other", "the volume is served on");
+    // The kubelet has forgotten a pod: its directory is gone.
+    nix::mount::umount2(&goes.target, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    fs::remove_dir_all(kubelet.root().join("pods/uid-gone")).expect("removed");
+    let supervisor = kubelet.node.fixture.pods().iter().find(|pod| pod["uid"] == "uid-web").expect("it runs").clone();
+    let _daemon = kubelet.start();
+    eventually("the volume of the pod that is gone is retired", || kubelet.node.is_clean("uid-gone"));
+    kubelet.published(&stays);
+    let now = kubelet.node.fixture.pods().iter().find(|pod| pod["uid"] == "uid-web").expect("it runs").clone();
+    assert_eq!(now["supervisor"]["pid"], supervisor["supervisor"]["pid"], "the same supervisor serves the pod");
+    kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
+    wait_content(&stays.target.join("a.conf"), "second");
+    kubelet.end_pod("web", &[stays]);
+}
+
+#[test]
+fn a_volume_of_a_node_directory_needs_the_nodes_allow_list() {
+    let kubelet = kubelet();
+    let shared = kubelet.node.fixture.path("shared");
+    fs::create_dir(&shared).expect("a directory");
+    fs::write(shared.join("file"), "of the node").expect("written");
+    let mut command = kubelet.command();
+    command.arg("--csi-allow").arg(&shared);
+    let _daemon = kubelet.node.start_command(command);
+    let at = |name: &str, path: &std::path::Path| {
+        kubelet.volume("web", name, &[("kind", "hostPath"), ("path", path.to_str().expect("text"))])
+    };
+    let volume = at("shared", &shared);
+    kubelet.published(&volume);
+    assert_eq!(read(volume.target.join("file")), "of the node");
+    let refused = kubelet.publish(&at("etc", "/etc".as_ref())).expect_err("it is not allowed");
+    assert!(refused.message().contains("csi-allow"), "{refused:?}");
+    fs::remove_dir(kubelet.root().join("pods/uid-web/volumes/kubernetes.io~csi/etc")).expect("it is empty");
+    kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
+fn calls_are_counted_by_method_and_status() {
+    let kubelet = kubelet();
+    let mut command = kubelet.command();
+    command.args(["--metrics-addr", "127.0.0.1:0"]);
+    let _daemon = kubelet.node.start_command(command);
+    let volume = kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]);
+    kubelet.published(&volume);
+    let log = kubelet.node.log();
+    let address = log.split("metrics are served at http://").nth(1).and_then(|rest| rest.split('/').next());
+    let mut stream = std::net::TcpStream::connect(address.expect("an address")).expect("it listens");
+    std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .expect("sent");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut text).expect("an answer");
+    let line = "csi_operations_seconds_count{driver_name=\"podfs.io\",method_name=\"/csi.v1.Node/NodePublishVolume\",grpc_status_code=\"OK\"} 1";
+    assert!(text.contains(line), "{text}");
+    kubelet.end_pod("web", &[volume]);
+}

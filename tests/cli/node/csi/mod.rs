@@ -1,0 +1,8 @@
+//! The CSI driver over its real sockets: what csi-sanity checks of a node plugin, what a kubelet does, and what goes wrong.
+
+mod conformance;
+mod deployment;
+mod kubelet;
+mod lifecycle;
+mod refusals;
+mod storm;
