@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::leftovers::{Fate, HOMES, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
 use crate::driver::{self, Home};
-use crate::host::empty_dir;
+use crate::host::{HostError, block, empty_dir, local};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
@@ -75,6 +75,8 @@ pub struct Cleanup<'a> {
     tell: &'a mut dyn FnMut(&Deed),
     /// What pods that are left alone have mounted.
     kept: Vec<PathBuf>,
+    /// The root directory that is cleaned.
+    root: PathBuf,
     /// Mounts that were told of.
     told: Vec<PathBuf>,
     /// The directory of the pod that is retired, if this is no cleanup of a node.
@@ -84,7 +86,7 @@ pub struct Cleanup<'a> {
 impl<'a> Cleanup<'a> {
     /// Tells each deed when it is done. With `dry_run`, nothing is done.
     pub fn new(dry_run: bool, tell: &'a mut dyn FnMut(&Deed)) -> Self {
-        Self { dry_run, tell, kept: Vec::new(), told: Vec::new(), retired: None }
+        Self { dry_run, tell, kept: Vec::new(), root: PathBuf::new(), told: Vec::new(), retired: None }
     }
 
     /// Cleans up after the pods of `run_directory`, then takes away dead mounts below `root_directory` that no pod knows.
@@ -93,6 +95,7 @@ impl<'a> Cleanup<'a> {
     /// When the run directory or the mount table cannot be read.
     pub fn clean(mut self, run_directory: &Path, root_directory: &Path) -> io::Result<()> {
         let run_directory = std::path::absolute(run_directory)?;
+        self.root = root_directory.to_owned();
         trust::check(&run_directory)?;
         trust::check(root_directory)?;
         let mut entries = match std::fs::read_dir(&run_directory) {
@@ -109,6 +112,9 @@ impl<'a> Cleanup<'a> {
             }
         }
         self.unknown_mounts(&std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned()))?;
+        if !self.dry_run {
+            self.report_devices(local::sweep(root_directory));
+        }
         Ok(())
     }
 
@@ -124,11 +130,14 @@ impl<'a> Cleanup<'a> {
         let root = std::fs::canonicalize(root_directory).unwrap_or_else(|_| root_directory.to_owned());
         let pod = root.join("pods").join(uid.as_str());
         self.retired = Some(pod.clone());
+        self.root = root.clone();
         match Record::read(&directory) {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
             // The node was started anew, or a retirement was killed before its last step.
             None => {
+                self.block_devices(&directory);
                 let all = self.unknown_mounts(&pod)? && self.contents(&pod) && self.drivers(&pod);
+                let all = self.devices(uid.as_str()) && all;
                 let fate = remove_if_empty(&directory, self.dry_run);
                 Ok(self.settle(&directory, fate) && all)
             }
@@ -169,7 +178,10 @@ impl<'a> Cleanup<'a> {
             }
             cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);
         }
-        let all = self.volumes(&record) && outside.is_empty();
+        // The directories around them go with those of the volumes.
+        self.block_devices(directory);
+        let all = directory.file_name().and_then(|uid| uid.to_str()).is_none_or(|uid| self.devices(uid));
+        let all = self.volumes(&record) && all && outside.is_empty();
         if all {
             self.run_files(directory, claim, &record)
         } else {
@@ -263,6 +275,23 @@ impl<'a> Cleanup<'a> {
             Some(reason) => self.leave(path, reason),
         }
         reason.is_none()
+    }
+
+    /// Removes the links to the block devices of the pod with this run directory.
+    fn block_devices(&mut self, directory: &Path) {
+        let uid = directory.file_name().and_then(|uid| uid.to_str()).filter(|_| !self.dry_run);
+        let left = uid.map(|uid| block::unmap_all(&self.root, uid)).unwrap_or_default();
+        self.report_devices(left);
+    }
+
+    /// Unmounts the file systems of devices that only this pod used. Gives whether none of them stays.
+    fn devices(&mut self, uid: &str) -> bool {
+        self.dry_run || self.report_devices(local::leave_all(&self.root, uid))
+    }
+
+    fn report_devices(&mut self, left: Vec<(PathBuf, HostError)>) -> bool {
+        left.iter().for_each(|(place, error)| self.leave(place, &error.to_string()));
+        left.is_empty()
     }
 
     /// The lock file, the sockets beside it, and the directories that were made for them.

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::path::{Component, Path};
 
 use crate::manifest::objects::{
-    ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolumeClaim, VolumeMode,
+    ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::migration::instead_of;
@@ -39,12 +39,25 @@ pub struct Bound {
 pub enum BoundSource {
     /// At a path of whichever node.
     HostPath(HostPath),
-    /// At a path of this node, which may be empty.
-    Local(String),
+    /// At a path of this node.
+    Local(Local),
     /// At an NFS server, to be mounted like this.
     Nfs(Nfs, Box<NfsOptions>),
     /// At a FlexVolume driver of the node.
     Flex(Box<Flex>),
+}
+
+/// A directory or block device of this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Local {
+    /// Where it is; may be empty.
+    pub path: String,
+    /// The file system of a block device; without it, that which is there, or ext4.
+    pub fs_type: Option<String>,
+    /// Options of the mount of a block device. A directory is not mounted; of its options, `ro` counts.
+    pub mount_options: Vec<String>,
+    /// The bytes that a file system on a block device is to have.
+    pub capacity: Option<u64>,
 }
 
 impl BoundSource {
@@ -92,8 +105,10 @@ pub enum BindingError {
         /// Where it stands.
         place: &'static str,
     },
-    /// A block device.
-    #[error("volume {0} has volumeMode Block; podfs serves file systems only")]
+    /// A block device that no container has.
+    #[error(
+        "volume {0} has volumeMode Block, and no container has it in volumeDevices; add it there, or remove the volume"
+    )]
     Block(String),
     /// A PersistentVolume that podfs cannot serve.
     #[error("PersistentVolume {name:?} {problem}")]
@@ -149,10 +164,10 @@ pub fn resolve(
     if !is_path_element(name) {
         return Err(unsupported("cannot name a directory; rename it".to_owned()));
     }
-    let (source, options) = source(&persistent.source, &persistent.mount_options).map_err(unsupported)?;
+    let (source, read_only) = source(persistent).map_err(unsupported)?;
     let node = objects.node(facts.node_name.as_deref());
     let unknown = facts.node_name.as_deref().and_then(|node| objects.why_absent(ObjectKind::Node, "", node));
-    let mut warnings = options.ignored;
+    let mut warnings = Vec::new();
     match (&persistent.nodes, node, unknown) {
         (Some(_), None, Some(reason)) => return Err(BindingError::NodeUnknown(reason.to_owned())),
         (Some(required), Some(node), _) if !affinity::matches(required, node) => {
@@ -166,7 +181,7 @@ pub fn resolve(
     Ok(Bound {
         name: name.to_owned(),
         source,
-        read_only: claim.read_only || options.read_only,
+        read_only: claim.read_only || read_only,
         exclusive: persistent.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
         gid: persistent.gid,
         warnings,
@@ -214,8 +229,8 @@ fn check_mode(volume: &str, mode: VolumeMode, usage: Usage) -> Result<(), Bindin
     match mode {
         VolumeMode::Block if usage.mounted => wrong("Block", "volumeMounts"),
         VolumeMode::Filesystem if usage.device => wrong("Filesystem", "volumeDevices"),
-        VolumeMode::Block => Err(BindingError::Block(volume.to_owned())),
-        VolumeMode::Filesystem => Ok(()),
+        VolumeMode::Block if !usage.device => Err(BindingError::Block(volume.to_owned())),
+        VolumeMode::Block | VolumeMode::Filesystem => Ok(()),
     }
 }
 
@@ -233,21 +248,25 @@ fn is_path_element(name: &str) -> bool {
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
 }
 
-#[derive(Default)]
-struct MountOptions {
-    read_only: bool,
-    ignored: Vec<String>,
-}
-
-/// Where a PersistentVolume is, and what the options of its mount come to.
-fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource, MountOptions), String> {
+/// Where a PersistentVolume is, and whether the options of its mount make it read-only.
+fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), String> {
+    let options = &persistent.mount_options;
     let unusable = |error: &dyn std::fmt::Display| format!("cannot be used: {error}");
-    match source {
-        PersistentSource::Local(path) => Ok((BoundSource::Local(path.clone()), local_options(options))),
+    match &persistent.source {
+        PersistentSource::Local { path, fs_type } => {
+            let local = Local {
+                path: path.clone(),
+                fs_type: fs_type.clone().filter(|kind| !kind.is_empty()),
+                mount_options: options.clone(),
+                capacity: persistent.capacity,
+            };
+            let read_only = options.iter().flat_map(|entry| entry.split(',')).any(|word| word.trim() == "ro");
+            Ok((BoundSource::Local(local), read_only))
+        }
         PersistentSource::HostPath(source) => {
             let source = source.clone().map_err(|error| unusable(&error))?;
             match options.iter().all(|option| option.is_empty()) {
-                true => Ok((BoundSource::HostPath(source), MountOptions::default())),
+                true => Ok((BoundSource::HostPath(source), false)),
                 false => Err(unusable(&"mount options are not supported for this volume type")),
             }
         }
@@ -255,15 +274,15 @@ fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource,
         PersistentSource::Nfs(source) => {
             let source = source.clone().map_err(|error| unusable(&error))?;
             let parsed = NfsOptions::parse(options.iter().map(String::as_str)).map_err(|error| unusable(&error))?;
-            let outcome = MountOptions { read_only: parsed.read_only, ignored: Vec::new() };
-            Ok((BoundSource::Nfs(source, Box::new(parsed)), outcome))
+            let read_only = parsed.read_only;
+            Ok((BoundSource::Nfs(source, Box::new(parsed)), read_only))
         }
         PersistentSource::Flex(source) => {
             let source = source.clone().map_err(|error| unusable(&error))?;
             match options.iter().all(|option| option.is_empty()) {
                 true => {
-                    let outcome = MountOptions { read_only: source.read_only, ignored: Vec::new() };
-                    Ok((BoundSource::Flex(source), outcome))
+                    let read_only = source.read_only;
+                    Ok((BoundSource::Flex(source), read_only))
                 }
                 false => Err(unusable(&"mount options are not supported for this volume type")),
             }
@@ -277,19 +296,6 @@ fn source(source: &PersistentSource, options: &[String]) -> Result<(BoundSource,
             Err(format!("is of kind {word}; {instead}"))
         }
     }
-}
-
-/// What the mount options of a local volume come to: `ro` is honoured.
-fn local_options(options: &[String]) -> MountOptions {
-    let mut outcome = MountOptions::default();
-    for option in options.iter().filter(|option| !option.is_empty()) {
-        match option.as_str() {
-            "ro" => outcome.read_only = true,
-            "rw" | "bind" | "defaults" => {}
-            other => outcome.ignored.push(format!("mount option {other:?} has no effect in podfs")),
-        }
-    }
-    outcome
 }
 
 #[cfg(test)]

@@ -41,7 +41,10 @@ fn pair(claim: &str, volume: &str) -> Result<Bound, String> {
 #[test]
 fn a_bound_claim_leads_to_its_volume() {
     let bound = pair(CLAIM, VOLUME).expect("bound");
-    assert_eq!((bound.name.as_str(), &bound.source), ("pv-1", &BoundSource::Local("/srv".to_owned())));
+    assert_eq!(
+        (bound.name.as_str(), &bound.source),
+        ("pv-1", &BoundSource::Local(Local { path: "/srv".to_owned(), ..Local::default() }))
+    );
     assert_eq!((bound.read_only, bound.exclusive, bound.gid), (false, false, None));
     let read_only = Claim { read_only: true, ..named() };
     let bound = try_resolve(&read_only, &[("PersistentVolumeClaim", CLAIM), ("PersistentVolume", VOLUME)]);
@@ -135,7 +138,7 @@ fn pv_06_the_mode_has_to_be_what_containers_use() {
     );
     assert_eq!(
         used("Block", false, true),
-        Err("volume vol has volumeMode Block; podfs serves file systems only".to_owned())
+        Err("volume vol has volumeMode Block, and no container has it in volumeDevices; add it there, or remove the volume".to_owned())
     );
 }
 
@@ -189,8 +192,8 @@ fn pv_04_pv_05_annotations_and_access_modes_are_passed_on() {
 fn mount_options_are_for_kinds_that_have_them() {
     let with = |options: &str| VOLUME.replace("spec: {", &format!("spec: {{mountOptions: [{options}], "));
     assert!(pair(CLAIM, &with("ro")).expect("bound").read_only);
-    let warnings = pair(CLAIM, &with("noatime")).expect("bound").warnings;
-    assert_eq!(warnings, ["mount option \"noatime\" has no effect in podfs"]);
+    let BoundSource::Local(local) = pair(CLAIM, &with("noatime")).expect("bound").source else { panic!("it is local") };
+    assert_eq!(local.mount_options, ["noatime"]);
     let host_path = with("ro").replace("local:", "hostPath:");
     assert_eq!(
         pair(CLAIM, &host_path),

@@ -1,14 +1,34 @@
-//! Local PersistentVolumes: a directory of this node.
+//! Local PersistentVolumes: a directory of this node, or a block device with a file system that its pods share.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
+use super::device::{self, BlockDevice};
+use super::error::Obstacle;
+use super::global_mount::{GlobalMount, User};
 use super::{FileKind, HostError, Source};
+use crate::binding::Local;
 
-/// Opens the directory.
+/// The kubelet's name for the plugin, as a directory.
+pub const PLUGIN: &str = "kubernetes.io~local-volume";
+/// Below the root directory: where the file systems of devices are mounted, as by the kubelet.
+const MOUNTS: &str = "plugins/kubernetes.io/local-volume/mounts";
+/// Below the root directory: which devices are being formatted.
+const FORMATTING: &str = "plugins/podfs/formatting";
+
+/// What a local volume is.
+#[derive(Debug)]
+pub enum LocalSource {
+    /// A directory.
+    Directory(Source),
+    /// A block device.
+    Device(BlockDevice),
+}
+
+/// Opens what is at a path.
 ///
 /// # Errors
 /// When the path is no path, or leads to something else (LP-01).
-pub fn open(path: &str) -> Result<Source, HostError> {
+pub fn open(path: &str) -> Result<LocalSource, HostError> {
     if path.is_empty() {
         return Err(HostError::Refused("local volume source is nil or local path is not set".to_owned()));
     }
@@ -16,22 +36,76 @@ pub fn open(path: &str) -> Result<Source, HostError> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(HostError::Refused(format!("invalid path: {} must not contain '..'", path.display())));
     }
-    let source = Source::open(path).map_err(|obstacle| HostError::Open {
-        what: "local volume",
-        path: path.to_owned(),
-        obstacle,
-    })?;
+    let source = opened(path)?;
     match source.kind() {
-        FileKind::Directory => Ok(source),
-        FileKind::BlockDevice => Err(HostError::Refused(format!(
-            "local volume {} is a block device; podfs does not mount those: mount it, and give its directory",
-            path.display()
-        ))),
+        FileKind::Directory => Ok(LocalSource::Directory(source)),
+        FileKind::BlockDevice => BlockDevice::open(&source).map(LocalSource::Device),
         _ => Err(HostError::Refused(format!(
             "only directory and block device are supported: {} is neither",
             path.display()
         ))),
     }
+}
+
+fn opened(path: &Path) -> Result<Source, HostError> {
+    let failed = |obstacle: Obstacle| HostError::Open { what: "local volume", path: path.to_owned(), obstacle };
+    Source::open(path).map_err(failed)
+}
+
+/// The mount of the PersistentVolume `name` that the pods below a root directory share.
+pub fn global_mount(root: &Path, name: &str) -> GlobalMount {
+    GlobalMount::new(root, PLUGIN, name, root.join(MOUNTS).join(name))
+}
+
+/// Mounts the file system of a device for a pod, unless it is mounted for another one. Gives its root, and whether nothing can
+/// be written.
+///
+/// # Errors
+/// As [`device::mount`].
+pub fn mount(
+    device: &BlockDevice,
+    volume: &Local,
+    root: &Path,
+    name: &str,
+    user: User<'_>,
+) -> Result<(Source, bool), HostError> {
+    let Local { fs_type, mount_options, capacity, .. } = volume;
+    let marker = root.join(FORMATTING).join(name);
+    let (fs_type, options) = (fs_type.as_deref(), &mount_options[..]);
+    let request = device::Request { fs_type, options, capacity: *capacity, marker: &marker };
+    global_mount(root, name).enter(user, |held| {
+        let read_only = device::mount(device, request, held)?;
+        Ok((opened(held.place())?, read_only))
+    })
+}
+
+/// The pod uses the PersistentVolume no more. After the last pod, its file system is unmounted.
+///
+/// # Errors
+/// When it cannot be unmounted.
+pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
+    let mount = global_mount(root, name);
+    if !mount.has_user(uid) {
+        return Ok(());
+    }
+    mount.leave(uid, |held| device::unmount(held, root))
+}
+
+/// The pod has gone: it uses no PersistentVolume any more. Gives where file systems are mounted still, and why.
+pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
+    let names = GlobalMount::names(root, PLUGIN, Some(uid));
+    each(root, names, |name| leave(root, name, uid))
+}
+
+/// Unmounts the file systems that no pod uses any more. Gives where some are mounted still, and why.
+pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
+    let names = GlobalMount::names(root, PLUGIN, None);
+    each(root, names, |name| global_mount(root, name).sweep(|held| device::unmount(held, root)))
+}
+
+fn each(root: &Path, names: Vec<String>, step: impl Fn(&str) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
+    let failed = |name: String| Some((global_mount(root, &name).place().to_owned(), step(&name).err()?));
+    names.into_iter().filter_map(failed).collect()
 }
 
 #[cfg(test)]
@@ -43,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn lp_01_only_a_directory_will_do() {
+    fn lp_01_only_a_directory_or_a_device_will_do() {
         let base = tempfile::tempdir().expect("a directory");
         let file = base.path().join("file");
         std::fs::write(&file, "").expect("a file");

@@ -5,6 +5,8 @@
 //! | [`open`] | opening a source once, so that nothing can be swapped between a check and its use |
 //! | [`host_path`] | the eight types of host paths, and making what is missing |
 //! | [`local`] | local PersistentVolumes |
+//! | [`block`] | devices that containers get as they are |
+//! | [`device`] | block devices: formatted, checked, mounted and grown |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
 //! | [`kernel_nfs`] | exports of NFS servers, mounted by the kernel's client |
 //! | [`memory`] | tmpfs and hugetlbfs for emptyDirs |
@@ -16,7 +18,9 @@
 //! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
 //! | [`error`] | what can go wrong, one sentence each |
 
+pub mod block;
 pub mod delete;
+pub mod device;
 pub mod empty_dir;
 pub mod error;
 pub mod fs_group;

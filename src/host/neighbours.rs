@@ -54,6 +54,17 @@ impl Turn {
     }
 }
 
+/// Whether another pod has the block device that is to be linked at `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`.
+pub fn have_device_of(link: &Path) -> bool {
+    let parts: Option<(PathBuf, &OsStr)> = (|| {
+        let pod = link.parent()?.parent()?.parent()?;
+        Some((link.strip_prefix(pod).ok()?.to_owned(), pod.file_name()?))
+    })();
+    let (Some((device, own)), Some(pods)) = (parts, link.ancestors().nth(4)) else { return false };
+    let entries = std::fs::read_dir(pods).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name() != own).any(|entry| entry.path().join(&device).is_symlink())
+}
+
 /// `<root>/pods/<uid>/volumes/<kind>/<name>`
 struct Place {
     root: PathBuf,

@@ -72,6 +72,27 @@ pub enum MountSource {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         sub_path: String,
     },
+    /// A block device of the host (`volumeDevices`). The container may not write to it if it is read-only.
+    Device(DeviceNode),
+}
+
+/// A block device that a container gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceNode {
+    /// The link to it, which goes with the pod.
+    pub path: PathBuf,
+    /// Its device number, which stays its own as long as the pod's supervisor runs.
+    pub major: u32,
+    /// The other half.
+    pub minor: u32,
+}
+
+impl ContainerMount {
+    /// What the container may do with a device, as runtimes and the kubelet write it.
+    pub fn device_permissions(&self) -> &'static str {
+        if self.read_only { "r" } else { "mrw" }
+    }
 }
 
 /// Which later mounts the container and the host see of each other (`mountPropagation`).

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::expansion::{MissingValues, expand};
 use super::modes::{self, RecursiveReadOnlyError};
-use super::{ContainerMount, HOSTS_NAME, MountSource, Propagation, TERMINATION_LOG_NAME};
-use crate::manifest::pod::{ContainerMounts, Mount, Pod, SubPath};
+use super::{ContainerMount, DeviceNode, HOSTS_NAME, MountSource, Propagation, TERMINATION_LOG_NAME};
+use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
 
 /// The path at which containers look up names of hosts.
 const HOSTS_PATH: &str = "/etc/hosts";
@@ -42,6 +42,8 @@ pub struct MountedVolume {
     pub read_only: bool,
     /// Its files need the label of each container that mounts it. FUSE volumes have theirs from when they are mounted.
     pub selinux_relabel: bool,
+    /// The number of the device that it is, if it is one.
+    pub device: Option<(u32, u32)>,
 }
 
 /// What only the agent that starts the container knows.
@@ -104,6 +106,8 @@ pub enum PlannedSource {
         /// Which part of it; empty for all.
         sub_path: String,
     },
+    /// A block device.
+    Device(DeviceNode),
     /// The pod's `/etc/hosts`.
     Hosts,
     /// A new file for the container's termination message.
@@ -149,13 +153,15 @@ pub enum MountsError {
         /// Why it is not mounted, if the pod has it.
         reason: Option<String>,
     },
-    /// The container wants a block device, and there is no such volume.
-    #[error("cannot find volume {volume:?} to pass into container {container:?}; podfs has no block volumes")]
+    /// The container wants a block device, and there is no such volume, or it is none for this reason.
+    #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason))]
     NoDevice {
         /// The volume.
         volume: String,
         /// The container.
         container: String,
+        /// Why it is not there, if the pod has it.
+        reason: Option<String>,
     },
     /// The path of a block device in the container.
     #[error("error DevicePath `{0}` must be an absolute path")]
@@ -199,6 +205,10 @@ pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
     let mounts = spec.mounts.iter().enumerate();
     let mut planned: Vec<_> =
         mounts.map(|(index, mount)| of_volume(inputs, spec, index, mount)).collect::<Result<_, _>>()?;
+    for device in &spec.devices {
+        let index = planned.len();
+        planned.push(of_device(inputs, index, device)?);
+    }
     let has_network = environment.host_network || pod.network.host_network || !environment.pod_ips.is_empty();
     if has_network && !spec.mounts.iter().any(|mount| mount.path == HOSTS_PATH) {
         planned.push(file(planned.len(), HOSTS_NAME, HOSTS_PATH, PlannedSource::Hosts, inputs));
@@ -219,11 +229,35 @@ fn check(container: &ContainerMounts) -> Result<(), MountsError> {
             return Err(MountsError::TwoSubPaths { container: name(), volume: mount.volume.clone() });
         }
     }
-    match container.devices.first() {
-        Some(device) if !device.path.starts_with('/') => Err(MountsError::RelativeDevicePath(device.path.clone())),
-        Some(device) => Err(MountsError::NoDevice { volume: device.volume.clone(), container: name() }),
+    match container.devices.iter().find(|device| !device.path.starts_with('/')) {
+        Some(device) => Err(MountsError::RelativeDevicePath(device.path.clone())),
         None => Ok(()),
     }
+}
+
+fn of_device(inputs: Inputs<'_>, index: usize, device: &Device) -> Result<PlannedMount, MountsError> {
+    let no_device = |reason| MountsError::NoDevice {
+        volume: device.volume.clone(),
+        container: inputs.container.to_owned(),
+        reason,
+    };
+    let volume = match inputs.volumes.get(&device.volume) {
+        Some(Ok(volume)) => volume,
+        other => return Err(no_device(other.and_then(|reason| reason.as_ref().err()).cloned())),
+    };
+    let (major, minor) = volume.device.ok_or_else(|| no_device(Some("it is no block device".to_owned())))?;
+    Ok(PlannedMount {
+        read_only: volume.read_only,
+        selinux_relabel: false,
+        id_mapped: false,
+        ..file(
+            index,
+            &device.volume,
+            &device.path,
+            PlannedSource::Device(DeviceNode { path: volume.path.clone(), major, minor }),
+            inputs,
+        )
+    })
 }
 
 fn of_volume(

@@ -24,8 +24,9 @@ fn container(mounts: &str) -> Pod {
 }
 
 fn volumes() -> BTreeMap<String, Result<MountedVolume, String>> {
-    let mounted =
-        |path: &str, read_only| Ok(MountedVolume { path: PathBuf::from(path), read_only, selinux_relabel: false });
+    let mounted = |path: &str, read_only| {
+        Ok(MountedVolume { path: PathBuf::from(path), read_only, selinux_relabel: false, device: None })
+    };
     [
         ("disk".to_owned(), mounted("/mnt/disk", false)),
         ("disk4".to_owned(), mounted("/mnt/host", false)),
@@ -127,14 +128,15 @@ fn mt_01_what_cannot_be_mounted_is_refused_in_the_kubelets_words() {
 }
 
 #[test]
-fn mt_01_block_devices_are_refused_until_there_are_block_volumes() {
+fn mt_01_a_block_device_that_is_not_there_is_refused_in_the_kubelets_words() {
     let with = |device: &str| {
         let pod = pod(&format!("  containers:\n  - {{name: c, volumeDevices: [{device}]}}\n"));
         planned_with(&pod, &Environment::default(), FEATURES).expect_err(device)
     };
+    assert_eq!(with("{name: raw, devicePath: /dev/xvda}"), "cannot find volume \"raw\" to pass into container \"c\"");
     assert_eq!(
-        with("{name: raw, devicePath: /dev/xvda}"),
-        "cannot find volume \"raw\" to pass into container \"c\"; podfs has no block volumes"
+        with("{name: disk, devicePath: /dev/xvda}"),
+        "cannot find volume \"disk\" to pass into container \"c\": it is no block device"
     );
     assert_eq!(with("{name: raw, devicePath: dev/xvda}"), "error DevicePath `dev/xvda` must be an absolute path");
 }
@@ -189,7 +191,7 @@ fn mt_05_recursive_read_only_is_refused_for_four_reasons() {
 fn mt_06_only_files_of_podfs_and_bind_mounts_are_relabelled() {
     let pod = container("{name: disk, mountPath: /a}, {name: huge, mountPath: /b}");
     let mut volumes = volumes();
-    let huge = MountedVolume { path: "/mnt/huge".into(), read_only: false, selinux_relabel: true };
+    let huge = MountedVolume { path: "/mnt/huge".into(), read_only: false, selinux_relabel: true, device: None };
     volumes.insert("huge".to_owned(), Ok(huge));
     for selinux in [true, false] {
         let features = Features { selinux, ..FEATURES };

@@ -12,6 +12,7 @@ pub mod identity;
 pub mod idmap;
 pub mod limit;
 pub mod locker;
+pub mod loop_device;
 pub mod namespace;
 pub mod network;
 pub mod node;
@@ -165,7 +166,8 @@ impl Fixture {
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
         let command = self.mark(command).stdout(append(&self.path("out"))).stderr(append(&log));
         let child = command.spawn().expect("podfs starts");
-        Running { child, ready: None, json: Value::Null, log, directory: self.directory.path().to_owned() }
+        let directory = self.directory.path().to_owned();
+        Running { child, is_reaped: false, ready: None, json: Value::Null, log, directory }
     }
 
     /// Lets [`Self::processes`] find the command and all it starts. The command begins with the default disposition of
@@ -310,6 +312,7 @@ pub fn unmount_below(directory: &Path) {
 /// A podfs that was started; it is killed when the test ends.
 pub struct Running {
     child: Child,
+    is_reaped: bool,
     ready: Option<std::io::PipeReader>,
     json: Value,
     log: PathBuf,
@@ -467,6 +470,11 @@ impl Running {
         }
     }
 
+    /// A tracer has waited for its end. Its number may be that of another process by now.
+    pub fn was_reaped(&mut self) {
+        self.is_reaped = true;
+    }
+
     #[track_caller]
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
@@ -476,8 +484,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if !self.is_reaped {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
         // A supervisor that comes after this one goes on with what runs here: its own end takes it away.
     }
 }

@@ -32,14 +32,14 @@ fn fixture(volumes: &str, kind: &str) -> (Fixture, PathBuf) {
     (fixture, source)
 }
 
-fn claim(name: &str, metadata: &str) -> String {
+pub fn claim(name: &str, metadata: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}, uid: c-1{metadata}}}, \
          spec: {{volumeName: pv-1}}, status: {{phase: Bound}}}}"
     )
 }
 
-fn volume(claim: &str, spec: &str) -> String {
+pub fn volume(claim: &str, spec: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, \
          spec: {{claimRef: {{namespace: default, name: {claim}, uid: c-1}}, {spec}}}}}"
@@ -121,7 +121,11 @@ fn a_volume_of_an_unsupported_kind_or_mode_is_told_and_holds_up_no_other() {
             "iscsi: {targetPortal: ",
             "PersistentVolume \"pv-1\" is of kind iscsi; use a PersistentVolume of the CSI driver iscsi.csi.k8s.io",
         ),
-        ("local:", "volumeMode: Block, local:", "volume data has volumeMode Block; podfs serves file systems only"),
+        (
+            "local:",
+            "volumeMode: Block, local:",
+            "volume data has volumeMode Block, and no container has it in volumeDevices",
+        ),
     ] {
         let (fixture, _) = fixture(BOTH, "local");
         let manifest = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");

@@ -2,12 +2,14 @@
 
 mod attributes;
 mod bind_mounts;
+mod block_volumes;
 mod claims;
 mod coherence;
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
 mod descriptors;
+mod devices;
 mod directories;
 mod empty_dir;
 mod escape;

@@ -227,6 +227,6 @@ fn file(path: &Path) -> (u64, u64) {
 fn host_path(mount: &ContainerMount) -> PathBuf {
     match &mount.source {
         MountSource::HostPath(path) => path.clone(),
-        MountSource::Image { .. } => panic!("no image is mounted"),
+        MountSource::Image { .. } | MountSource::Device(_) => panic!("only volumes are mounted"),
     }
 }

@@ -4,13 +4,14 @@
 //! process of its own, so the pods find each other by files:
 //!
 //! ```text
-//! ROOT/plugins/podfs.io/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here
-//! ROOT/plugins/podfs.io/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
+//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here
+//! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
 //! ```
 //!
-//! 1. A pod's file is written and synced before the mount is made for it, and removed after the mount was taken away. So a process
+//! 1. A pod's file is written before the mount is made for it, and removed after the mount was taken away. So a process
 //!    that is killed at any step leaves a user that can still leave: the next process of the pod does it, or a cleanup.
-//! 2. A user counts while the claim of its pod exists and the machine has not booted anew. So a pod whose process ended without
+//! 2. A user counts while the claim of its pod exists and the machine has not booted anew. So its file need not reach the disk, and
+//!    a pod whose process ended without
 //!    leaving keeps no mount from being taken away.
 //! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its
 //!    standard input ([`Held::program_input`]). If the process that started the program is killed, the lock lasts until the
@@ -34,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use super::HostError;
 
 /// Below the root directory: the records of all global mounts.
-const RECORDS: &str = "plugins/podfs.io/global-mounts";
+const RECORDS: &str = "plugins/podfs/global-mounts";
 const LOCK: &str = "lock";
 const USERS: &str = "users";
 /// The kernel's name for the time since the last boot.
@@ -223,7 +224,7 @@ impl Held<'_> {
         let path = users.join(user.uid);
         let write = || -> io::Result<()> {
             let record = Record { boot: boot_id()?, claim: std::path::absolute(user.claim)? };
-            write_synced(&path, &serde_json::to_vec(&record)?)
+            write_whole(&path, &serde_json::to_vec(&record)?)
         };
         write().map_err(|cause| HostError::system("write", &path, cause))
     }
@@ -240,7 +241,7 @@ impl Held<'_> {
             return;
         }
         let _ = fs::remove_file(records.join(LOCK));
-        for directory in records.ancestors().take(4) {
+        for directory in records.ancestors().take(RECORDS.split('/').count() + 2) {
             if fs::remove_dir(directory).is_err() {
                 return;
             }
@@ -248,18 +249,30 @@ impl Held<'_> {
     }
 }
 
-/// Writes a file beside its place, has it on the disk, and renames it.
+/// Writes a file beside its place, and renames it. It is whole, however this process ends.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, false)
+}
+
+/// As [`write_whole`], and the file is on the disk: it is whole, however the machine ends.
 pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, true)
+}
+
+fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let new = parent.join(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
+    if is_synced {
+        file.sync_all()?;
+    }
     fs::rename(&new, path)?;
-    File::open(parent)?.sync_all()
+    if is_synced { File::open(parent)?.sync_all() } else { Ok(()) }
 }
 
-fn boot_id() -> io::Result<String> {
+/// The kernel's id of the time since the last boot.
+pub(super) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 

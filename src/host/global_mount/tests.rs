@@ -41,7 +41,7 @@ impl Node {
 
     #[track_caller]
     fn assert_nothing_recorded(&self) {
-        assert!(!self.root.path().join("plugins/podfs.io").exists());
+        assert!(!self.root.path().join("plugins/podfs").exists());
     }
 }
 

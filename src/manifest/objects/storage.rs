@@ -3,6 +3,8 @@
 //! What the API accepts is accepted here: a PersistentVolume that podfs cannot serve is no fault of its manifest, and
 //! is told to the volume that leads to it.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1 as core;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,7 +12,7 @@ use serde_json::{Map, Value};
 use super::Content;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
-use crate::types::InvalidField;
+use crate::types::{InvalidField, Quantity};
 use crate::volume::migration::{Context, translate, typed};
 use crate::volume::{Csi, Flex, HostPath, Nfs};
 
@@ -39,6 +41,8 @@ pub struct PersistentVolume {
     pub mount_options: Vec<String>,
     /// A group that containers need to use it.
     pub gid: Option<u32>,
+    /// The bytes that it has.
+    pub capacity: Option<u64>,
 }
 
 /// Where a PersistentVolume is.
@@ -46,8 +50,13 @@ pub struct PersistentVolume {
 pub enum PersistentSource {
     /// At a path of whichever node; what is wrong with the path is told when the volume is used.
     HostPath(Result<HostPath, InvalidField>),
-    /// At a path of the nodes it can be used on. It may be empty.
-    Local(String),
+    /// At a path of the nodes it can be used on.
+    Local {
+        /// A directory or block device. It may be empty.
+        path: String,
+        /// The file system of a block device, if the manifest says it.
+        fs_type: Option<String>,
+    },
     /// At an NFS server; what is wrong with the address is told when the volume is used.
     Nfs(Result<Nfs, InvalidField>),
     /// At a CSI driver of the node; what is wrong with the description is told when the volume is used.
@@ -124,6 +133,7 @@ struct PersistentVolumeSpec {
     claim_ref: Option<core::ObjectReference>,
     volume_mode: Option<String>,
     access_modes: Option<Vec<String>>,
+    capacity: Option<BTreeMap<String, Value>>,
     node_affinity: Option<core::VolumeNodeAffinity>,
     mount_options: Option<Vec<String>>,
     #[serde(flatten)]
@@ -138,7 +148,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
     let other = others.next();
     let source = match (spec.host_path, spec.local, spec.nfs, other) {
         (Some(source), None, None, None) => PersistentSource::HostPath(HostPath::parse(&source)),
-        (None, Some(source), None, None) => PersistentSource::Local(source.path),
+        (None, Some(source), None, None) => PersistentSource::Local { path: source.path, fs_type: source.fs_type },
         (None, None, Some(source), None) => PersistentSource::Nfs(Nfs::parse(&source)),
         (None, None, None, Some((word, fields))) if others.next().is_none() => {
             let context = Context {
@@ -181,8 +191,18 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         },
         // One that is no number is skipped, as the kubelet does.
         gid: annotation(GID).and_then(|gid| gid.parse().ok()),
+        capacity: spec.capacity.as_ref().and_then(|capacity| bytes(capacity.get("storage")?)),
     };
     Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolume(volume) })
+}
+
+/// A quantity of bytes. One that is none is skipped: nothing but the growth of file systems follows from it.
+fn bytes(quantity: &Value) -> Option<u64> {
+    match quantity {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => Quantity::parse(text).ok().and_then(|quantity| u64::try_from(quantity.units()).ok()),
+        _ => None,
+    }
 }
 
 fn claim_key(reference: core::ObjectReference) -> ClaimKey {

@@ -4,9 +4,25 @@
 use serde_json::{Map, Value, json};
 
 use super::{FormatError, text};
-use crate::mounts::{ContainerMount, MountSource, Propagation};
+use crate::mounts::{ContainerMount, DeviceNode, MountSource, Propagation};
 
-pub(super) fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
+/// The `Mount` messages; with block devices, an object that has `mounts` and `devices` as a `ContainerConfig` does.
+pub(super) fn document(all: &[ContainerMount]) -> Result<Value, FormatError> {
+    let (mounts, devices) = super::split(all);
+    let mounts = self::mounts(&mounts)?;
+    if devices.is_empty() {
+        return Ok(Value::from(mounts));
+    }
+    let device = |(mount, device): &(&ContainerMount, &DeviceNode)| {
+        let host_path = text(mount, &device.path)?;
+        let permissions = mount.device_permissions();
+        Ok(json!({"container_path": mount.container_path, "host_path": host_path, "permissions": permissions}))
+    };
+    let devices = devices.iter().map(device).collect::<Result<Vec<_>, _>>()?;
+    Ok(json!({"mounts": mounts, "devices": devices}))
+}
+
+fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
     mounts.iter().map(message).collect()
 }
 
@@ -15,6 +31,7 @@ fn message(mount: &ContainerMount) -> Result<Value, FormatError> {
     message.insert("container_path".to_owned(), json!(mount.container_path));
     match &mount.source {
         MountSource::HostPath(path) => drop(message.insert("host_path".to_owned(), json!(text(mount, path)?))),
+        MountSource::Device(_) => {}
         MountSource::Image { reference, sub_path } => {
             message.insert("image".to_owned(), json!({"image": reference}));
             if !sub_path.is_empty() {

@@ -5,9 +5,7 @@ mod docker;
 mod oci;
 mod podman;
 
-use serde_json::Value;
-
-use super::ContainerMount;
+use super::{ContainerMount, DeviceNode, MountSource};
 
 /// What a program that starts containers reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +67,8 @@ impl Format {
     /// The first mount that this format cannot say.
     pub fn print(self, mounts: &[ContainerMount]) -> Result<String, FormatError> {
         match self {
-            Format::Oci => Ok(document(&Value::from(oci::mounts(mounts)?))),
-            Format::Cri => Ok(document(&Value::from(cri::mounts(mounts)?))),
+            Format::Oci => Ok(document(&oci::document(mounts)?)),
+            Format::Cri => Ok(document(&cri::document(mounts)?)),
             Format::Json => Ok(document(&mounts)),
             Format::Docker => Ok(lines(docker::arguments(mounts)?)),
             Format::Podman => Ok(lines(podman::arguments(mounts)?)),
@@ -91,6 +89,16 @@ fn lines(arguments: Vec<String>) -> String {
 fn text<'a>(mount: &ContainerMount, path: &'a std::path::Path) -> Result<&'a str, FormatError> {
     let not_text = || FormatError::NotText { name: mount.name.clone(), path: path.display().to_string() };
     path.to_str().ok_or_else(not_text)
+}
+
+/// Mounts, and devices apart from them.
+fn split(all: &[ContainerMount]) -> (Vec<ContainerMount>, Vec<(&ContainerMount, &DeviceNode)>) {
+    let mounts = all.iter().filter(|mount| !matches!(mount.source, MountSource::Device(_))).cloned().collect();
+    let devices = all.iter().filter_map(|mount| match &mount.source {
+        MountSource::Device(device) => Some((mount, device)),
+        _ => None,
+    });
+    (mounts, devices.collect())
 }
 
 #[cfg(test)]

@@ -3,10 +3,29 @@
 use serde_json::{Value, json};
 
 use super::{FormatError, text};
-use crate::mounts::{ContainerMount, MountSource};
+use crate::mounts::{ContainerMount, DeviceNode, MountSource};
+
+/// The mounts; with block devices, an object that has `mounts` and `linux` as `config.json` does.
+pub(super) fn document(all: &[ContainerMount]) -> Result<Value, FormatError> {
+    let (mounts, devices) = super::split(all);
+    let mounts = self::mounts(&mounts)?;
+    if devices.is_empty() {
+        return Ok(Value::from(mounts));
+    }
+    let node = |(mount, device): &(&ContainerMount, &DeviceNode)| {
+        let DeviceNode { major, minor, .. } = device;
+        json!({"path": mount.container_path, "type": "b", "major": major, "minor": minor})
+    };
+    let rule = |(mount, device): &(&ContainerMount, &DeviceNode)| {
+        let (DeviceNode { major, minor, .. }, access) = (device, if mount.read_only { "r" } else { "rwm" });
+        json!({"allow": true, "type": "b", "major": major, "minor": minor, "access": access})
+    };
+    let (nodes, rules): (Vec<_>, Vec<_>) = (devices.iter().map(node).collect(), devices.iter().map(rule).collect());
+    Ok(json!({"mounts": mounts, "linux": {"devices": nodes, "resources": {"devices": rules}}}))
+}
 
 /// An outer mount comes before those inside it; otherwise the order stays. Runtimes mount one after another.
-pub(super) fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
+fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
     let mut sorted: Vec<_> = mounts.iter().collect();
     sorted.sort_by_key(|mount| mount.container_path.split('/').filter(|name| !name.is_empty()).count());
     sorted.into_iter().map(entry).collect()

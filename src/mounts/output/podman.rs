@@ -1,5 +1,6 @@
 //! Arguments of `podman run`, one a line: `--mount=type=bind,…`. A value is a line of comma-separated values.
 
+use super::docker::device_argument;
 use super::{FormatError, text};
 use crate::mounts::{ContainerMount, MountSource};
 
@@ -14,6 +15,7 @@ fn argument(mount: &ContainerMount) -> Result<String, FormatError> {
             return Err(FormatError::Image { name: mount.name.clone(), format: "podman", what: "a part of an image" });
         }
         MountSource::Image { reference, .. } => vec!["type=image".to_owned(), field("source", reference), target],
+        MountSource::Device(device) => return device_argument(mount, device),
         MountSource::HostPath(source) => {
             let mut fields = vec!["type=bind".to_owned(), field("source", text(mount, source)?), target];
             fields.push(format!("ro={}", mount.read_only));

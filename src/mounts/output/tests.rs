@@ -1,6 +1,6 @@
 use std::os::unix::ffi::OsStrExt;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::mounts::{MountSource, Propagation};

@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::proto;
 use super::proto::container_mount::Source;
-use crate::mounts::{ContainerMount, Environment, MountSource, Propagation};
+use crate::mounts::{ContainerMount, DeviceNode, Environment, MountSource, Propagation};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
 
 /// How often a supervisor is asked that is busy: it says so after a second and a half.
@@ -52,6 +52,12 @@ pub(super) fn mount(mount: ContainerMount) -> Result<proto::ContainerMount, Stat
     let source = match mount.source {
         MountSource::HostPath(path) => match path.into_os_string().into_string() {
             Ok(path) => Source::HostPath(path),
+            Err(path) => {
+                return Err(Status::failed_precondition(format!("the path {} is not UTF-8", path.display())));
+            }
+        },
+        MountSource::Device(DeviceNode { path, major, minor }) => match path.into_os_string().into_string() {
+            Ok(host_path) => Source::Device(proto::DeviceSource { host_path, major, minor }),
             Err(path) => {
                 return Err(Status::failed_precondition(format!("the path {} is not UTF-8", path.display())));
             }

@@ -281,7 +281,11 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, S
     let path = std::path::absolute(&path).unwrap_or(path);
     let read_only = report.is_read_only;
     // A bind mount of the pod's own has no label of its own.
-    Ok(MountedVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == Shown::Bind })
+    let device = match shown {
+        Shown::Device(number) => Some(*number),
+        _ => None,
+    };
+    Ok(MountedVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == Shown::Bind, device })
 }
 
 /// The name becomes a part of paths.
@@ -341,6 +345,10 @@ impl LastStep {
                         PlannedSource::Hosts => files.write_hosts(&hosts.text()?).map_err(|error| failed(&error))?,
                         PlannedSource::TerminationLog => {
                             files.make_termination_log(&container).map_err(|error| failed(&error))?
+                        }
+                        PlannedSource::Device(device) => {
+                            let device = MountSource::Device(device.clone());
+                            return Ok(mount.with_source(device));
                         }
                         PlannedSource::Image { reference, sub_path } => {
                             let image = MountSource::Image { reference: reference.clone(), sub_path: sub_path.clone() };

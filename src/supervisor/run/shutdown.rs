@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
 use crate::driver::Home;
+use crate::host::{block, local};
 use crate::supervisor::volume::driver::{homes, undo_home};
 use crate::supervisor::volume::{End, PodVolume, Setting, State};
 
@@ -67,9 +68,28 @@ impl Supervisor {
                 warn!("volume {:?}: {error}", name.as_str());
             }
         }
+        if end == End::Clean {
+            self.leave_devices().await;
+        }
         self.server.stop(TIMEOUT).await;
         if end == End::Clean {
             undo_drivers(&self.setting).await;
+        }
+    }
+
+    /// Gives up devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest does not have any
+    /// more.
+    async fn leave_devices(&self) {
+        let site = &self.containers.site;
+        let (Some(root), Some(uid)) = (site.root(), site.uid()) else { return };
+        let leave = spawn_blocking(move || {
+            let mut left = local::leave_all(&root, &uid);
+            left.extend(block::unmap_all(&root, &uid));
+            left
+        });
+        // Another process may be formatting the device; what stays is found by the next podfs that uses it.
+        if let Ok(Ok(left)) = timeout(TIMEOUT, leave).await {
+            left.iter().for_each(|(place, error)| warn!("{} stays: {error}", place.display()));
         }
     }
 

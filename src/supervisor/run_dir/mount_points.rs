@@ -11,7 +11,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away};
 use tracing::warn;
 
-use super::claim::{Claim, ClaimError, Inheritance};
+use super::claim::{Claim, ClaimError, Inheritance, LOCK};
 use super::site::SUB_PATHS;
 
 /// Why something could not be set up.
@@ -168,6 +168,11 @@ impl MountPoints {
             self.homes.retain(|other| other != home || home.exists());
         }
         self.record()
+    }
+
+    /// The file that says that the pod has a supervisor, or had one that left something; none without a pod.
+    pub fn claim_file(&self) -> Option<PathBuf> {
+        self.run_directory().map(|directory| directory.join(LOCK))
     }
 
     /// What an earlier podfs had mounted, and this one has not taken over.

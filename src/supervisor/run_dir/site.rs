@@ -43,6 +43,22 @@ impl Site {
         }
     }
 
+    /// The root directory, if there is a pod.
+    pub(in crate::supervisor) fn root(&self) -> Option<PathBuf> {
+        match self {
+            Site::Pod(pod) => Some(pod.parent()?.parent()?.to_owned()),
+            Site::Exactly(_) => None,
+        }
+    }
+
+    /// The pod's uid, if there is a pod.
+    pub(in crate::supervisor) fn uid(&self) -> Option<String> {
+        match self {
+            Site::Pod(pod) => pod.file_name()?.to_str().map(str::to_owned),
+            Site::Exactly(_) => None,
+        }
+    }
+
     /// The pod's own directory as mount tables name it, absolute and without symbolic links, if there is a pod.
     pub(in crate::supervisor) fn pod(&self) -> Option<PathBuf> {
         match self {

@@ -128,6 +128,8 @@ impl PodVolume {
         let again = match &mut self.body {
             Body::Projected(projected) => projected.show_again(),
             Body::Passthrough(passthrough) => passthrough.show_again(),
+            // Nothing of it is mounted.
+            Body::Device(_) => Ok(()),
         };
         match again {
             Ok(()) => {
@@ -154,6 +156,7 @@ impl PodVolume {
         match &mut self.body {
             Body::Projected(projected) => projected.visible(),
             Body::Passthrough(passthrough) => passthrough.visible(),
+            Body::Device(_) => None,
         }
     }
 }

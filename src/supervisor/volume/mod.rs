@@ -4,15 +4,19 @@
 //! |---|---|
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
+//! | `device` | volumes that containers get as block devices |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
+//! | `local` | local PersistentVolumes: directories, and file systems of block devices |
 //! | `nfs` | finding an export and its server |
 //! | `sub_path` | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
+mod device;
 pub(in crate::supervisor) mod driver;
 mod hidden;
+mod local;
 mod nfs;
 mod passthrough;
 mod projected;
@@ -42,6 +46,7 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Condition;
 use crate::types::Allocatable;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
+use device::DeviceVolume;
 use hidden::{Hidden, Unmounts};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
@@ -188,6 +193,17 @@ pub struct PodVolume {
 enum Body {
     Projected(ProjectedVolume),
     Passthrough(PassthroughVolume),
+    Device(DeviceVolume),
+}
+
+impl Body {
+    /// Of a volume that shows something of the host.
+    fn of_host(spec: &Volume, setting: Setting) -> Body {
+        match DeviceVolume::is_for(spec) {
+            true => Body::Device(DeviceVolume::new(setting)),
+            false => Body::Passthrough(PassthroughVolume::new(setting)),
+        }
+    }
 }
 
 impl PodVolume {
@@ -205,14 +221,15 @@ impl PodVolume {
                 let path = setting.site.volume(directory, spec.name.as_str());
                 Body::Projected(ProjectedVolume::new(setting, path, None))
             }
-            _ => Body::Passthrough(PassthroughVolume::new(setting)),
+            _ => Body::of_host(&spec, setting),
         };
         Self { is_published: true, ..Self::new(spec, body) }
     }
 
     /// A volume that shows something of the host. Nothing is made or mounted yet.
     pub fn passthrough(spec: Volume, setting: Setting) -> Self {
-        Self::new(spec, Body::Passthrough(PassthroughVolume::new(setting)))
+        let body = Body::of_host(&spec, setting);
+        Self::new(spec, body)
     }
 
     /// A volume that another supervisor has mounted.
@@ -258,6 +275,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(projected) => Some(projected.path()),
             Body::Passthrough(passthrough) => passthrough.path(),
+            Body::Device(device) => device.path(),
         }
     }
 
@@ -266,6 +284,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(_) => None,
             Body::Passthrough(passthrough) => passthrough.group(),
+            Body::Device(device) => device.group(),
         }
     }
 
@@ -274,6 +293,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(_) => true,
             Body::Passthrough(passthrough) => passthrough.is_read_only(),
+            Body::Device(device) => device.is_read_only(),
         }
     }
 
@@ -282,6 +302,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(projected) => projected.watch(),
             Body::Passthrough(passthrough) => passthrough.watch(),
+            Body::Device(_) => None,
         }
     }
 
@@ -327,6 +348,7 @@ impl PodVolume {
                 projected.show(&self.spec, source, refresh, self.heard)
             }
             (Body::Passthrough(passthrough), _) => passthrough.show(&self.spec, refresh),
+            (Body::Device(device), _) => device.show(&self.spec, refresh),
             (Body::Projected(_), _) => unreachable!("only a projection is projected"),
         };
         match outcome {
@@ -375,7 +397,7 @@ impl PodVolume {
     pub fn next_removal(&self) -> Option<Instant> {
         match &self.body {
             Body::Projected(projected) => projected.next_removal(),
-            Body::Passthrough(_) => None,
+            Body::Passthrough(_) | Body::Device(_) => None,
         }
     }
 
@@ -390,7 +412,7 @@ impl PodVolume {
     pub fn old_generations(&self) -> OldUsage {
         match &self.body {
             Body::Projected(projected) => projected.old_usage(),
-            Body::Passthrough(_) => OldUsage::default(),
+            Body::Passthrough(_) | Body::Device(_) => OldUsage::default(),
         }
     }
 
@@ -403,6 +425,10 @@ impl PodVolume {
         match self.body {
             Body::Projected(projected) => projected.take_down(),
             Body::Passthrough(passthrough) => passthrough.take_down(self.spec.name.as_str(), end),
+            Body::Device(device) => {
+                device.take_down().unwrap_or_else(|error| warn!("volume {:?}: {error}", self.spec.name.as_str()));
+                Ok(())
+            }
         }
     }
 
@@ -441,6 +467,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(projected) => projected.shown(),
             Body::Passthrough(passthrough) => passthrough.shown(),
+            Body::Device(device) => device.shown(),
         }
     }
 

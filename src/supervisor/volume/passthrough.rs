@@ -19,12 +19,13 @@ use podfs_fuse::passthrough::{DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 
+use super::local;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::neighbours::{self, Turn};
-use crate::host::{HostError, Source, fs_group, host_path, local, serve};
+use crate::host::{HostError, Source, fs_group, host_path, serve};
 use crate::supervisor::run::adoption::About;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
@@ -45,6 +46,8 @@ pub(super) struct PassthroughVolume {
     outdated: Option<Mounted>,
     content: Option<Content>,
     warned: Vec<String>,
+    /// The size of the PersistentVolume for which the file system was grown, if it is one of a device.
+    grown_for: Option<u64>,
 }
 
 /// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
@@ -129,7 +132,16 @@ impl From<HostError> for Trouble {
 
 impl PassthroughVolume {
     pub(super) fn new(setting: Setting) -> Self {
-        Self { setting, path: None, group: None, mounted: None, outdated: None, content: None, warned: Vec::new() }
+        Self {
+            setting,
+            path: None,
+            group: None,
+            mounted: None,
+            outdated: None,
+            content: None,
+            warned: Vec::new(),
+            grown_for: None,
+        }
     }
 
     pub(super) fn adopted(setting: Setting, about: About, visible: VisibleMount, served: Adopted) -> Self {
@@ -213,7 +225,9 @@ impl PassthroughVolume {
             self.content = Some(content);
         }
         if let Some(mounted) = &self.mounted {
-            return Ok(mounted.shown());
+            let shown = mounted.shown();
+            self.follow_capacity(spec, refresh);
+            return Ok(shown);
         }
         let mount_plan = match &spec.source {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
@@ -237,7 +251,7 @@ impl PassthroughVolume {
 
     /// Unmounts the volume, and deletes what goes with the pod.
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
-        let Self { setting, mounted, outdated, content, .. } = self;
+        let Self { setting, path, mounted, outdated, content, .. } = self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| match &mounted.served {
             // The machine that it waits for may be away, and with the pod there is nobody to go on with it.
             Served::Passthrough(passthrough) if passthrough.is_remote() && end == End::Clean => {
@@ -245,6 +259,9 @@ impl PassthroughVolume {
             }
             _ => mounted.visible.unmount(),
         });
+        if let Some(Err(error)) = path.as_deref().map(|path| local::leave(&setting, path)) {
+            warn!("volume {volume:?}: {error}");
+        }
         // Without a pod, nobody would find the content again.
         let goes = end == End::Clean || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
@@ -267,10 +284,6 @@ impl PassthroughVolume {
         let name = spec.name.as_str();
         let bound = binding::resolve(name, claim, &refresh.identity, &refresh.facts, &refresh.objects);
         let bound = bound.map_err(|error| Trouble::Manifests(error.to_string()))?;
-        for warning in bound.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
-            warn!("volume {name:?}: {warning}");
-        }
-        self.warned.clone_from(&bound.warnings);
         let path = self.setting.site.volume(&bound.source.directory(), &bound.name);
         self.path = Some(path.clone());
         self.group = bound.gid;
@@ -279,7 +292,8 @@ impl PassthroughVolume {
         if bound.exclusive && shared {
             return Err(Trouble::Passing(IN_USE.to_owned()));
         }
-        let access = access(bound.read_only);
+        let mut access = access(bound.read_only);
+        let mut warnings = bound.warnings.clone();
         let source = match &bound.source {
             BoundSource::HostPath(source) => host_path::open(source)?,
             BoundSource::Nfs(source, options) => {
@@ -289,14 +303,24 @@ impl PassthroughVolume {
                 let plan = self.flex_at(spec, path, flex, &bound.name, bound.read_only, refresh)?;
                 return Ok(MountPlan { turn, ..plan });
             }
-            BoundSource::Local(path) => {
-                let source = local::open(path)?;
+            BoundSource::Local(local) => {
+                let opened = local::open(&self.setting, &bound, local, &path, refresh)?;
+                let source = opened.source;
+                warnings.extend(opened.warnings);
+                self.grown_for = local.capacity;
+                if opened.read_only {
+                    access = Access::ReadOnly;
+                }
                 if let (Some(group), Access::ReadWrite) = (refresh.facts.fs_group, access) {
                     give(&source, group, shared, &bound, refresh)?;
                 }
                 source
             }
         };
+        for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
+            warn!("volume {name:?}: {warning}");
+        }
+        self.warned = warnings;
         Ok(MountPlan { turn, ..self.mount_plan(spec, path, source, access)? })
     }
 
@@ -310,6 +334,19 @@ impl PassthroughVolume {
             Ok(Some(turn)) => Ok(Some(turn)),
             Ok(None) => Err(Trouble::Passing(IN_USE.to_owned())),
             Err(error) => Err(Trouble::Passing(format!("cannot lock {}: {error}", file.display()))),
+        }
+    }
+
+    /// Grows the file system of a block device when its PersistentVolume has grown.
+    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) {
+        let VolumeSource::Claim(claim) = &spec.source else { return };
+        let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
+        let Ok(bound) = bound else { return };
+        if let BoundSource::Local(source) = &bound.source
+            && source.capacity != self.grown_for
+        {
+            self.grown_for = source.capacity;
+            local::grow(&self.setting, &bound, refresh);
         }
     }
 

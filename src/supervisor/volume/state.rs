@@ -62,6 +62,8 @@ pub enum Shown {
     ReadWrite,
     /// A source of the host, without podfs in between.
     Bind,
+    /// A block device of this number, which containers get as it is.
+    Device((u32, u32)),
     /// An export of an NFS server, by way of this client.
     Nfs(Backend),
 }
@@ -75,6 +77,7 @@ impl Shown {
             Shown::Passthrough => "passthrough",
             Shown::ReadWrite => "read-write",
             Shown::Bind => "bind",
+            Shown::Device(_) => "device",
             Shown::Nfs(_) => "nfs",
         }
     }

@@ -148,6 +148,7 @@ impl PodVolume {
         match &self.body {
             Body::Projected(projected) => projected.setting(),
             Body::Passthrough(passthrough) => passthrough.setting(),
+            Body::Device(device) => device.setting(),
         }
     }
 }

@@ -1,0 +1,170 @@
+//! Block volumes: a device that containers get as it is (`volumeMode: Block`).
+//!
+//! ```text
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/UID         a link to the device, for each pod that has it
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     which disk it is, until the last pod has gone
+//! ROOT/pods/UID/volumeDevices/PLUGIN/PV            a link to the device, as the kubelet makes it
+//! ```
+//!
+//! 1. The supervisor holds the device open as long as the pod has it ([`BlockDevice`]), so the kernel gives its number to no
+//!    other disk.
+//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor was
+//!    killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
+//! 3. Which pods have the device is written down as for a mount that pods share ([`GlobalMount`]), so a killed supervisor
+//!    leaves nothing that a cleanup does not find.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::device::BlockDevice;
+use super::global_mount::{GlobalMount, User, boot_id, write_whole};
+use super::{HostError, Source};
+
+/// What is added to a plugin's name, so that its block volumes have records of their own.
+const RECORDS: &str = "-devices";
+/// The plugins that have block volumes, as directories.
+const PLUGINS: [&str; 2] = ["kubernetes.io~local-volume", "kubernetes.io~host-path"];
+const DEVICE: &str = ".device";
+
+/// A block volume of a pod.
+#[derive(Clone, Debug)]
+pub struct BlockVolume {
+    mount: GlobalMount,
+    /// The link in the pod's directory.
+    link: PathBuf,
+    root: PathBuf,
+    uid: String,
+}
+
+/// Which disk a volume is.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Disk {
+    boot: String,
+    number: (u32, u32),
+    sequence: Option<u64>,
+}
+
+impl BlockVolume {
+    /// The PersistentVolume `name` of a plugin, in the pod `uid` below a root directory.
+    pub fn new(root: &Path, plugin: &str, name: &str, uid: &str) -> BlockVolume {
+        let place = root.join("plugins").join(plugin).join("volumeDevices").join(name);
+        BlockVolume {
+            mount: GlobalMount::new(root, &format!("{plugin}{RECORDS}"), name, place),
+            link: root.join("pods").join(uid).join("volumeDevices").join(plugin).join(name),
+            root: root.to_owned(),
+            uid: uid.to_owned(),
+        }
+    }
+
+    /// Where the pod has the device.
+    pub fn link(&self) -> &Path {
+        &self.link
+    }
+
+    /// Makes the links to a device, which the caller holds open until it has removed them.
+    ///
+    /// # Errors
+    /// When the pods of the node have another disk as this volume, or a link cannot be made.
+    pub fn map(&self, device: &BlockDevice, claim: &Path) -> Result<(), HostError> {
+        self.mount.enter(User { uid: &self.uid, claim }, |held| {
+            let failed = |cause: io::Error| HostError::system("write", held.place(), cause);
+            let disk = Disk::of(device).map_err(failed)?;
+            let record = held.place().join(DEVICE);
+            if let Some(before) = Disk::read(&record).filter(|before| before.boot == disk.boot && *before != disk) {
+                let ((major, minor), path) = (before.number, device.path().display());
+                return Err(HostError::Refused(format!(
+                    "{path} is another disk than the one ({major}:{minor}) that pods of this node have as this volume; \
+                     podfs hands it over when those pods have gone"
+                )));
+            }
+            DirBuilder::new().recursive(true).mode(0o750).create(held.place()).map_err(failed)?;
+            write_whole(&record, &serde_json::to_vec(&disk).map_err(|error| failed(error.into()))?).map_err(failed)?;
+            if let Some(parent) = self.link.parent() {
+                DirBuilder::new().recursive(true).mode(0o750).create(parent).map_err(failed)?;
+            }
+            for link in [&held.place().join(&self.uid), &self.link] {
+                make_link(device.path(), link).map_err(|cause| HostError::system("make the link", link, cause))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes the links. The pod has the device no more.
+    ///
+    /// # Errors
+    /// When a link cannot be removed.
+    pub fn unmap(&self) -> Result<(), HostError> {
+        let place = self.mount.place();
+        for link in [&self.link, &place.join(&self.uid)] {
+            absent(fs::remove_file(link)).map_err(|cause| HostError::system("remove the link", link, cause))?;
+        }
+        remove_empty(self.link.parent(), &self.root.join("pods").join(&self.uid));
+        if !self.mount.has_user(&self.uid) {
+            return Ok(());
+        }
+        self.mount.leave(&self.uid, |held| {
+            absent(fs::remove_file(held.place().join(DEVICE)))
+                .map_err(|cause| HostError::system("clear", held.place(), cause))?;
+            remove_empty(Some(held.place()), &self.root);
+            Ok(())
+        })
+    }
+}
+
+/// The pod has gone: removes the links of all its block volumes. Gives what stays, and why.
+pub fn unmap_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
+    let volumes = PLUGINS.into_iter().flat_map(|plugin| {
+        let names = GlobalMount::names(root, &format!("{plugin}{RECORDS}"), Some(uid));
+        names.into_iter().map(move |name| BlockVolume::new(root, plugin, &name, uid))
+    });
+    volumes.filter_map(|volume| Some((volume.link.clone(), volume.unmap().err()?))).collect()
+}
+
+/// Opens the device at a path.
+///
+/// # Errors
+/// When there is no block device.
+pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
+    let source = Source::open(path).map_err(|obstacle| HostError::Open {
+        what: "block volume",
+        path: path.to_owned(),
+        obstacle,
+    })?;
+    BlockDevice::open(&source)
+}
+
+impl Disk {
+    fn of(device: &BlockDevice) -> io::Result<Disk> {
+        Ok(Disk { boot: boot_id()?, number: device.number(), sequence: device.sequence() })
+    }
+
+    fn read(path: &Path) -> Option<Disk> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+}
+
+fn make_link(device: &Path, link: &Path) -> io::Result<()> {
+    if fs::read_link(link).is_ok_and(|target| target == device) {
+        return Ok(());
+    }
+    absent(fs::remove_file(link))?;
+    symlink(device, link)
+}
+
+fn absent(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// Removes a directory and those above it, below `top`, as far as they are empty.
+fn remove_empty(directory: Option<&Path>, top: &Path) {
+    let above = directory.into_iter().flat_map(Path::ancestors).take_while(|directory| *directory != top);
+    for directory in above {
+        if absent(fs::remove_dir(directory)).is_err() {
+            return;
+        }
+    }
+}

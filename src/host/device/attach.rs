@@ -1,0 +1,163 @@
+//! Mounting the file system of a device at its place, and unmounting it.
+//!
+//! The kernel makes the mount before it has a place (`fsmount(2)`). If podfs is killed before the mount is moved to its
+//! place, the kernel drops it with the descriptor.
+
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::mount::table::mounts_at;
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
+    fsmount, fsopen, move_mount, unmount as umount,
+};
+use tracing::warn;
+
+use super::BlockDevice;
+use super::options::Options;
+use crate::host::HostError;
+use crate::host::global_mount::Held;
+
+/// How long a mount may be busy after its last pod: with what the pod's server still closes.
+const CLOSING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Mounts a device.
+///
+/// # Errors
+/// What the kernel says: of an option, of the file system, of the place.
+pub(super) fn mount(
+    device: &BlockDevice,
+    kind: &str,
+    options: &Options,
+    read_only: bool,
+    place: &Path,
+) -> Result<(), HostError> {
+    let mounted = make(device, kind, options, read_only)?;
+    let failed = |cause: std::io::Error| HostError::system("mount at", place, cause);
+    DirBuilder::new().recursive(true).mode(0o750).create(place).map_err(failed)?;
+    move_mount(mounted.as_fd(), c"", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(|errno| failed(errno.into()))
+}
+
+fn make(device: &BlockDevice, kind: &str, options: &Options, read_only: bool) -> Result<OwnedFd, HostError> {
+    let path = device.path();
+    let refused = |problem: String| HostError::Refused(format!("cannot mount {}: {problem}", path.display()));
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| match errno {
+        Errno::NODEV => refused(format!("this kernel has no file system {kind}; load its module")),
+        errno => refused(format!("file system {kind}: {errno}")),
+    })?;
+    let context = context.as_fd();
+    for (key, value) in &options.parameters {
+        let set = match value {
+            Some(value) => fsconfig_set_string(context, key.as_str(), value.as_str()),
+            None => fsconfig_set_flag(context, key.as_str()),
+        };
+        set.map_err(|errno| {
+            let option = value.as_ref().map_or(key.clone(), |value| format!("{key}={value}"));
+            refused(format!("{kind} does not take the mount option {option:?} ({errno}); correct the PersistentVolume"))
+        })?;
+    }
+    if read_only {
+        fsconfig_set_flag(context, "ro").map_err(|errno| refused(errno.to_string()))?;
+    }
+    if !device.is_at_path() {
+        return Err(refused("its path leads to another device by now; podfs tries again".to_owned()));
+    }
+    fsconfig_set_string(context, "source", path).map_err(|errno| refused(errno.to_string()))?;
+    fsconfig_create(context).map_err(|errno| match errno {
+        Errno::BUSY => refused("the node uses it already; give the volume another device".to_owned()),
+        Errno::INVAL => refused(format!(
+            "the kernel does not take these mount options, or finds no intact {kind} file system; see the kernel's log"
+        )),
+        // EUCLEAN
+        Errno::UCLEAN | Errno::IO | Errno::BADMSG => {
+            refused(format!("its {kind} file system is damaged ({errno}); repair it with fsck, see the kernel's log"))
+        }
+        Errno::ROFS | Errno::ACCESS => refused(format!(
+            "its {kind} file system would have to be written to first, and the device is read-only; make it writable"
+        )),
+        errno => refused(format!("{errno}; see the kernel's log")),
+    })?;
+    let mut attributes = options.attributes;
+    attributes.set(rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY, read_only);
+    fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(|errno| refused(errno.to_string()))
+}
+
+/// Makes sure that what is mounted at `place` is this device.
+///
+/// # Errors
+/// When it is another one.
+pub(super) fn check_mounted(device: &BlockDevice, place: &Path) -> Result<(), HostError> {
+    let found = fs::canonicalize(place)
+        .and_then(|place| mounts_at(&place))
+        .map_err(|cause| HostError::system("look at", place, cause))?;
+    let Some(mounted) = found.last() else { return Ok(()) };
+    let (major, minor) = device.number();
+    // btrfs has device numbers of its own, and names its device.
+    let is_same = mounted.device == format!("{major}:{minor}") || Path::new(&mounted.source) == device.path();
+    if is_same {
+        return Ok(());
+    }
+    Err(HostError::Refused(format!(
+        "{} is mounted at {}, and the volume's path leads to {} now; podfs mounts it when the pods that use the other device \
+         have gone",
+        mounted.source,
+        place.display(),
+        device.path().display()
+    )))
+}
+
+/// Whether what is mounted at `place` is read-only.
+pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
+    let found = fs::canonicalize(place).and_then(|place| mounts_at(&place));
+    let found = found.map_err(|cause| HostError::system("look at", place, cause))?;
+    Ok(found.last().is_some_and(|mounted| mounted.read_only))
+}
+
+/// Unmounts what is at the place of a global mount, and removes the place with the empty directories up to `top`. A mount
+/// that stays busy is taken away lazily: the device is free when its last user has closed it.
+///
+/// # Errors
+/// When the kernel does not unmount it.
+pub fn unmount(held: &Held<'_>, top: &Path) -> Result<(), HostError> {
+    let place = held.place();
+    let failed = |cause: std::io::Error| HostError::system("unmount", place, cause);
+    let deadline = Instant::now() + CLOSING;
+    while held.is_mounted().map_err(failed)? {
+        match umount(place, UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(Errno::BUSY) => {
+                warn!("{} is still in use by a process of the node; it is unmounted when that ends", place.display());
+                umount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(|errno| failed(errno.into()))?;
+            }
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
+    for directory in place.ancestors().take_while(|directory| *directory != top) {
+        // What is not empty stays, and so does what is above it.
+        if !is_removed(directory) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an empty directory. For a moment after an unmount, the kernel may still take it for a mount point.
+fn is_removed(directory: &Path) -> bool {
+    for _ in 0..50 {
+        match fs::remove_dir(directory) {
+            Ok(()) => return true,
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => std::thread::sleep(PAUSE / 10),
+            Err(error) => return error.kind() == ErrorKind::NotFound,
+        }
+    }
+    false
+}

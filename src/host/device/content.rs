@@ -1,0 +1,113 @@
+//! What is on a device, by `blkid -p` of util-linux, which asks libblkid. The kubelet asks it, too, so both take one device for
+//! the same. The program is well kept, knows some hundred signatures, and has documented exit codes; a library of podfs's own
+//! would know fewer, and each that it missed would be a disk that is formatted.
+
+use std::ffi::OsStr;
+
+use super::BlockDevice;
+use super::program::run;
+use crate::host::HostError;
+
+/// Found nothing, or could not read the device.
+const NOTHING: i32 = 2;
+/// Found several signatures that exclude each other.
+const AMBIVALENT: i32 = 8;
+/// So many bytes at the beginning of a blank device are zero, and of the end likewise.
+const HEAD: u64 = 1 << 20;
+const TAIL: u64 = 64 << 10;
+
+/// What is on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing: no signature, and zeros where file systems and tables have their beginnings.
+    Blank,
+    /// Data without a known signature.
+    Remains,
+    /// A file system.
+    FileSystem {
+        /// Its type, as the kernel calls it.
+        kind: String,
+        /// Its id, if it has one.
+        uuid: Option<String>,
+    },
+    /// A partition table of this type.
+    Partitions(String),
+    /// Something else with a signature: a part of a RAID, an encrypted container, swap.
+    Other(String),
+    /// Signatures that exclude each other.
+    Ambiguous,
+}
+
+/// Looks what is on a device.
+///
+/// # Errors
+/// When it cannot be read, or blkid is not installed or fails.
+pub(super) fn probe(device: &BlockDevice) -> Result<Content, HostError> {
+    // blkid takes a device that it cannot read for an empty one.
+    let is_zero = is_zero(device).map_err(|cause| {
+        HostError::Refused(format!("{} cannot be read: {cause}; replace or repair the disk", device.path().display()))
+    })?;
+    let arguments = ["-p", "-o", "export"].map(OsStr::new);
+    let arguments = [&arguments[..], &[device.path().as_os_str()]].concat();
+    let outcome = run("blkid", &arguments, None).map_err(|obstacle| obstacle.needed("blkid", "util-linux"))?;
+    match outcome.code {
+        Some(0) => Ok(Content::of(&outcome.output)),
+        Some(NOTHING) if is_zero => Ok(Content::Blank),
+        Some(NOTHING) => Ok(Content::Remains),
+        Some(AMBIVALENT) => Ok(Content::Ambiguous),
+        _ => Err(HostError::Refused(format!(
+            "blkid {} and does not say what is on {}: {}",
+            outcome.end(),
+            device.path().display(),
+            outcome.words
+        ))),
+    }
+}
+
+impl Content {
+    /// Reads lines `KEY=VALUE`.
+    fn of(output: &str) -> Content {
+        let value =
+            |key: &str| output.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned);
+        match (value("PTTYPE"), value("TYPE"), value("USAGE").as_deref()) {
+            (Some(table), _, _) => Content::Partitions(table),
+            (None, Some(kind), Some("filesystem")) => Content::FileSystem { kind, uuid: value("UUID") },
+            (None, Some(kind), _) => Content::Other(kind),
+            (None, None, _) => Content::Other("something that blkid does not name".to_owned()),
+        }
+    }
+}
+
+/// Whether the beginning and the end of the device are zero.
+fn is_zero(device: &BlockDevice) -> std::io::Result<bool> {
+    let size = device.size()?;
+    let ranges = [(0, HEAD.min(size)), (size.saturating_sub(TAIL), TAIL.min(size))];
+    for (offset, length) in ranges {
+        // At most a MiB.
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+        device.read(&mut bytes, offset)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_blkid_prints_is_sorted() {
+        let ext4 = Content::FileSystem { kind: "ext4".to_owned(), uuid: Some("u-1".to_owned()) };
+        for (output, expected) in [
+            ("DEVNAME=/dev/loop0\nUUID=u-1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n", ext4),
+            ("DEVNAME=/dev/loop0\nPTUUID=p-1\nPTTYPE=gpt\n", Content::Partitions("gpt".to_owned())),
+            ("TYPE=crypto_LUKS\nUSAGE=crypto\n", Content::Other("crypto_LUKS".to_owned())),
+            ("TYPE=vfat\nUSAGE=filesystem\nPTTYPE=dos\n", Content::Partitions("dos".to_owned())),
+        ] {
+            assert_eq!(Content::of(output), expected, "{output}");
+        }
+        assert!(matches!(Content::of("DEVNAME=/dev/loop0\n"), Content::Other(_)));
+    }
+}

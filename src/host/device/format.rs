@@ -1,0 +1,172 @@
+//! Making a file system on a blank device.
+//!
+//! 1. Before mkfs starts, a marker is written and synced: the device, its size, the type, and the UUID that the file system is
+//!    going to have. It is removed, and that is synced, after mkfs has ended well. Nothing is mounted before that.
+//! 2. So a marker says that mkfs was killed, or podfs, and that podfs has not mounted the device since. What is found there then:
+//!
+//!    | on the device | what is done |
+//!    |---|---|
+//!    | nothing | it is formatted as any blank device |
+//!    | a file system of that type and UUID that a full check finds whole | it is used |
+//!    | one that the check does not find whole | it is formatted again: it is podfs's own, and was never used |
+//!    | data without a signature, on the device of that path and size | it is formatted again: mkfs writes its signature last |
+//!    | anything else | it is not what podfs began: the marker is removed, and the device is judged as any other |
+//! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has ended.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::BlockDevice;
+use super::content::Content;
+use super::program::run;
+use crate::host::HostError;
+use crate::host::global_mount::{Held, write_synced};
+
+/// A new UUID with each reading.
+const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
+
+/// What is written down of a device before it is formatted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Marker {
+    device: PathBuf,
+    size: u64,
+    kind: String,
+    uuid: String,
+}
+
+impl Marker {
+    /// The marker at `path`, if there is one.
+    pub(super) fn read(path: &Path) -> Result<Option<Marker>, HostError> {
+        match fs::read(path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            read => {
+                let marker = read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+                marker.map(Some).map_err(|cause| HostError::system("read", path, cause))
+            }
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<(), HostError> {
+        let write = || -> io::Result<()> {
+            if let Some(parent) = path.parent() {
+                DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
+            }
+            write_synced(path, &serde_json::to_vec(self)?)
+        };
+        write().map_err(|cause| HostError::system("write", path, cause))
+    }
+
+    /// Whether this is the device that was to be formatted.
+    fn is_of(&self, device: &BlockDevice) -> bool {
+        self.device == device.path() && device.size().is_ok_and(|size| size == self.size)
+    }
+}
+
+/// Removes a marker, and the directories above it that podfs made for markers.
+fn remove(path: &Path) -> Result<(), HostError> {
+    let remove = || -> io::Result<()> {
+        fs::remove_file(path)?;
+        let Some(parent) = path.parent() else { return Ok(()) };
+        File::open(parent)?.sync_all()?;
+        parent.ancestors().take(3).all(|directory| fs::remove_dir(directory).is_ok());
+        Ok(())
+    };
+    remove().map_err(|cause| HostError::system("remove", path, cause))
+}
+
+/// Makes a file system on a blank device.
+///
+/// # Errors
+/// When podfs does not make such file systems, the device is in use, or mkfs fails.
+pub(super) fn format(device: &BlockDevice, kind: &str, marker: &Path, held: &Held<'_>) -> Result<(), HostError> {
+    let path = device.path();
+    let refused = |problem: String| HostError::Refused(format!("cannot format {}: {problem}", path.display()));
+    if !matches!(kind, "ext3" | "ext4" | "xfs") {
+        return Err(refused(format!("podfs makes ext4, ext3 and xfs; make the file system with mkfs.{kind}")));
+    }
+    if device.is_in_use().map_err(|cause| refused(cause.to_string()))? {
+        return Err(refused("the node uses it already; give the volume another device".to_owned()));
+    }
+    let uuid = fs::read_to_string(RANDOM_UUID).map_err(|cause| refused(cause.to_string()))?.trim().to_owned();
+    let size = device.size().map_err(|cause| refused(cause.to_string()))?;
+    Marker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
+    let begun = std::time::Instant::now();
+    make(device, kind, &uuid, held)?;
+    remove(marker)?;
+    info!("{} was blank and has a new file system ({kind}) after {} ms", path.display(), begun.elapsed().as_millis());
+    Ok(())
+}
+
+fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &Held<'_>) -> Result<(), HostError> {
+    let refused = |problem: String| HostError::Refused(format!("cannot format {}: {problem}", device.path().display()));
+    if !device.is_at_path() {
+        return Err(refused("its path leads to another device by now; podfs tries again".to_owned()));
+    }
+    let program = format!("mkfs.{kind}");
+    let xfs_uuid = format!("uuid={uuid}");
+    let (arguments, package): (&[&str], _) = match kind {
+        "xfs" => (&["-f", "-m", &xfs_uuid], "xfsprogs"),
+        _ => (&["-F", "-m0", "-U", uuid], "e2fsprogs"),
+    };
+    let mut arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
+    arguments.push(device.path().as_os_str());
+    let outcome = run(&program, &arguments, Some(held)).map_err(|obstacle| obstacle.needed(&program, package))?;
+    match outcome.code {
+        Some(0) => Ok(()),
+        _ => Err(refused(format!("{program} {}: {}", outcome.end(), outcome.words))),
+    }
+}
+
+/// Says what is on a device whose formatting did not end, once that is put right.
+///
+/// # Errors
+/// When the device cannot be checked or formatted again.
+pub(super) fn judge(
+    marker: &Marker,
+    content: Content,
+    device: &BlockDevice,
+    path: &Path,
+    held: &Held<'_>,
+) -> Result<Content, HostError> {
+    let is_own = match &content {
+        Content::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
+        Content::Remains => marker.is_of(device),
+        _ => false,
+    };
+    if !is_own {
+        remove(path)?;
+        return Ok(content);
+    }
+    let shown = device.path().display();
+    if matches!(content, Content::FileSystem { .. }) && is_whole(device, &marker.kind, held)? {
+        info!("{shown} was formatted by a podfs that was killed, and its file system is whole");
+    } else {
+        if device.is_read_only() {
+            return Err(HostError::Refused(format!(
+                "the formatting of {shown} did not end, and the device is read-only now; make it writable"
+            )));
+        }
+        info!("the formatting of {shown} did not end; podfs formats it again");
+        make(device, &marker.kind, &marker.uuid, held)?;
+    }
+    remove(path)?;
+    Ok(Content::FileSystem { kind: marker.kind.clone(), uuid: Some(marker.uuid.clone()) })
+}
+
+/// Whether a full check finds nothing wrong.
+fn is_whole(device: &BlockDevice, kind: &str, held: &Held<'_>) -> Result<bool, HostError> {
+    let (program, arguments, package): (_, &[&str], _) = match kind {
+        "xfs" => ("xfs_repair", &["-n"], "xfsprogs"),
+        _ => ("e2fsck", &["-n", "-f"], "e2fsprogs"),
+    };
+    let mut arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
+    arguments.push(device.path().as_os_str());
+    let outcome = run(program, &arguments, Some(held)).map_err(|obstacle| obstacle.needed(program, package))?;
+    Ok(outcome.code == Some(0))
+}

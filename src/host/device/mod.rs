@@ -1,0 +1,147 @@
+//! Block devices of the node: looked at, formatted, checked, mounted, grown.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `pinned` | a device that is held open, so that its number stays its own |
+//! | `content` | what is on a device: nothing, a file system, or something that podfs leaves alone |
+//! | `format` | making a file system on a blank device, and finding one that was not finished |
+//! | `check` | `fsck -a`, and what its exit codes mean |
+//! | `options` | mount options, as the kernel takes them |
+//! | `attach` | mounting and unmounting |
+//! | `grow` | a file system that is smaller than its device |
+//! | `program` | starting mkfs, fsck and their like |
+//!
+//! [`mount`] does for a device what the kubelet's SafeFormatAndMount does, with more care for data:
+//!
+//! 1. The device is held open from before the first look until it is mounted, so its number cannot come to mean another device.
+//! 2. Only a device without any known signature is formatted, and only if its first MiB and its end are zero. The kubelet
+//!    formats a device whose data has no signature that libblkid knows.
+//! 3. What is formatted is written down first. So a file system that a killed mkfs has left is never mounted (`format`).
+//! 4. A file system is checked before it is mounted, unless it is read-only. One that `fsck -a` cannot repair is not mounted.
+
+mod attach;
+mod check;
+mod content;
+mod format;
+mod grow;
+mod options;
+mod pinned;
+mod program;
+
+use std::path::Path;
+
+use tracing::{info, warn};
+
+pub use attach::unmount;
+pub use pinned::BlockDevice;
+
+use super::HostError;
+use super::global_mount::Held;
+use content::Content;
+use format::Marker;
+use options::Options;
+
+/// What a device is mounted as.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The type of the file system. Without one, that which is there, or ext4.
+    pub fs_type: Option<&'a str>,
+    /// Options of the mount, in the words of mount(8).
+    pub options: &'a [String],
+    /// The bytes that the volume is to have; the file system is grown to its device if it has less.
+    pub capacity: Option<u64>,
+    /// The file that says that the device is being formatted. On a disk, and this volume's alone.
+    pub marker: &'a Path,
+}
+
+/// Mounts the file system of a device at the place of `held`, and formats the device first if it is blank. Gives whether nothing
+/// can be written to it. Does nothing but grow it if the place is mounted already.
+///
+/// # Errors
+/// One sentence: the device is in use, holds something else, cannot be formatted, checked or mounted.
+pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Result<bool, HostError> {
+    let options = Options::parse(request.options)?;
+    let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;
+    if is_mounted {
+        attach::check_mounted(device, held.place())?;
+    } else {
+        let read_only = options.read_only || device.is_read_only();
+        if read_only && !options.read_only {
+            warn!("{} is read-only media; its file system is mounted read-only", device.path().display());
+        }
+        let kind = make_ready(device, request, read_only, held)?;
+        attach::mount(device, &kind, &options, read_only, held.place())?;
+        info!("{} ({kind}) is mounted at {}", device.path().display(), held.place().display());
+    }
+    let read_only = attach::is_read_only(held.place())?;
+    if !read_only {
+        grow(device, request.capacity, held.place());
+    }
+    Ok(read_only)
+}
+
+/// Grows the file system at `place` to its device, if it has fewer bytes than `capacity`. A file system that cannot be grown
+/// is used as it is, with a warning.
+pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) {
+    let Some(capacity) = capacity else { return };
+    match grow::grow(device, capacity, place) {
+        Ok(None) => {}
+        Ok(Some(bytes)) => info!("the file system of {} was grown to {bytes} bytes", device.path().display()),
+        Err(error) => warn!("{error}; the volume keeps its size"),
+    }
+}
+
+/// Gives the type of the device's file system, which can be mounted now.
+fn make_ready(
+    device: &BlockDevice,
+    request: Request<'_>,
+    read_only: bool,
+    held: &Held<'_>,
+) -> Result<String, HostError> {
+    let path = device.path().display();
+    let mut content = content::probe(device)?;
+    if let Some(marker) = Marker::read(request.marker)? {
+        content = format::judge(&marker, content, device, request.marker, held)?;
+    }
+    let wanted = request.fs_type.filter(|wanted| !wanted.is_empty());
+    match content {
+        Content::FileSystem { kind, .. } => {
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != kind) {
+                return Err(HostError::Refused(format!(
+                    "failed to mount the volume as {wanted:?}, it already contains {kind}; correct the PersistentVolume's \
+                     fsType, or its path {path}"
+                )));
+            }
+            if !read_only {
+                check::check(device, held)?;
+            }
+            Ok(kind)
+        }
+        Content::Blank => {
+            let kind = wanted.unwrap_or("ext4");
+            if read_only {
+                return Err(HostError::Refused(format!(
+                    "cannot mount unformatted disk {path} as it is in read-only mode; format it, or make it writable"
+                )));
+            }
+            format::format(device, kind, request.marker, held)?;
+            Ok(kind.to_owned())
+        }
+        Content::Partitions(table) => Err(HostError::Refused(format!(
+            "{path} has a partition table ({table}), and podfs formats blank devices only; give the volume one of its \
+             partitions, or remove the table with wipefs and blkdiscard"
+        ))),
+        Content::Other(kind) => Err(HostError::Refused(format!(
+            "{path} holds {kind}, which is no file system, and podfs formats blank devices only; give the volume another \
+             device, or erase this one with blkdiscard"
+        ))),
+        Content::Ambiguous => Err(HostError::Refused(format!(
+            "{path} has the signatures of several file systems, and podfs formats blank devices only; remove the wrong one \
+             with wipefs"
+        ))),
+        Content::Remains => Err(HostError::Refused(format!(
+            "{path} has no signature of a file system but is not blank, and podfs formats blank devices only; if its data \
+             is not needed, erase it with blkdiscard or dd"
+        ))),
+    }
+}

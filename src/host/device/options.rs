@@ -1,0 +1,108 @@
+//! Mount options of a device: from the words of mount(8) to what the kernel takes.
+
+use rustix::mount::MountAttrFlags;
+
+use crate::host::HostError;
+
+/// Options, sorted by the system call that takes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    /// Nothing is written.
+    pub(super) read_only: bool,
+    /// What the mount does not allow, and how it keeps access times (`fsmount(2)`).
+    pub(super) attributes: MountAttrFlags,
+    /// What the file system is told (`fsconfig(2)`): a flag, or a key with its value.
+    pub(super) parameters: Vec<(String, Option<String>)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { read_only: false, attributes: MountAttrFlags::empty(), parameters: Vec::new() }
+    }
+}
+
+impl Options {
+    /// Reads a list of options; an entry may have several, with commas between them. Of two that exclude each other, the
+    /// last one counts.
+    ///
+    /// # Errors
+    /// When an option has a quote without an end.
+    pub(super) fn parse(list: &[String]) -> Result<Options, HostError> {
+        let mut options = Options::default();
+        for word in list.iter().map(|entry| split(entry)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
+            options.add(&word);
+        }
+        Ok(options)
+    }
+
+    fn add(&mut self, word: &str) {
+        let flag = |attributes: &mut MountAttrFlags, flag, set| attributes.set(flag, set);
+        match word {
+            "rw" => self.read_only = false,
+            "ro" => self.read_only = true,
+            // Words for mount(8), or what is the case without them.
+            "" | "defaults" | "bind" | "auto" | "noauto" | "nofail" | "_netdev" | "async" | "relatime" | "user"
+            | "nouser" | "users" | "norelatime" => {}
+            "nosuid" | "suid" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOSUID, word == "nosuid"),
+            "nodev" | "dev" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NODEV, word == "nodev"),
+            "noexec" | "exec" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOEXEC, word == "noexec"),
+            "noatime" | "atime" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOATIME, word == "noatime"),
+            "strictatime" | "nostrictatime" => {
+                flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_STRICTATIME, word == "strictatime")
+            }
+            "nodiratime" | "diratime" => {
+                flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NODIRATIME, word == "nodiratime")
+            }
+            word if word.starts_with("x-") || word.starts_with("comment=") => {}
+            word => {
+                let (key, value) = word.split_once('=').map_or((word, None), |(key, value)| (key, Some(value)));
+                let value = value.map(|value| value.trim_matches('"').to_owned());
+                self.parameters.push((key.to_owned(), value));
+            }
+        }
+    }
+}
+
+/// Splits at commas that are in no quotes.
+fn split(entry: &str) -> Result<Vec<String>, HostError> {
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for letter in entry.chars() {
+        quoted ^= letter == '"';
+        match letter {
+            ',' if !quoted => words.push(String::new()),
+            letter => words.last_mut().expect("there is a first word").push(letter),
+        }
+    }
+    if quoted {
+        return Err(HostError::Refused(format!("mount option {entry:?} has a quote without an end; correct it")));
+    }
+    Ok(words.into_iter().map(|word| word.trim().to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &[&str]) -> Options {
+        Options::parse(&list.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).expect("options")
+    }
+
+    #[test]
+    fn options_go_to_the_call_that_takes_them() {
+        let options = parse(&["ro,noatime", "data=ordered", "discard", "_netdev", "x-systemd.automount", "nosuid"]);
+        assert!(options.read_only);
+        assert_eq!(options.attributes, MountAttrFlags::MOUNT_ATTR_NOATIME | MountAttrFlags::MOUNT_ATTR_NOSUID);
+        let parameter = |key: &str, value: Option<&str>| (key.to_owned(), value.map(str::to_owned));
+        assert_eq!(options.parameters, [parameter("data", Some("ordered")), parameter("discard", None)]);
+    }
+
+    #[test]
+    fn the_last_of_two_options_counts_and_quotes_keep_commas() {
+        assert_eq!(parse(&["ro", "rw", "nodev", "dev", ""]), Options::default());
+        let options = parse(&["context=\"system_u:object_r:tmp_t:s0:c1,c2\""]);
+        let value = Some("system_u:object_r:tmp_t:s0:c1,c2".to_owned());
+        assert_eq!(options.parameters, [("context".to_owned(), value)]);
+        assert!(Options::parse(&["context=\"open".to_owned()]).is_err());
+    }
+}

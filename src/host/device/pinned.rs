@@ -1,0 +1,100 @@
+//! A block device that is held open. The kernel gives its number to no other device meanwhile, whatever is unplugged.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, fstat, major, minor, stat};
+
+use crate::host::{FileKind, HostError, Source};
+
+/// A block device that is held open for reading.
+#[derive(Debug)]
+pub struct BlockDevice {
+    file: File,
+    path: PathBuf,
+    number: (u32, u32),
+}
+
+impl BlockDevice {
+    /// Opens the device that `source` is. Its path from here on is the one without symbolic links.
+    ///
+    /// # Errors
+    /// When it is no block device, is gone, or its path leads to another device by now.
+    pub fn open(source: &Source) -> Result<BlockDevice, HostError> {
+        let refused = |path: &Path, cause: &dyn std::fmt::Display| {
+            HostError::Refused(format!("block device {} cannot be used: {cause}", path.display()))
+        };
+        let path = source.real_path().map_err(|cause| refused(Path::new("?"), &cause))?;
+        if source.kind() != FileKind::BlockDevice {
+            return Err(refused(&path, &"it is no block device"));
+        }
+        let number = |found: &rustix::fs::Stat| (major(found.st_rdev), minor(found.st_rdev));
+        let before = fstat(source).map_err(|errno| refused(&path, &errno))?;
+        let file = OpenOptions::new().read(true).open(&path).map_err(|cause| refused(&path, &cause))?;
+        let opened = fstat(&file).map_err(|errno| refused(&path, &errno))?;
+        let is_device = FileType::from_raw_mode(opened.st_mode) == FileType::BlockDevice;
+        if !is_device || number(&opened) != number(&before) {
+            return Err(refused(&path, &"the path leads to another device by now; podfs tries again"));
+        }
+        Ok(BlockDevice { file, path, number: number(&opened) })
+    }
+
+    /// Its path, without symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its device number: major and minor.
+    pub fn number(&self) -> (u32, u32) {
+        self.number
+    }
+
+    /// Its size in bytes.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn size(&self) -> io::Result<u64> {
+        (&self.file).seek(SeekFrom::End(0))
+    }
+
+    /// Reads at an offset, all of `buffer`.
+    pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    /// Whether the kernel lets nothing be written to it.
+    pub fn is_read_only(&self) -> bool {
+        self.attribute("ro").is_some_and(|text| text == "1")
+    }
+
+    /// The kernel's number for this disk, which no other disk has until the next boot (Linux 5.15). A partition has that of
+    /// its disk.
+    pub fn sequence(&self) -> Option<u64> {
+        self.attribute("diskseq").or_else(|| self.attribute("../diskseq"))?.parse().ok()
+    }
+
+    /// Whether its path still leads to it.
+    pub fn is_at_path(&self) -> bool {
+        stat(&self.path).is_ok_and(|found| (major(found.st_rdev), minor(found.st_rdev)) == self.number)
+    }
+
+    /// Whether another part of the kernel has it: a mounted file system, RAID, device mapper, swap.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn is_in_use(&self) -> io::Result<bool> {
+        match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path) {
+            Ok(_) => Ok(false),
+            Err(cause) if cause.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    fn attribute(&self, name: &str) -> Option<String> {
+        let (major, minor) = self.number;
+        let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?;
+        Some(text.trim().to_owned())
+    }
+}

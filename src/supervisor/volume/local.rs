@@ -1,0 +1,83 @@
+//! Local PersistentVolumes of a pod: a directory of the node, or the file system of a block device that the pods of the node
+//! share.
+
+use std::path::Path;
+
+use podfs_fuse::mount::private::Shape;
+use tracing::warn;
+
+use super::{Refresh, Setting, Trouble};
+use crate::binding::{Bound, BoundSource, Local};
+use crate::host::global_mount::User;
+use crate::host::local::{self, LocalSource};
+use crate::host::{HostError, Source, device};
+
+/// A local volume that can be shown.
+pub(super) struct Opened {
+    pub(super) source: Source,
+    /// Nothing can be written to it, whatever the claim says.
+    pub(super) read_only: bool,
+    /// What the user should hear about it.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Opens a local volume that is to be shown at `path`. The file system of a device is mounted first, unless another pod has
+/// done so.
+pub(super) fn open(
+    setting: &Setting,
+    bound: &Bound,
+    source: &Local,
+    path: &Path,
+    refresh: &Refresh,
+) -> Result<Opened, Trouble> {
+    let device = match local::open(&source.path)? {
+        LocalSource::Directory(directory) => {
+            return Ok(Opened { source: directory, read_only: false, warnings: ignored_options(source) });
+        }
+        LocalSource::Device(device) => device,
+    };
+    let (Some(root), Some(claim)) = (setting.site.root(), setting.mount_points().claim_file()) else {
+        return Err(Trouble::Passing(format!(
+            "local volume {} is a block device, which the pods of a node share below their root directory; podfs mount has \
+             none, so serve the volume with podfs run",
+            source.path
+        )));
+    };
+    // What is made for the mount goes with the pod, too: the root directory, if it was not there.
+    let expected = setting.mount_points().expect(path, Shape::Directory);
+    expected.map_err(|error| Trouble::Passing(error.to_string()))?;
+    let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
+    let (source, read_only) = local::mount(&device, source, &root, &bound.name, user)?;
+    Ok(Opened { source, read_only, warnings: Vec::new() })
+}
+
+/// What mount options of a directory come to: it is not mounted, so only `ro` counts.
+fn ignored_options(source: &Local) -> Vec<String> {
+    let words = source.mount_options.iter().flat_map(|entry| entry.split(',')).map(str::trim);
+    let ignored = words.filter(|word| !matches!(*word, "" | "ro" | "rw" | "bind" | "defaults"));
+    ignored.map(|word| format!("mount option {word:?} has no effect on a directory in podfs")).collect()
+}
+
+/// Grows the file system of a device to what the PersistentVolume has now.
+pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh) {
+    let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
+    let mount = local::global_mount(&root, &bound.name);
+    if !mount.has_user(refresh.identity.uid.as_str()) {
+        return;
+    }
+    match local::open(&source.path) {
+        Ok(LocalSource::Device(device)) => device::grow(&device, source.capacity, mount.place()),
+        Ok(LocalSource::Directory(_)) => {}
+        Err(error) => warn!("{error}; the volume keeps its size"),
+    }
+}
+
+/// The pod whose volume was at `path` uses it no more. Does nothing for volumes that are no file systems of devices.
+pub(super) fn leave(setting: &Setting, path: &Path) -> Result<(), HostError> {
+    let (Some(root), Some(uid)) = (setting.site.root(), setting.site.uid()) else { return Ok(()) };
+    let is_local = path.parent().and_then(Path::file_name).is_some_and(|plugin| plugin == local::PLUGIN);
+    match path.file_name().and_then(|name| name.to_str()).filter(|_| is_local) {
+        Some(name) => local::leave(&root, name, &uid),
+        None => Ok(()),
+    }
+}

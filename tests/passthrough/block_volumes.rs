@@ -1,0 +1,142 @@
+//! PersistentVolumes that containers get as block devices (`volumeMode: Block`), and hostPath volumes of type BlockDevice.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+
+use nix::sys::stat::{major, minor};
+use serde_json::{Value, json};
+
+use crate::claims::{claim, volume};
+use crate::common::loop_device::LoopDevice;
+use crate::common::*;
+
+const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
+
+/// A pod whose container has the claim `data` as `/dev/xvda`, bound to the block PersistentVolume `pv-1`.
+fn fixture(device: &LoopDevice, volumes: &str) -> Fixture {
+    let manifest =
+        pod(volumes).replace("image: web}", "image: web, volumeDevices: [{name: data, devicePath: /dev/xvda}]}");
+    let fixture = Fixture::new(&manifest);
+    fixture.write("objects/claim.yaml", &claim("data", ""));
+    fixture.write(
+        "objects/volume.yaml",
+        &volume("data", &format!("volumeMode: Block, local: {{path: {}}}", device.text())),
+    );
+    fixture
+}
+
+fn links(fixture: &Fixture, uid: &str) -> [PathBuf; 2] {
+    let plugin = "kubernetes.io~local-volume";
+    [
+        fixture.path(&format!("root/plugins/{plugin}/volumeDevices/pv-1/{uid}")),
+        fixture.path(&format!("root/pods/{uid}/volumeDevices/{plugin}/pv-1")),
+    ]
+}
+
+fn prepare(fixture: &Fixture, running: &Running, output: &str) -> String {
+    let mut command = fixture.operator("mounts");
+    command.args(["prepare", "--container", "web", "--output", output, "--pod", &running.uid()]);
+    let done = command.output().expect("podfs runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).expect("text")
+}
+
+#[test]
+fn a_block_volume_is_linked_where_the_kubelet_links_it_and_handed_to_runtimes() {
+    for (volumes, docker, oci) in
+        [(DATA, "rwm", "rwm"), ("[{name: data, persistentVolumeClaim: {claimName: data, readOnly: true}}]", "r", "r")]
+    {
+        let device = LoopDevice::new(8);
+        let fixture = fixture(&device, volumes);
+        let mut running = fixture.run();
+        let links = links(&fixture, &running.uid());
+        for link in &links {
+            assert_eq!(fs::read_link(link).expect("a link"), device.path());
+        }
+        let number = fs::metadata(device.path()).expect("the device").rdev();
+        let json: Value = serde_json::from_str(&prepare(&fixture, &running, "oci")).expect("JSON");
+        let node = json!({"path": "/dev/xvda", "type": "b", "major": major(number), "minor": minor(number)});
+        assert_eq!(json["linux"]["devices"], json!([node]));
+        assert_eq!(json["linux"]["resources"]["devices"][0]["access"], oci);
+        let line = format!("--device={}:/dev/xvda:{docker}", links[1].display());
+        for format in ["docker", "podman"] {
+            assert!(prepare(&fixture, &running, format).lines().any(|other| other == line), "{line}");
+        }
+        let json: Value = serde_json::from_str(&prepare(&fixture, &running, "cri")).expect("JSON");
+        assert_eq!(json["devices"][0]["permissions"], if docker == "r" { "r" } else { "mrw" });
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        fixture.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_block_device_is_handed_over_as_long_as_it_is_the_same_disk() {
+    let device = LoopDevice::new(8);
+    let fixture = fixture(&device, DATA);
+    let mut killed = fixture.run();
+    fixture.kill_both(&mut killed);
+    let record = fixture.path("root/plugins/kubernetes.io~local-volume/volumeDevices/pv-1/.device");
+    let before = fs::read_to_string(&record).expect("which disk it is");
+    stop(fixture.run());
+    fixture.assert_nothing_left();
+    let mut killed = fixture.run();
+    fixture.kill_both(&mut killed);
+    // As if the disk had been unplugged, and another one had its number by now.
+    let other = before.replace("\"sequence\":", "\"sequence\":9");
+    assert_ne!(other, before);
+    fs::write(&record, other).expect("written");
+    let mut next = fixture.start();
+    next.wait_log("is another disk than the one");
+    assert!(!next.is_ready());
+    stop(next);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn links_of_killed_processes_are_cleaned_up() {
+    let device = LoopDevice::new(8);
+    let fixture = fixture(&device, DATA);
+    let mut killed = fixture.run();
+    fixture.kill_both(&mut killed);
+    fixture.cleanup(&[]);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_block_volume_without_a_device_waits_and_says_why() {
+    let device = LoopDevice::new(8);
+    let fixture = fixture(&device, DATA);
+    let block = |path: &str| {
+        fixture.write("objects/volume.yaml", &volume("data", &format!("volumeMode: Block, local: {{path: {path}}}")));
+    };
+    block("/tmp");
+    let mut running = fixture.start();
+    running.wait_log("block device /tmp cannot be used: it is no block device");
+    block("/dev/nowhere");
+    running.wait_log("block volume /dev/nowhere cannot be used: it does not exist");
+    block(device.text());
+    running.wait_ready();
+    stop(running);
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn hp_04_a_host_path_of_type_block_device_is_shown_as_the_device() {
+    let device = LoopDevice::new(8);
+    let volumes = format!("[{{name: data, hostPath: {{path: {}, type: BlockDevice}}}}]", device.text());
+    let fixture = Fixture::new(&pod(&volumes));
+    let running = fixture.run();
+    let shown = fs::metadata(running.volume("data")).expect("the device");
+    assert!(shown.file_type().is_block_device());
+    assert_eq!(shown.rdev(), fs::metadata(device.path()).expect("the device").rdev());
+    fs::write(running.volume("data"), b"written through the volume").expect("written");
+    assert!(device.head().starts_with(b"written through the volume"));
+    stop(running);
+    fixture.assert_nothing_left();
+}
+
+#[track_caller]
+fn stop(mut running: Running) {
+    assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+}
