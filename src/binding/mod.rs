@@ -6,16 +6,19 @@
 //! - where one of the two uids is missing, the claim's namespace and name are compared instead.
 
 mod affinity;
+mod further;
 
 use std::borrow::Cow;
 use std::path::{Component, Path};
+
+pub use further::{Further, further};
 
 use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::migration::instead_of;
-use crate::volume::{Claim, ClaimReference, Flex, HostPath, Nfs, NfsOptions, Usage};
+use crate::volume::{Claim, ClaimReference, Csi, Flex, HostPath, Nfs, NfsOptions, Usage};
 
 /// What a claim came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,10 @@ pub struct Bound {
     pub read_only: bool,
     /// Whether no other pod may use it at the same time.
     pub exclusive: bool,
+    /// How many may use it at once, as its manifest says.
+    pub access_modes: Vec<String>,
+    /// Options of its mount, as its manifest says.
+    pub mount_options: Vec<String>,
     /// A group that containers need to use it (PV-04). Adding it to them is up to the container runtime.
     pub gid: Option<u32>,
     /// What the user should hear about it.
@@ -45,6 +52,8 @@ pub enum BoundSource {
     Nfs(Nfs, Box<NfsOptions>),
     /// At a FlexVolume driver of the node.
     Flex(Box<Flex>),
+    /// At a CSI driver of the node.
+    Csi(Box<Csi>),
 }
 
 /// A directory or block device of this node.
@@ -68,6 +77,7 @@ impl BoundSource {
             BoundSource::Local(_) => "kubernetes.io~local-volume".into(),
             BoundSource::Nfs(..) => Nfs::DIRECTORY.into(),
             BoundSource::Flex(flex) => flex.directory().into(),
+            BoundSource::Csi(_) => Csi::DIRECTORY.into(),
         }
     }
 }
@@ -183,6 +193,8 @@ pub fn resolve(
         source,
         read_only: claim.read_only || read_only,
         exclusive: persistent.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
+        access_modes: persistent.access_modes.clone(),
+        mount_options: persistent.mount_options.clone(),
         gid: persistent.gid,
         warnings,
     })
@@ -289,7 +301,9 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), String> 
         }
         PersistentSource::Csi(source) => {
             let source = source.clone().map_err(|error| unusable(&error))?;
-            Err(format!("is served by the CSI driver {}, and podfs does not call it", source.driver))
+            // The driver gets the mount options.
+            let read_only = source.read_only;
+            Ok((BoundSource::Csi(source), read_only))
         }
         PersistentSource::Other(word) => {
             let instead = instead_of(word).unwrap_or("supported are hostPath, local and nfs");

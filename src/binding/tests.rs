@@ -136,8 +136,9 @@ fn pv_06_the_mode_has_to_be_what_containers_use() {
         used("Filesystem", false, true),
         Err("volume vol has volumeMode Filesystem, but is specified in volumeDevices".to_owned())
     );
+    assert_eq!(used("Block", false, true), Ok("pv-1".to_owned()));
     assert_eq!(
-        used("Block", false, true),
+        used("Block", false, false),
         Err("volume vol has volumeMode Block, and no container has it in volumeDevices; add it there, or remove the volume".to_owned())
     );
 }

@@ -148,10 +148,11 @@ impl Mount {
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
             VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
-            VolumeSource::Flex(_) => Err(Failure::input(anyhow!(
-                "a driver mounts flexVolume volumes for a pod; use podfs run with the pod's manifest"
+            VolumeSource::Flex(_) | VolumeSource::Csi(_) => Err(Failure::input(anyhow!(
+                "a driver mounts {} volumes for a pod; use podfs run with the pod's manifest",
+                volume.word()
             ))),
-            VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
+            VolumeSource::Unsupported(_) => {
                 unreachable!("such a volume is refused when it is read")
             }
         }

@@ -127,6 +127,11 @@ impl Home {
         Ok(())
     }
 
+    /// The root directory that it is below.
+    pub(super) fn root(&self) -> Option<PathBuf> {
+        self.0.ancestors().nth(5).map(Path::to_owned)
+    }
+
     /// A name for it among all homes of the node.
     pub(super) fn user_name(&self) -> String {
         let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();

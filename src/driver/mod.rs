@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `home` | where a driver mounts a volume for a pod, and the record of it |
 //! | `node_mount` | one mount for each node, which the mounts of pods are made from |
+//! | [`csi`] | CSI drivers: services that speak gRPC |
 //! | [`flex`] | FlexVolume drivers: programs that print JSON |
 //!
 //! Nothing that a driver has done is lost when podfs is killed:
@@ -15,6 +16,7 @@
 //! 2. A call that ended without an answer, or with one that leaves it open, counts as done: it is made again, or undone.
 //! 3. [`undo`] needs nothing but a home. Whatever takes the pod away calls it: its supervisor, the next one, or a cleanup.
 
+pub mod csi;
 pub mod flex;
 mod home;
 mod node_mount;
@@ -48,7 +50,7 @@ pub struct DriverError {
 
 impl DriverError {
     /// The driver has not done it.
-    pub(crate) fn final_(sentence: impl Into<String>) -> DriverError {
+    pub(crate) fn refused(sentence: impl Into<String>) -> DriverError {
         DriverError { sentence: sentence.into(), is_uncertain: false }
     }
 
@@ -59,13 +61,13 @@ impl DriverError {
 
     /// The node refused.
     pub(crate) fn of_node(what: &str, path: &Path, cause: &io::Error) -> DriverError {
-        DriverError::final_(format!("cannot {what} {}: {cause}", path.display()))
+        DriverError::refused(format!("cannot {what} {}: {cause}", path.display()))
     }
 }
 
 impl From<HostError> for DriverError {
     fn from(error: HostError) -> DriverError {
-        DriverError::final_(error.to_string())
+        DriverError::refused(error.to_string())
     }
 }
 
@@ -79,7 +81,7 @@ pub fn undo(home: &Home) -> Result<(), String> {
     };
     let undone = match &record.executable {
         Some(_) => flex::undo(home, &record),
-        None => Ok(()),
+        None => csi::undo(home, &record),
     };
     undone.map_err(|error| format!("volume {:?}: {error}", record.volume))?;
     home.remove().map_err(|error| format!("cannot remove {}: {error}", home.path().display()))

@@ -210,7 +210,7 @@ mod tests {
     fn the_first_user_mounts_and_the_last_one_unmounts() {
         let node = node();
         let (mount, a, b) = (node.mount(), node.home("a"), node.home("b"));
-        mount.enter(&a, |path| make_directory(path).map_err(|_| DriverError::final_("no"))).expect("staged");
+        mount.enter(&a, |path| make_directory(path).map_err(|_| DriverError::refused("no"))).expect("staged");
         for home in [&b, &a] {
             mount.enter(home, |_| panic!("it is staged")).expect("entered");
         }
@@ -226,7 +226,7 @@ mod tests {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Err(DriverError::uncertain("late"))).expect_err("late");
-        mount.enter(&a, |_| Err(DriverError::final_("no"))).expect_err("refused");
+        mount.enter(&a, |_| Err(DriverError::refused("no"))).expect_err("refused");
         assert!(!mount.directory().exists(), "timeout, then failure: not mounted");
         mount.enter(&a, |_| Err(DriverError::uncertain("late"))).expect_err("late");
         let mut undone = 0;

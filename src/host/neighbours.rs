@@ -15,6 +15,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use podfs_fuse::mount::table::mounts;
 
+use crate::volume::Csi;
+
 /// Whether another pod has mounted what is to be mounted at `path`.
 pub fn use_volume_of(path: &Path) -> bool {
     // Without a table there are no neighbours to be seen, and mounting will tell what is wrong.
@@ -74,6 +76,9 @@ struct Place {
 
 impl Place {
     fn of(path: &Path) -> Option<Place> {
+        // What a CSI driver mounts is one directory deeper.
+        let is_of_csi = |above: &&Path| above.ends_with(Csi::DIRECTORY) && path.ends_with("mount");
+        let path = path.parent().filter(|at| at.parent().as_ref().is_some_and(is_of_csi)).unwrap_or(path);
         let kind = path.parent()?;
         let volumes = kind.parent()?;
         let pod = volumes.parent()?;
@@ -121,6 +126,8 @@ mod tests {
         assert!(!beside("/k/pods/b/volumes/kubernetes.io~local-volume/pv-2"));
         assert!(!beside("/other/pods/b/volumes/kubernetes.io~local-volume/pv-1"));
         assert!(!beside("/k/pods/b/volumes"));
+        let of_csi = |pod: &str| Place::of(Path::new(&format!("/k/pods/{pod}/volumes/kubernetes.io~csi/pv-1/mount")));
+        assert!(of_csi("a").expect("a place").is_beside(&of_csi("b").expect("a place")));
         assert!(!beside("/"));
     }
 }

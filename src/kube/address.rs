@@ -1,6 +1,6 @@
 //! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
 //! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
-//! it. Claims and PersistentVolumes may only be got.
+//! it. Claims, PersistentVolumes and VolumeAttachments may only be got.
 //! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch those that are on it.
 
 use reqwest::Url;
@@ -38,6 +38,9 @@ const fn of_group(
     Resource { group, api_version, kind, plural }
 }
 
+/// The path of the group of storage classes, drivers and attachments.
+const STORAGE: &str = "apis/storage.k8s.io/v1";
+
 /// The kinds that are pods, or have templates of pods.
 const OF_PODS: [Resource; 8] = [
     Resource::POD,
@@ -68,6 +71,10 @@ impl Resource {
         trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
+    pub(crate) const CSI_DRIVER: Resource = of_group(STORAGE, "storage.k8s.io/v1", "CSIDriver", "csidrivers");
+    pub(crate) const VOLUME_ATTACHMENT: Resource =
+        of_group(STORAGE, "storage.k8s.io/v1", "VolumeAttachment", "volumeattachments");
+
     /// The pods, or the workloads, of this `apiVersion` and kind.
     pub(crate) fn of_pods(api_version: &str, kind: &str) -> Option<Resource> {
         OF_PODS.into_iter().find(|resource| resource.api_version == api_version && resource.kind == kind)
@@ -84,7 +91,7 @@ impl Resource {
 
     /// Whether a node may watch them.
     pub(crate) fn can_be_watched(self) -> bool {
-        self != Self::PERSISTENT_VOLUME && self != Self::PERSISTENT_VOLUME_CLAIM
+        ![Self::PERSISTENT_VOLUME, Self::PERSISTENT_VOLUME_CLAIM, Self::VOLUME_ATTACHMENT].contains(&self)
     }
 
     /// The resource that objects of this kind are.
@@ -96,6 +103,8 @@ impl Resource {
             ObjectKind::PersistentVolume => Self::PERSISTENT_VOLUME,
             ObjectKind::PersistentVolumeClaim => Self::PERSISTENT_VOLUME_CLAIM,
             ObjectKind::ClusterTrustBundle => Self::CLUSTER_TRUST_BUNDLE,
+            ObjectKind::CsiDriver => Self::CSI_DRIVER,
+            ObjectKind::VolumeAttachment => Self::VOLUME_ATTACHMENT,
         }
     }
 }

@@ -39,10 +39,13 @@ pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) 
                 let secret = flex.secret.iter().filter(|secret| secret.namespace.is_none());
                 references.secrets.extend(secret.map(|secret| secret.name.clone()));
             }
+            VolumeSource::Csi(csi) => {
+                let of_pod = csi.secrets().filter(|secret| secret.namespace.is_none());
+                references.secrets.extend(of_pod.map(|secret| secret.name.clone()));
+            }
             VolumeSource::HostPath(_)
             | VolumeSource::EmptyDir(_)
             | VolumeSource::Nfs(_)
-            | VolumeSource::Csi(_)
             | VolumeSource::Unsupported(_) => {}
         }
     }

@@ -356,7 +356,11 @@ fn describe(volume: &Volume, pod: &str) -> String {
             let read_only = if flex.read_only { ", read-only" } else { "" };
             format!("what the FlexVolume driver {} mounts{read_only}", flex.driver)
         }
-        VolumeSource::Csi(_) | VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
+        VolumeSource::Csi(csi) => {
+            let read_only = if csi.read_only { ", read-only" } else { "" };
+            format!("what the CSI driver {} mounts{read_only}", csi.driver)
+        }
+        VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
             volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, LocalObjectReference, Volume};
+use ring::digest::{SHA256, digest};
 
 use super::{Kind, VolumeSource};
 use crate::types::{InvalidField, required};
@@ -54,6 +55,21 @@ impl Csi {
     /// The directory the kubelet would keep such volumes in.
     pub const DIRECTORY: &str = "kubernetes.io~csi";
 
+    /// What the driver knows the volume by. That of an ephemeral volume is the kubelet's.
+    pub fn handle_in(&self, pod_uid: &str, volume: &str) -> String {
+        self.handle.clone().unwrap_or_else(|| format!("csi-{}", sha256(&[pod_uid, volume])))
+    }
+
+    /// The name of the VolumeAttachment that attaches it to a node; none if it lives as long as its pod, which is never attached.
+    pub fn attachment(&self, node: Option<&str>) -> Option<String> {
+        Some(format!("csi-{}", sha256(&[self.handle.as_deref()?, &self.driver, node?])))
+    }
+
+    /// The Secrets that the driver gets.
+    pub fn secrets(&self) -> impl Iterator<Item = &SecretReference> {
+        [&self.stage_secret, &self.publish_secret].into_iter().flatten()
+    }
+
     /// Whether it lives as long as its pod.
     pub fn is_ephemeral(&self) -> bool {
         self.handle.is_none()
@@ -97,6 +113,12 @@ impl Csi {
     }
 }
 
+/// In hexadecimal digits, of texts one after the other.
+pub fn sha256(texts: &[&str]) -> String {
+    let digest = digest(&SHA256, texts.concat().as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A text that is there.
 pub(super) fn given(text: &Option<String>) -> Option<String> {
     text.clone().filter(|text| !text.is_empty())
@@ -117,4 +139,31 @@ fn driver(name: &str) -> Result<String, InvalidField> {
          at both ends"
     );
     Err(InvalidField::new("driver", sentence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cs_01_names_are_the_kubelets() {
+        // echo -n abc | sha256sum
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let inline = Csi { driver: "b".to_owned(), ..Csi::default() };
+        assert_eq!(inline.handle_in("a", "bc"), format!("csi-{abc}"));
+        assert_eq!(inline.attachment(Some("c")), None);
+        let persistent = Csi { handle: Some("a".to_owned()), ..inline };
+        assert_eq!(persistent.attachment(Some("c")), Some(format!("csi-{abc}")));
+        assert_eq!(persistent.handle_in("x", "y"), "a");
+    }
+
+    #[test]
+    fn a_name_that_leads_to_another_directory_is_no_driver() {
+        for name in ["..", "a/b", "-a", "a-", "", &"a".repeat(64)] {
+            assert!(driver(name).is_err(), "{name}");
+        }
+        for name in ["a", "disk.csi.azure.com", "A_1-b.c"] {
+            assert!(driver(name).is_ok(), "{name}");
+        }
+    }
 }

@@ -6,7 +6,7 @@
 mod claim;
 mod config_map;
 mod credential;
-mod csi;
+pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod flex;
@@ -126,10 +126,6 @@ impl Volume {
         let word = self.word();
         let instead = match &self.source {
             VolumeSource::Unsupported(_) => migration::instead_of(word).map(str::to_owned),
-            VolumeSource::Csi(csi) if self.kind != &csi::KIND => {
-                Some(format!("the CSI driver {} serves them", csi.driver))
-            }
-            VolumeSource::Csi(_) => None,
             _ => return None,
         };
         let instead = instead.unwrap_or_else(|| format!("supported are {}", supported()));
@@ -256,7 +252,7 @@ fn sources_given(volume: &core::Volume) -> Vec<String> {
 }
 
 fn supported() -> String {
-    let own = KINDS.iter().filter(|kind| kind.directory != Some(Csi::DIRECTORY));
+    let own = KINDS.iter().filter(|kind| kind.directory != Some(Csi::DIRECTORY) || kind.word == csi::KIND.word);
     own.map(|kind| kind.word).collect::<Vec<_>>().join(", ")
 }
 

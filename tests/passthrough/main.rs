@@ -7,6 +7,9 @@ mod claims;
 mod coherence;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/csi_driver.rs"]
+mod csi_driver;
+mod csi_volume;
 mod data;
 mod descriptors;
 mod devices;

@@ -63,7 +63,7 @@ impl Default for Capabilities {
 pub(super) fn call(program: &Path, arguments: &[&str], deadline: Duration) -> Result<Option<Answer>, DriverError> {
     let command = arguments.first().copied().unwrap_or_default();
     let at = |what: &str| format!("FlexVolume driver {}: {command} {what}", program.display());
-    let cannot = |error: io::Error| DriverError::final_(at(&format!("cannot be called: {error}")));
+    let cannot = |error: io::Error| DriverError::refused(at(&format!("cannot be called: {error}")));
     let mut output = File::from(memfd_create("flexvolume", MemfdFlags::CLOEXEC).map_err(|errno| cannot(errno.into()))?);
     let mut process = Command::new(program);
     process.args(arguments).stdin(Stdio::null()).process_group(0);
@@ -82,18 +82,18 @@ pub(super) fn call(program: &Path, arguments: &[&str], deadline: Duration) -> Re
     let Ok(answer) = serde_json::from_slice::<Answer>(&text) else {
         let ended = code.map_or("was killed".to_owned(), |code| format!("ended with code {code}"));
         let length = text.len();
-        return Err(DriverError::final_(at(&format!("{ended}, and its output of {length} bytes is no JSON object"))));
+        return Err(DriverError::refused(at(&format!("{ended}, and its output of {length} bytes is no JSON object"))));
     };
     match (answer.status.as_str(), code) {
         ("Not supported", _) => Ok(None),
         ("Success", Some(0)) => Ok(Some(answer)),
         ("Success", _) => {
-            Err(DriverError::final_(at("ended with an error and says that it succeeded; ask its vendor")))
+            Err(DriverError::refused(at("ended with an error and says that it succeeded; ask its vendor")))
         }
         (status, _) => {
             let status = if status.is_empty() { "no status" } else { status };
             let words: String = answer.message.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
-            Err(DriverError::final_(at(&format!("failed, status: {status:?}, reason: {words}"))))
+            Err(DriverError::refused(at(&format!("failed, status: {status:?}, reason: {words}"))))
         }
     }
 }

@@ -94,7 +94,10 @@ impl FlexMount<'_> {
                     write(&record)?;
                 }
                 Ok(None) => {
-                    return Err(DriverError::final_(format!("FlexVolume driver {} mounts nothing", program.display())));
+                    return Err(DriverError::refused(format!(
+                        "FlexVolume driver {} mounts nothing",
+                        program.display()
+                    )));
                 }
                 Err(error) => {
                     if !error.is_uncertain {
@@ -119,7 +122,7 @@ impl FlexMount<'_> {
         let program = flex_volumes.join(self.flex.directory()).join(name);
         match program.is_file() {
             true => Ok(program),
-            false => Err(DriverError::final_(format!(
+            false => Err(DriverError::refused(format!(
                 "FlexVolume driver {} is not installed on this node: there is no {}; podfs looks for it again",
                 self.flex.driver,
                 program.display()
@@ -166,7 +169,7 @@ impl FlexMount<'_> {
         }
         let arguments = ["mountdevice", text(path)?, &device, &options];
         match call::call(program, &arguments, DEADLINE)? {
-            None if !device.is_empty() => Err(DriverError::final_(format!(
+            None if !device.is_empty() => Err(DriverError::refused(format!(
                 "FlexVolume driver {} attaches device {device} and does not mount it; use a driver with mountdevice",
                 program.display()
             ))),
@@ -211,7 +214,7 @@ fn init(program: &Path) -> Result<Capabilities, DriverError> {
 
 fn text(path: &Path) -> Result<&str, DriverError> {
     path.to_str()
-        .ok_or_else(|| DriverError::final_(format!("{} is no text, and drivers are told text", path.display())))
+        .ok_or_else(|| DriverError::refused(format!("{} is no text, and drivers are told text", path.display())))
 }
 
 /// Has the driver unmount what it mounted for a pod, and for the node if no other pod uses it.

@@ -150,7 +150,9 @@ impl GlobalMount {
         let failed = |cause: io::Error| HostError::system("lock", &self.records, cause);
         let path = self.records.join(LOCK);
         loop {
-            DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)).map_err(failed)?;
+            if !self.make_records().map_err(failed)? {
+                continue;
+            }
             let lock =
                 match OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path) {
                     // The last user has removed the directory at this moment.
@@ -164,10 +166,17 @@ impl GlobalMount {
             }
             let locked = lock.metadata().map_err(failed)?;
             let is_current = fs::metadata(&path).is_ok_and(|found| found.ino() == locked.ino());
-            if is_current {
-                DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)).map_err(failed)?;
+            if is_current && self.make_records().map_err(failed)? {
                 return Ok(Held { mount: self, lock });
             }
+        }
+    }
+
+    /// Makes the directories of the records. Gives `false` when the last user has removed one at this moment.
+    fn make_records(&self) -> io::Result<bool> {
+        match DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
+            made => made.map(|()| true),
         }
     }
 }

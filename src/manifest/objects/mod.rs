@@ -5,6 +5,7 @@
 //! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
 
 mod absence;
+mod csi;
 mod node;
 mod parse;
 mod storage;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use super::{ManifestError, Origin};
 
 pub use absence::Missing;
+pub use csi::{CsiDriver, DriverFsGroupPolicy, TokenRequest, VolumeAttachment};
 pub use node::Node;
 pub use parse::parse_object;
 pub use storage::{ClaimKey, Controller, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode};
@@ -124,6 +126,22 @@ impl Objects {
         }
     }
 
+    /// The CSIDriver of that name.
+    pub fn csi_driver(&self, name: &str) -> Option<&CsiDriver> {
+        match self.content(ObjectKind::CsiDriver, "", name)? {
+            Content::CsiDriver(driver) => Some(driver),
+            _ => None,
+        }
+    }
+
+    /// The VolumeAttachment of that name.
+    pub fn volume_attachment(&self, name: &str) -> Option<&VolumeAttachment> {
+        match self.content(ObjectKind::VolumeAttachment, "", name)? {
+            Content::VolumeAttachment(attachment) => Some(attachment),
+            _ => None,
+        }
+    }
+
     /// The ClusterTrustBundle of that name.
     pub fn trust_bundle(&self, name: &str) -> Option<&ClusterTrustBundle> {
         match self.content(ObjectKind::ClusterTrustBundle, "", name)? {
@@ -197,6 +215,14 @@ impl NamedObject {
         }
     }
 
+    /// The VolumeAttachment, if it is one.
+    pub fn volume_attachment(&self) -> Option<&VolumeAttachment> {
+        match &self.content {
+            Content::VolumeAttachment(attachment) => Some(attachment),
+            _ => None,
+        }
+    }
+
     /// The PersistentVolume, if it is one.
     pub fn persistent_volume(&self) -> Option<&PersistentVolume> {
         match &self.content {
@@ -229,6 +255,8 @@ enum Content {
     PersistentVolume(PersistentVolume),
     PersistentVolumeClaim(PersistentVolumeClaim),
     ClusterTrustBundle(ClusterTrustBundle),
+    CsiDriver(CsiDriver),
+    VolumeAttachment(VolumeAttachment),
 }
 
 /// What an object goes by. Reads `ConfigMap default/app`, or `Node worker-1`.
@@ -266,25 +294,41 @@ pub enum ObjectKind {
     PersistentVolumeClaim,
     /// Trust anchors of the cluster.
     ClusterTrustBundle,
+    /// How a CSI driver wants to be called.
+    CsiDriver,
+    /// That a volume is attached to a node.
+    VolumeAttachment,
 }
 
 impl ObjectKind {
+    const ALL: [ObjectKind; 8] = [
+        ObjectKind::ConfigMap,
+        ObjectKind::Secret,
+        ObjectKind::Node,
+        ObjectKind::PersistentVolume,
+        ObjectKind::PersistentVolumeClaim,
+        ObjectKind::ClusterTrustBundle,
+        ObjectKind::CsiDriver,
+        ObjectKind::VolumeAttachment,
+    ];
+
     /// The kind of this name, if volumes show it.
     pub fn parse(name: &str) -> Option<ObjectKind> {
-        use ObjectKind::{ClusterTrustBundle, ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Secret};
-        let all = [ConfigMap, Secret, Node, PersistentVolume, PersistentVolumeClaim, ClusterTrustBundle];
-        all.into_iter().find(|kind| kind.to_string() == name)
+        ObjectKind::ALL.into_iter().find(|kind| kind.to_string() == name)
     }
 
     /// Whether objects of this kind are in no namespace.
     pub fn is_of_cluster(self) -> bool {
-        matches!(self, ObjectKind::Node | ObjectKind::PersistentVolume | ObjectKind::ClusterTrustBundle)
+        !matches!(self, ObjectKind::ConfigMap | ObjectKind::Secret | ObjectKind::PersistentVolumeClaim)
     }
 }
 
 impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        match self {
+            ObjectKind::CsiDriver => f.write_str("CSIDriver"),
+            kind => fmt::Debug::fmt(kind, f),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, node, storage, trust};
+use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, csi, node, storage, trust};
 use crate::manifest::{Document, ManifestError, Origin};
 
 /// Longest key the API accepts.
@@ -34,6 +34,8 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
             "certificates.k8s.io/v1" | "certificates.k8s.io/v1beta1" | "certificates.k8s.io/v1alpha1",
             "ClusterTrustBundle",
         ) => ObjectKind::ClusterTrustBundle,
+        ("storage.k8s.io/v1", "CSIDriver") => ObjectKind::CsiDriver,
+        ("storage.k8s.io/v1", "VolumeAttachment") => ObjectKind::VolumeAttachment,
         _ => return Ok(None),
     };
     let origin = document.origin.clone();
@@ -43,6 +45,8 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
         ObjectKind::Node => node::node(document.into_typed()?, &origin)?,
         ObjectKind::PersistentVolume => storage::persistent_volume(document.into_typed()?, &origin)?,
         ObjectKind::PersistentVolumeClaim => storage::persistent_volume_claim(document.into_typed()?),
+        ObjectKind::CsiDriver => csi::csi_driver(document.into_typed()?),
+        ObjectKind::VolumeAttachment => csi::volume_attachment(document.into_typed()?),
         ObjectKind::ClusterTrustBundle => trust::cluster_trust_bundle(document.into_typed()?, &origin)?,
     };
     Ok(Some(NamedObject { key: metadata.key(kind, &origin)?, origin, immutable, content }))

@@ -13,7 +13,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::registry::{Registry, Want};
 use super::update::View;
-use crate::manifest::objects::{ObjectKey, ObjectKind};
+use crate::binding::{Further, further};
+use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
+use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::pod::NodePod;
@@ -33,6 +35,8 @@ pub struct ObjectFollower {
     pod: NodePod,
     references: References,
     wants: BTreeSet<Want>,
+    /// The tokens that its volumes and their drivers ask for.
+    wanted_tokens: BTreeSet<TokenKey>,
     /// Its tokens, if there is a server that issues them.
     tokens: Option<Issued>,
     /// When the pod began to refer to what it refers to.
@@ -49,11 +53,11 @@ impl ObjectFollower {
             changed: Arc::default(),
             pod: pod.clone(),
             references: references_of(pod),
+            wanted_tokens: BTreeSet::new(),
             wants: BTreeSet::new(),
             began: Instant::now(),
             sent: None,
         };
-        follower.want_tokens();
         follower.subscribe();
         follower
     }
@@ -62,7 +66,6 @@ impl ObjectFollower {
     pub fn update(&mut self, pod: &NodePod) {
         self.pod = pod.clone();
         self.references = references_of(pod);
-        self.want_tokens();
         self.subscribe();
         self.changed.notify_one();
     }
@@ -139,7 +142,7 @@ impl ObjectFollower {
             }
             None => {
                 let reason = |key: &TokenKey| (key.clone(), NO_ISSUER.to_owned());
-                view.missing_tokens.extend(self.references.tokens.iter().map(reason));
+                view.missing_tokens.extend(self.wanted_tokens.iter().map(reason));
             }
         }
         waits.settles = waits.settles.filter(|settles| *settles > Instant::now());
@@ -148,9 +151,10 @@ impl ObjectFollower {
         (view, waits)
     }
 
-    fn want_tokens(&mut self) {
+    fn want_tokens(&mut self, further: BTreeSet<TokenKey>) {
+        self.wanted_tokens = self.references.tokens.iter().cloned().chain(further).collect();
         if let Some(tokens) = &mut self.tokens {
-            tokens.want(&self.references.tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+            tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
         }
     }
 
@@ -163,25 +167,32 @@ impl ObjectFollower {
 
     /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
-        let mut wants = wants(&self.pod, &self.references);
-        let of_claims: Vec<_> = wants.iter().filter_map(|want| self.volume_of(want)).collect();
-        wants.extend(of_claims);
-        for want in wants.difference(&self.wants) {
-            self.registry.subscribe(want, &self.changed);
+        let named = wants(&self.pod, &self.references);
+        // What is known already leads to more at once.
+        loop {
+            let Further { objects, tokens } = self.further(&named);
+            self.want_tokens(tokens);
+            let wants: BTreeSet<Want> = named.iter().cloned().chain(objects.into_iter().map(Want::Object)).collect();
+            if wants == self.wants {
+                return;
+            }
+            for want in wants.difference(&self.wants) {
+                self.registry.subscribe(want, &self.changed);
+            }
+            for want in self.wants.difference(&wants) {
+                self.registry.unsubscribe(want, &self.changed);
+            }
+            self.wants = wants;
         }
-        for want in self.wants.difference(&wants) {
-            self.registry.unsubscribe(want, &self.changed);
-        }
-        self.wants = wants;
     }
 
-    fn volume_of(&self, want: &Want) -> Option<Want> {
-        if !matches!(want, Want::Object(key) if key.kind == ObjectKind::PersistentVolumeClaim) {
-            return None;
-        }
-        let claim = self.registry.answer(want).objects.pop()?;
-        let volume = claim.parsed.claim()?.volume.clone()?;
-        Some(Want::Object(key(ObjectKind::PersistentVolume, "", &volume)))
+    /// What the volumes refer to by way of the objects that are known.
+    fn further(&self, named: &BTreeSet<Want>) -> Further {
+        let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
+        let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
+        let known = Objects::default().with(parsed);
+        let Pod { volumes, identity, facts, .. } = &*self.pod.pod;
+        further(volumes, identity, facts, &known)
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct WholeObject {
     /// What supervisors are sent.
     pub(crate) value: Value,
     /// What podfs reads in it.
-    pub(crate) parsed: NamedObject,
+    pub(crate) parsed: Arc<NamedObject>,
 }
 
 impl WholeObject {
@@ -24,7 +24,7 @@ impl WholeObject {
     pub(crate) fn parse(document: Document) -> Result<Option<Arc<WholeObject>>, ManifestError> {
         let mut value = document.clone().into_value();
         strip(&mut value);
-        Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed })))
+        Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed: Arc::new(parsed) })))
     }
 
     /// Whether a volume would show the same of both.
@@ -41,7 +41,7 @@ impl WholeObject {
 impl Served for WholeObject {
     fn parse(mut object: Value, title: &str) -> Result<WholeObject, ManifestError> {
         strip(&mut object);
-        let parsed = NamedObject::parse(object.clone(), title)?;
+        let parsed = Arc::new(NamedObject::parse(object.clone(), title)?);
         Ok(WholeObject { value: object, parsed })
     }
 

@@ -92,12 +92,19 @@ impl View {
         }
         objects.extend(self.objects.iter().filter(is_new_object).map(|(_, object)| object.value.clone()));
         objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| token_request(key, token)));
-        let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key));
+        // A push names objects of the pod's namespace alone. What is of another one goes with the volume that names it.
+        let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key) && self.is_of_pod(key));
         let deletion = |key: &ObjectKey| Deletion { kind: key.kind.to_string(), name: key.name.clone() };
         let push = Push { objects, delete: gone.map(deletion).collect(), ..self.without_objects() };
         let same_state = (&push.unknown, push.settling) == (&before.unknown(), before.is_settling());
         let is_nothing = push.objects.is_empty() && push.delete.is_empty() && same_state;
         (!is_nothing).then_some(push)
+    }
+
+    /// Whether the supervisor knows an object of this kind and name by these alone.
+    fn is_of_pod(&self, key: &ObjectKey) -> bool {
+        let namespace = self.pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or("default");
+        key.kind.is_of_cluster() || key.namespace == namespace
     }
 
     fn without_objects(&self) -> Push {
@@ -109,7 +116,12 @@ impl View {
     }
 
     fn unknown(&self) -> Vec<Unknown> {
-        let objects = self.missing.iter().map(|(what, reason)| Unknown::missing(what, reason.clone()));
+        let is_of_pod = |what: &Missing| match what {
+            Missing::Object(key) => self.is_of_pod(key),
+            Missing::BundlesOf(_) => true,
+        };
+        let missing = self.missing.iter().filter(|(what, _)| is_of_pod(what));
+        let objects = missing.map(|(what, reason)| Unknown::missing(what, reason.clone()));
         let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::token(key, reason.clone()));
         objects.chain(tokens).collect()
     }

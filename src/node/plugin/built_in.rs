@@ -6,7 +6,7 @@ use crate::volume::{Volume, VolumeSource};
 /// A built-in kind: its name, and whether a volume is of the kind.
 struct BuiltIn(&'static str, fn(&Volume) -> bool);
 
-const BUILT_IN: [BuiltIn; 9] = [
+const BUILT_IN: [BuiltIn; 10] = [
     BuiltIn("kubernetes.io/configmap", |volume| volume.kind.word == "configMap"),
     BuiltIn("kubernetes.io/secret", |volume| volume.kind.word == "secret"),
     BuiltIn("kubernetes.io/downward-api", |volume| volume.kind.word == "downwardAPI"),
@@ -15,6 +15,7 @@ const BUILT_IN: [BuiltIn; 9] = [
     BuiltIn("kubernetes.io/empty-dir", |volume| matches!(volume.source, VolumeSource::EmptyDir(_))),
     BuiltIn("kubernetes.io/nfs", |volume| matches!(volume.source, VolumeSource::Nfs(_))),
     BuiltIn("kubernetes.io/flexvolume", |volume| matches!(volume.source, VolumeSource::Flex(_))),
+    BuiltIn("kubernetes.io/csi", |volume| matches!(volume.source, VolumeSource::Csi(_))),
     // The supervisor finds the PersistentVolume behind a claim, and with it the plugin that serves it.
     BuiltIn("kubernetes.io/persistent-claim", |volume| matches!(volume.source, VolumeSource::Claim(_))),
 ];

@@ -24,6 +24,7 @@ fn each_kind_of_volume_has_one_plugin_with_the_kubelets_name() {
         ("{name: f, emptyDir: {}}", "kubernetes.io/empty-dir"),
         ("{name: g, nfs: {server: s, path: /x}}", "kubernetes.io/nfs"),
         ("{name: i, flexVolume: {driver: a/b}}", "kubernetes.io/flexvolume"),
+        ("{name: j, csi: {driver: d}}", "kubernetes.io/csi"),
         ("{name: h, persistentVolumeClaim: {claimName: x}}", "kubernetes.io/persistent-claim"),
     ];
     let pod = sample::pod("u", &volumes.map(|(volume, _)| volume), &[]).pod;

@@ -21,6 +21,7 @@ use super::contacts::Contacts;
 use super::question::Question;
 use super::single::{Task, Told, follow_object, follow_pod};
 use super::tokens::Issued;
+use crate::binding::{Further, further};
 use crate::kube::client::Client;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
@@ -323,16 +324,14 @@ impl Follow {
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
         self.signers.want(&signers(&references));
+        let Further { objects, tokens } = further(volumes, &identity, &facts, &self.known());
+        let tokens: BTreeSet<TokenKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
-            TokenPolicy::Issued => self.tokens.want(&references.tokens, &identity, &facts),
-            TokenPolicy::Empty => self.unissued.clone_from(&references.tokens),
+            TokenPolicy::Issued => self.tokens.want(&tokens, &identity, &facts),
+            TokenPolicy::Empty => self.unissued = tokens,
         }
-        let known = self.known();
         let mut wanted = keys(&references, &identity.namespace);
-        wanted.extend(references.claims.iter().filter_map(|claim| {
-            let volume = known.claim(&identity.namespace, claim)?.volume.as_deref()?;
-            Some(key(ObjectKind::PersistentVolume, "", volume))
-        }));
+        wanted.extend(objects);
         if references.node {
             wanted.extend(facts.node_name.as_deref().map(|node| key(ObjectKind::Node, "", node)));
         }

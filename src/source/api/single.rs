@@ -257,6 +257,7 @@ pub(crate) fn origin(title: &str) -> Origin {
 fn is_bound(object: &NamedObject) -> bool {
     let claim = object.claim();
     claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some())
+        || object.volume_attachment().is_some_and(|attachment| attachment.attached && !attachment.deleting)
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 

@@ -7,10 +7,10 @@ use std::time::Instant;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::message::{Parsed, Push, PushError, Taken};
-use crate::manifest::objects::{Missing, NamedObject, ObjectKey};
+use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, PersistentSource};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
-use crate::volume::TokenKey;
+use crate::volume::{SecretReference, TokenKey};
 
 /// Most objects that are kept for a pod; each of them has at most 1 MiB.
 const MAX_OBJECTS: usize = 1000;
@@ -55,7 +55,7 @@ impl Inbox {
         let parsed = Parsed::parse(push, &self.pod)?;
         let mut outcome = None;
         self.known.send_if_modified(|known| {
-            let after = known.after(parsed);
+            let after = known.after(parsed, &self.pod);
             let is_taken = after.is_ok();
             outcome = Some(after.map(|after| {
                 *known = Known { heard, ..after };
@@ -68,13 +68,19 @@ impl Inbox {
 }
 
 impl Known {
-    fn after(&self, push: Parsed) -> Result<Known, PushError> {
+    fn after(&self, push: Parsed, of: &PodIdentity) -> Result<Known, PushError> {
         let Parsed { pod, objects, tokens, deleted, replace, missing, missing_tokens, settling } = push;
         let mut after = if replace { Known { pod: self.pod.clone(), ..Known::default() } } else { self.clone() };
         after.began = true;
         after.pod = pod.or(after.pod);
         deleted.iter().for_each(|key| drop(after.objects.remove(key)));
+        let came: Vec<_> = objects.iter().map(Arc::clone).collect();
         after.objects.extend(objects.into_iter().map(|object| (object.key.clone(), object)));
+        after.drop_secrets_of_other_pods(of);
+        if let Some(object) = came.into_iter().find(|object| !after.objects.contains_key(&object.key)) {
+            let (origin, key) = (object.origin.clone(), object.key.clone());
+            return Err(PushError::Namespace { origin, object: key, namespace: of.namespace.clone() });
+        }
         after.tokens.extend(tokens);
         missing_tokens.iter().for_each(|(key, _)| drop(after.tokens.remove(key)));
         (after.missing, after.missing_tokens) = (missing, missing_tokens.into_iter().collect());
@@ -83,5 +89,24 @@ impl Known {
             0..=MAX_OBJECTS => Ok(after),
             objects => Err(PushError::TooMany { objects, limit: MAX_OBJECTS }),
         }
+    }
+
+    /// Keeps a Secret of another namespace only for the driver of a PersistentVolume that names it (SE-03).
+    fn drop_secrets_of_other_pods(&mut self, of: &PodIdentity) {
+        let named: Vec<SecretReference> = self.objects.values().filter_map(|object| object.persistent_volume()).fold(
+            Vec::new(),
+            |mut named, volume| {
+                match &volume.source {
+                    PersistentSource::Csi(Ok(csi)) => named.extend(csi.secrets().cloned()),
+                    PersistentSource::Flex(Ok(flex)) => named.extend(flex.secret.clone()),
+                    _ => {}
+                }
+                named
+            },
+        );
+        let is_named = |key: &ObjectKey| {
+            named.iter().any(|secret| secret.name == key.name && secret.namespace.as_deref() == Some(&key.namespace))
+        };
+        self.objects.retain(|key, _| key.kind != ObjectKind::Secret || key.namespace == of.namespace || is_named(key));
     }
 }

@@ -117,7 +117,7 @@ pub enum PushError {
     /// An object of a kind that volumes do not show.
     #[error(
         "{origin}: no volume shows a {kind}; podfs takes ConfigMaps, Secrets, PersistentVolumeClaims, \
-         PersistentVolumes, ClusterTrustBundles, Nodes, TokenRequests and the pod"
+         PersistentVolumes, ClusterTrustBundles, Nodes, CSIDrivers, VolumeAttachments, TokenRequests and the pod"
     )]
     Kind {
         /// The object.
@@ -238,7 +238,8 @@ impl Parsed {
                 let kind = document.kind.clone();
                 let object = parse_object(document)?.ok_or_else(|| PushError::Kind { origin: origin.clone(), kind })?;
                 let key = &object.key;
-                if !key.kind.is_of_cluster() && key.namespace != pod.namespace {
+                // Whether a driver needs a Secret of another namespace, other objects say.
+                if !key.kind.is_of_cluster() && key.kind != ObjectKind::Secret && key.namespace != pod.namespace {
                     let (object, namespace) = (key.clone(), pod.namespace.clone());
                     return Err(PushError::Namespace { origin, object, namespace });
                 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::manifest::pod::PodUid;
+use crate::volume::Csi;
 
 /// The kubelet's name for the directory of parts of volumes.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
@@ -25,6 +26,10 @@ impl Site {
     /// The place of a volume, given the kubelet's directory for its kind.
     pub(in crate::supervisor) fn volume(&self, directory: &str, name: &str) -> PathBuf {
         match self {
+            // The kubelet keeps a file of its own beside the mount of a CSI driver.
+            Site::Pod(pod) if directory == Csi::DIRECTORY => {
+                pod.join("volumes").join(directory).join(name.replace('/', "~")).join("mount")
+            }
             Site::Pod(pod) => pod.join("volumes").join(directory).join(name),
             Site::Exactly(path) => path.clone(),
         }

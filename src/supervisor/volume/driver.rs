@@ -3,21 +3,26 @@
 //! What is served is a clone of the driver's mount. So the driver can unmount its own whenever it is asked to, whoever has
 //! files of the volume open.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::jiff::Timestamp;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::Access;
 use tracing::{info, warn};
 
 use super::passthrough::{MountPlan, PassthroughVolume, Planned, access};
 use super::{Refresh, Setting, Trouble};
+use crate::binding::{self, Bound, BoundSource};
+use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, Drivers, Home};
 use crate::host::Source;
-use crate::manifest::objects::{ObjectKind, Secret};
+use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
-use crate::volume::{Flex, SecretReference, ServedBy, Volume};
+use crate::volume::migration::complete;
+use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume, VolumeSource};
 
 impl From<DriverError> for Trouble {
     fn from(error: DriverError) -> Trouble {
@@ -57,6 +62,59 @@ impl PassthroughVolume {
         plan(spec, path, mount.set_up(&home)?, access(read_only))
     }
 
+    /// A csi volume of the pod, or one that was translated for a CSI driver.
+    pub(super) fn csi(&mut self, spec: &Volume, csi: &Csi, refresh: &Refresh) -> Result<MountPlan, Trouble> {
+        let path = self.setting().site.volume(Csi::DIRECTORY, spec.name.as_str());
+        self.set_path(path.clone());
+        self.csi_at(spec, path, csi, None, refresh)
+    }
+
+    /// A volume of a CSI driver: that of a PersistentVolume, or of the pod.
+    pub(super) fn csi_at(
+        &mut self,
+        spec: &Volume,
+        path: PathBuf,
+        csi: &Csi,
+        bound: Option<&Bound>,
+        refresh: &Refresh,
+    ) -> Result<MountPlan, Trouble> {
+        let name = bound.map_or(spec.name.as_str(), |bound| &bound.name);
+        let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
+        let call = CsiCall::of(csi, refresh)?;
+        let (drivers, home) = self.home(Csi::DIRECTORY, name)?;
+        let source = call.mount(spec, bound, refresh, &drivers)?.set_up(&home)?;
+        self.set_republishes(call.driver.requires_republish);
+        plan(spec, path, source, access(read_only))
+    }
+
+    /// Calls the CSI driver of a mounted volume again, if it wants to.
+    pub(super) fn publish_again(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
+        let bound;
+        let (csi, bound) = match &spec.source {
+            VolumeSource::Csi(csi) => (csi, None),
+            VolumeSource::Claim(claim) => {
+                let resolved =
+                    binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
+                // What is mounted stays as it is.
+                let Ok(found) = resolved else { return Ok(()) };
+                bound = found;
+                match &bound.source {
+                    BoundSource::Csi(csi) => (csi, Some(&bound)),
+                    _ => return Ok(()),
+                }
+            }
+            _ => return Ok(()),
+        };
+        let wants = refresh.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
+        self.set_republishes(wants);
+        if !wants {
+            return Ok(());
+        }
+        let call = CsiCall::of(csi, refresh)?;
+        let (drivers, home) = self.home(Csi::DIRECTORY, bound.map_or(spec.name.as_str(), |bound| &bound.name))?;
+        Ok(call.mount(spec, bound, refresh, &drivers)?.publish_again(&home)?)
+    }
+
     /// The home of a volume, which is made, and where the drivers of the node are.
     fn home(&self, kind: &str, name: &str) -> Result<(Drivers, Home), Trouble> {
         let Setting { site, flex_volumes, .. } = self.setting();
@@ -70,6 +128,119 @@ impl PassthroughVolume {
         let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
         Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, Home::of(&pod, kind, name)))
     }
+}
+
+/// What a CSI driver is called with, of what the cluster says.
+struct CsiCall<'a> {
+    csi: Csi,
+    driver: CsiDriver,
+    publish_context: BTreeMap<String, String>,
+    stage_secret: Option<&'a Secret>,
+    publish_secret: Option<&'a Secret>,
+    tokens: Option<String>,
+}
+
+impl<'a> CsiCall<'a> {
+    fn of(csi: &Csi, refresh: &'a Refresh) -> Result<CsiCall<'a>, Trouble> {
+        let mut csi = csi.clone();
+        complete(&mut csi, &refresh.identity.namespace);
+        let objects = &refresh.objects;
+        let driver = match objects.csi_driver(&csi.driver) {
+            Some(driver) => driver.clone(),
+            // Whether it has to be attached is not known.
+            None => match objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver) {
+                Some(reason) => return Err(Trouble::Manifests(reason.to_owned())),
+                None => CsiDriver::default(),
+            },
+        };
+        let secret = |reference: &Option<SecretReference>| {
+            reference.as_ref().map(|reference| secret(reference, refresh)).transpose()
+        };
+        Ok(CsiCall {
+            publish_context: if driver.attach_required { attached(&csi, refresh)? } else { BTreeMap::new() },
+            stage_secret: secret(&csi.stage_secret)?,
+            publish_secret: secret(&csi.publish_secret)?,
+            tokens: tokens(&driver, refresh)?,
+            csi,
+            driver,
+        })
+    }
+
+    fn mount<'b>(
+        &'b self,
+        spec: &'b Volume,
+        bound: Option<&'b Bound>,
+        refresh: &'b Refresh,
+        drivers: &'b Drivers,
+    ) -> Result<CsiMount<'b>, Trouble> {
+        Ok(CsiMount {
+            csi: &self.csi,
+            volume: spec.name.as_str(),
+            name: bound.map_or(spec.name.as_str(), |bound| &bound.name),
+            pod: &refresh.identity,
+            facts: &refresh.facts,
+            driver: &self.driver,
+            publish_context: &self.publish_context,
+            stage_secret: self.stage_secret,
+            publish_secret: self.publish_secret,
+            tokens: self.tokens.clone(),
+            access_modes: bound.map_or(&[], |bound| &bound.access_modes),
+            mount_options: bound.map_or(&[], |bound| &bound.mount_options),
+            read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
+            root: &drivers.root,
+        })
+    }
+}
+
+/// What the cluster's controller says of a volume that is attached to this node.
+fn attached(csi: &Csi, refresh: &Refresh) -> Result<BTreeMap<String, String>, Trouble> {
+    let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
+    let Some(node) = refresh.facts.node_name.as_deref() else {
+        return Err(Trouble::Manifests(format!(
+            "volume {handle:?} of CSI driver {} has to be attached to a node, and the pod is on none; set spec.nodeName, or \
+             attachRequired: false in the CSIDriver object",
+            csi.driver
+        )));
+    };
+    let name = csi.attachment(Some(node)).unwrap_or_default();
+    let failed =
+        |what: &str| Trouble::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"));
+    match refresh.objects.volume_attachment(&name) {
+        Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
+        Some(attachment) if attachment.attached => Ok(attachment.metadata.clone()),
+        Some(VolumeAttachment { error: Some(error), .. }) => Err(failed(error)),
+        Some(_) => Err(failed(&format!("VolumeAttachment {name} says so"))),
+        None => Err(failed(&match refresh.objects.why_absent(ObjectKind::VolumeAttachment, "", &name) {
+            Some(reason) => reason.to_owned(),
+            None => format!("there is no VolumeAttachment {name}; a controller of the cluster makes it"),
+        })),
+    }
+}
+
+/// The tokens that a driver gets, by audience, as JSON.
+fn tokens(driver: &CsiDriver, refresh: &Refresh) -> Result<Option<String>, Trouble> {
+    if driver.token_requests.is_empty() {
+        return Ok(None);
+    }
+    let mut tokens = serde_json::Map::new();
+    for request in &driver.token_requests {
+        let key = TokenKey::new(Some(request.audience.clone()), request.expiration_seconds);
+        let token = match refresh.tokens.get(&key) {
+            Some(Ok(token)) => String::from_utf8_lossy(token).into_owned(),
+            Some(Err(reason)) => return Err(Trouble::Manifests(format!("no token for the CSI driver: {reason}"))),
+            None => {
+                let text =
+                    "the CSI driver gets tokens, and there is no API server that issues them; give podfs --kubeconfig";
+                return Err(Trouble::Manifests(text.to_owned()));
+            }
+        };
+        let expires =
+            refresh.tokens.expirations().find(|(of, _)| **of == key).and_then(|(_, at)| Timestamp::try_from(at).ok());
+        let mut status = serde_json::Map::from_iter([("token".to_owned(), token.into())]);
+        status.extend(expires.map(|at| ("expirationTimestamp".to_owned(), at.to_string().into())));
+        tokens.insert(request.audience.clone(), status.into());
+    }
+    Ok(Some(serde_json::Value::Object(tokens).to_string()))
 }
 
 /// What is served of a driver's mount.

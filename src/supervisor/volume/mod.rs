@@ -334,7 +334,8 @@ impl PodVolume {
 
     /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. Of a claim, nobody knows that before it is bound.
     pub fn plugin(&self) -> String {
-        let of_claim = || self.path()?.parent()?.file_name()?.to_str();
+        let of_kind = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
+        let of_claim = || self.path()?.ancestors().find(of_kind)?.file_name()?.to_str();
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
@@ -358,7 +359,7 @@ impl PodVolume {
                     None => {
                         self.failures = 0;
                         self.enter(State::Live(shown));
-                        Attempt::Settled
+                        self.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
                     }
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
@@ -461,6 +462,14 @@ impl PodVolume {
     pub fn hurry(&mut self) {
         self.failures = 0;
         self.unmounts = Unmounts::default();
+    }
+
+    /// When the driver of the volume is to be called again, if it wants to.
+    fn republish_in(&self) -> Option<Duration> {
+        match &self.body {
+            Body::Projected(_) | Body::Device(_) => None,
+            Body::Passthrough(passthrough) => passthrough.republish_in(),
+        }
     }
 
     fn shown(&self) -> Option<Shown> {

@@ -6,6 +6,7 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use podfs_fuse::client::NfsVolume;
 use podfs_fuse::client::Passthrough;
@@ -35,6 +36,8 @@ use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 /// The file in the run directory whose locks are the turns of pods.
 const EXCLUSIVE: &str = "exclusive.lock";
+/// How often a CSI driver is called again that wants to (the kubelet: each 63 to 84 s).
+const REPUBLISH: Duration = Duration::from_secs(75);
 
 /// The mount of a passthrough, once its source was found.
 pub(super) struct PassthroughVolume {
@@ -48,6 +51,8 @@ pub(super) struct PassthroughVolume {
     warned: Vec<String>,
     /// The size of the PersistentVolume for which the file system was grown, if it is one of a device.
     grown_for: Option<u64>,
+    /// The CSI driver wants to be called again.
+    republishes: bool,
 }
 
 /// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
@@ -141,6 +146,7 @@ impl PassthroughVolume {
             content: None,
             warned: Vec::new(),
             grown_for: None,
+            republishes: false,
         }
     }
 
@@ -175,6 +181,15 @@ impl PassthroughVolume {
         };
         mounted.visible.replace(again.map_err(Trouble::of_mount)?);
         Ok(())
+    }
+
+    pub(super) fn set_republishes(&mut self, republishes: bool) {
+        self.republishes = republishes;
+    }
+
+    /// When the driver of the volume is to be called again, if it wants to.
+    pub(super) fn republish_in(&self) -> Option<Duration> {
+        self.republishes.then_some(REPUBLISH)
     }
 
     pub(super) fn set_path(&mut self, path: PathBuf) {
@@ -227,6 +242,7 @@ impl PassthroughVolume {
         if let Some(mounted) = &self.mounted {
             let shown = mounted.shown();
             self.follow_capacity(spec, refresh);
+            self.publish_again(spec, refresh)?;
             return Ok(shown);
         }
         let mount_plan = match &spec.source {
@@ -235,7 +251,8 @@ impl PassthroughVolume {
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
             VolumeSource::Nfs(source) => self.nfs(spec, source, refresh)?,
             VolumeSource::Flex(source) => self.flex(spec, source, refresh)?,
-            VolumeSource::Csi(_) | VolumeSource::Unsupported(_) => {
+            VolumeSource::Csi(source) => self.csi(spec, source, refresh)?,
+            VolumeSource::Unsupported(_) => {
                 return Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()));
             }
             VolumeSource::Projection(_) => unreachable!("a projection is no passthrough"),
@@ -298,6 +315,10 @@ impl PassthroughVolume {
             BoundSource::HostPath(source) => host_path::open(source)?,
             BoundSource::Nfs(source, options) => {
                 return Ok(MountPlan { turn, ..self.export(spec, path, source, options, access, refresh)? });
+            }
+            BoundSource::Csi(csi) => {
+                let plan = self.csi_at(spec, path, csi, Some(&bound), refresh)?;
+                return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Flex(flex) => {
                 let plan = self.flex_at(spec, path, flex, &bound.name, bound.read_only, refresh)?;

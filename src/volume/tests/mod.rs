@@ -47,7 +47,7 @@ fn fu_11_each_kind_goes_by_the_kubelets_names() {
 #[test]
 fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_refused() {
     let supported = "supported are configMap, secret, downwardAPI, projected, hostPath, emptyDir, nfs, \
-                     persistentVolumeClaim, ephemeral, flexVolume";
+                     persistentVolumeClaim, ephemeral, flexVolume, csi";
     for (yaml, word, instead) in [
         (
             "{name: data, iscsi: {targetPortal: files, iqn: i, lun: 0}}",
@@ -70,7 +70,6 @@ fn a_kind_that_podfs_does_not_serve_is_kept_by_its_name_and_a_misspelled_one_is_
             "gitRepo",
             "clone the repository into an emptyDir with an init container",
         ),
-        ("{name: data, cinder: {volumeID: c}}", "cinder", "the CSI driver cinder.csi.openstack.org serves them"),
     ] {
         let volume = parse(yaml).expect(yaml);
         assert_eq!(volume.word(), word);

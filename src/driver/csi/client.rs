@@ -1,0 +1,198 @@
+//! Calls of a CSI driver's node service, one at a time, each with a time limit.
+//!
+//! A call is made on the thread of its volume, which waits for it. What the driver answers is final unless it says that the
+//! work may go on or be tried again, or there is no answer: those are [uncertain](DriverError::is_uncertain).
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Response, Status};
+use tower::service_fn;
+
+use crate::csi::v1::node_client::NodeClient;
+use crate::csi::v1::node_service_capability::rpc::Type;
+use crate::csi::v1::node_service_capability::{Rpc, Type as Kind};
+use crate::csi::v1::{
+    NodeGetCapabilitiesRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest,
+};
+use crate::driver::DriverError;
+
+/// How long a call may take (the kubelet's limit).
+const DEADLINE: Duration = Duration::from_secs(120);
+/// How long a driver may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Most characters of a driver's own words in an error.
+const MOST_WORDS: usize = 300;
+
+/// A CSI driver that podfs is connected to.
+pub(super) struct Client {
+    runtime: Runtime,
+    node: NodeClient<Channel>,
+    driver: String,
+}
+
+/// What a driver can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Capabilities {
+    /// A volume is staged once for the node.
+    pub(super) stage: bool,
+    /// The driver gives a volume to the pod's group itself.
+    pub(super) mount_group: bool,
+    /// The driver knows volumes that one pod writes, and those that several pods of a node write.
+    pub(super) multi_writer: bool,
+}
+
+impl Client {
+    /// Connects to the driver that listens at `socket`.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub(super) fn connect(driver: &str, socket: &Path) -> Result<Client, DriverError> {
+        let runtime = runtime()?;
+        let connected = runtime.block_on(async { timeout(CONNECT, channel(socket)).await });
+        let channel = match connected {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => {
+                return Err(DriverError::refused(format!(
+                    "CSI driver {driver} does not listen at {}: {}",
+                    socket.display(),
+                    root_cause(&error)
+                )));
+            }
+            Err(_) => {
+                return Err(DriverError::refused(format!(
+                    "CSI driver {driver} accepts no connection at {}",
+                    socket.display()
+                )));
+            }
+        };
+        Ok(Client { runtime, node: NodeClient::new(channel), driver: driver.to_owned() })
+    }
+
+    pub(super) fn capabilities(&self) -> Result<Capabilities, DriverError> {
+        let mut node = self.node.clone();
+        let answer = self.call("NodeGetCapabilities", node.node_get_capabilities(NodeGetCapabilitiesRequest {}))?;
+        let mut can = Capabilities::default();
+        for capability in answer.capabilities {
+            let Some(Kind::Rpc(Rpc { r#type })) = capability.r#type else { continue };
+            match Type::try_from(r#type) {
+                Ok(Type::StageUnstageVolume) => can.stage = true,
+                Ok(Type::VolumeMountGroup) => can.mount_group = true,
+                Ok(Type::SingleNodeMultiWriter) => can.multi_writer = true,
+                _ => {}
+            }
+        }
+        Ok(can)
+    }
+
+    pub(super) fn stage(&self, request: NodeStageVolumeRequest) -> Result<(), DriverError> {
+        let mut node = self.node.clone();
+        self.call("NodeStageVolume", node.node_stage_volume(request)).map(drop)
+    }
+
+    pub(super) fn publish(&self, request: NodePublishVolumeRequest) -> Result<(), DriverError> {
+        let mut node = self.node.clone();
+        self.call("NodePublishVolume", node.node_publish_volume(request)).map(drop)
+    }
+
+    pub(super) fn unpublish(&self, volume_id: &str, target: &str) -> Result<(), DriverError> {
+        let request = NodeUnpublishVolumeRequest { volume_id: volume_id.to_owned(), target_path: target.to_owned() };
+        let mut node = self.node.clone();
+        self.call("NodeUnpublishVolume", node.node_unpublish_volume(request)).map(drop)
+    }
+
+    pub(super) fn unstage(&self, volume_id: &str, staging: &str) -> Result<(), DriverError> {
+        let request =
+            NodeUnstageVolumeRequest { volume_id: volume_id.to_owned(), staging_target_path: staging.to_owned() };
+        let mut node = self.node.clone();
+        self.call("NodeUnstageVolume", node.node_unstage_volume(request)).map(drop)
+    }
+
+    fn call<T>(
+        &self,
+        method: &str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, DriverError> {
+        let at = |what: &str| format!("CSI driver {}: {method} {what}", self.driver);
+        match self.runtime.block_on(async { timeout(DEADLINE, answer).await }) {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => {
+                let words: String = status.message().chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
+                let sentence = at(&format!("failed ({:?}): {words}", status.code()));
+                Err(DriverError { sentence, is_uncertain: is_uncertain(&status) })
+            }
+            Err(_) => {
+                let seconds = DEADLINE.as_secs();
+                Err(DriverError::uncertain(at(&format!("has not answered for {seconds} s; see the driver's log"))))
+            }
+        }
+    }
+}
+
+/// Whether the driver may have done what it was asked for, or may do it yet. A driver that ends before it answers gives no
+/// status of its own.
+fn is_uncertain(status: &Status) -> bool {
+    let is_the_drivers = status.source().is_none();
+    let code = status.code();
+    !is_the_drivers
+        || matches!(
+            code,
+            Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
+        )
+}
+
+/// The innermost error, which is the kernel's.
+fn root_cause(error: &dyn Error) -> &dyn Error {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause
+}
+
+/// A connection to a socket of the node.
+pub(super) async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    let socket: PathBuf = socket.to_owned();
+    let connect = move |_: Uri| {
+        let socket = socket.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+    };
+    // The address names nobody: the connector knows the socket.
+    Endpoint::from_static("http://localhost").connect_with_connector(service_fn(connect)).await
+}
+
+/// What runs the calls of one volume.
+pub(super) fn runtime() -> Result<Runtime, DriverError> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    built.map_err(|error| DriverError::refused(format!("cannot call a driver: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vm_04_codes_after_which_the_work_may_go_on_are_uncertain() {
+        for (code, uncertain) in [
+            (Code::Cancelled, true),
+            (Code::DeadlineExceeded, true),
+            (Code::Unavailable, true),
+            (Code::ResourceExhausted, true),
+            (Code::Aborted, true),
+            (Code::InvalidArgument, false),
+            (Code::NotFound, false),
+            (Code::Internal, false),
+            (Code::FailedPrecondition, false),
+            (Code::Unknown, false),
+        ] {
+            assert_eq!(is_uncertain(&Status::new(code, "")), uncertain, "{code:?}");
+        }
+    }
+}

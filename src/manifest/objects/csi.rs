@@ -1,0 +1,142 @@
+//! What the cluster says of CSI drivers: how they want to be called, and which volumes are attached to which nodes.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::Content;
+use super::parse::{LongMetadata, Parsed};
+
+/// How a CSI driver wants to be called. Without such an object, the defaults of the API hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsiDriver {
+    /// Volumes have to be attached to the node first.
+    pub attach_required: bool,
+    /// The driver is told which pod a volume is for.
+    pub pod_info_on_mount: bool,
+    /// The driver is called again from time to time.
+    pub requires_republish: bool,
+    /// When files are given to the pod's group.
+    pub fs_group_policy: DriverFsGroupPolicy,
+    /// The tokens of the pod's service account that the driver gets.
+    pub token_requests: Vec<TokenRequest>,
+    /// Tokens go among the secrets, and not among the attributes.
+    pub tokens_in_secrets: bool,
+}
+
+impl Default for CsiDriver {
+    fn default() -> CsiDriver {
+        CsiDriver {
+            attach_required: true,
+            pod_info_on_mount: false,
+            requires_republish: false,
+            fs_group_policy: DriverFsGroupPolicy::default(),
+            token_requests: Vec::new(),
+            tokens_in_secrets: false,
+        }
+    }
+}
+
+/// When files of a driver's volume are given to the pod's group (`fsGroupPolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverFsGroupPolicy {
+    /// If the volume has a file system of its own for one node.
+    #[default]
+    ReadWriteOnceWithFsType,
+    /// Always.
+    File,
+    /// Never.
+    None,
+}
+
+/// A token that a driver gets.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenRequest {
+    /// Who accepts it; the API server if it is empty.
+    #[serde(default)]
+    pub audience: String,
+    /// How long it is to live, in seconds.
+    pub expiration_seconds: Option<i64>,
+}
+
+/// That a volume is attached to a node, or is going to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeAttachment {
+    /// It is attached.
+    pub attached: bool,
+    /// What the driver has to know of it.
+    pub metadata: BTreeMap<String, String>,
+    /// Why it could not be attached.
+    pub error: Option<String>,
+    /// It is being detached.
+    pub deleting: bool,
+}
+
+#[derive(Deserialize)]
+pub(super) struct CsiDriverObject {
+    #[serde(default)]
+    metadata: LongMetadata,
+    #[serde(default)]
+    spec: CsiDriverSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CsiDriverSpec {
+    attach_required: Option<bool>,
+    pod_info_on_mount: Option<bool>,
+    requires_republish: Option<bool>,
+    fs_group_policy: Option<String>,
+    token_requests: Option<Vec<TokenRequest>>,
+    service_account_token_in_secrets: Option<bool>,
+}
+
+pub(super) fn csi_driver(object: CsiDriverObject) -> Parsed {
+    let CsiDriverObject { metadata, spec } = object;
+    let driver = CsiDriver {
+        attach_required: spec.attach_required.unwrap_or(true),
+        pod_info_on_mount: spec.pod_info_on_mount.unwrap_or(false),
+        requires_republish: spec.requires_republish.unwrap_or(false),
+        fs_group_policy: match spec.fs_group_policy.as_deref() {
+            Some("File") => DriverFsGroupPolicy::File,
+            Some("None") => DriverFsGroupPolicy::None,
+            _ => DriverFsGroupPolicy::ReadWriteOnceWithFsType,
+        },
+        token_requests: spec.token_requests.unwrap_or_default(),
+        tokens_in_secrets: spec.service_account_token_in_secrets.unwrap_or(false),
+    };
+    Parsed { metadata: metadata.short(), immutable: false, content: Content::CsiDriver(driver) }
+}
+
+#[derive(Deserialize)]
+pub(super) struct VolumeAttachmentObject {
+    #[serde(default)]
+    metadata: LongMetadata,
+    #[serde(default)]
+    status: VolumeAttachmentStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VolumeAttachmentStatus {
+    attached: Option<bool>,
+    attachment_metadata: Option<BTreeMap<String, String>>,
+    attach_error: Option<VolumeError>,
+}
+
+#[derive(Deserialize)]
+struct VolumeError {
+    message: Option<String>,
+}
+
+pub(super) fn volume_attachment(object: VolumeAttachmentObject) -> Parsed {
+    let VolumeAttachmentObject { metadata, status } = object;
+    let attachment = VolumeAttachment {
+        attached: status.attached.unwrap_or(false),
+        metadata: status.attachment_metadata.unwrap_or_default(),
+        error: status.attach_error.map(|error| error.message.unwrap_or_default()),
+        deleting: metadata.deletion_timestamp.is_some(),
+    };
+    Parsed { metadata: metadata.short(), immutable: false, content: Content::VolumeAttachment(attachment) }
+}

@@ -1,0 +1,307 @@
+//! A CSI driver that does what a test says: it mounts directories by bind mounts, writes down each call, and fails, is late or
+//! lies where it is told to. It listens and registers as drivers do.
+//!
+//! It stands for a driver of another vendor, which this machine does not have. It shows what podfs asks and what podfs makes of
+//! each answer; it does not show that a certain vendor's driver understands podfs.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use podfs::csi::registration::registration_server::{Registration, RegistrationServer};
+use podfs::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use podfs::csi::v1::node_server::{Node, NodeServer};
+use podfs::csi::v1::node_service_capability::rpc::Type;
+use podfs::csi::v1::node_service_capability::{Rpc, Type as Kind};
+use podfs::csi::v1::*;
+use tokio::net::UnixListener;
+use tokio::runtime::Runtime;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+/// The name that the driver registers with.
+pub const DRIVER: &str = "disk.csi.acme.com";
+
+/// What a driver does in place of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails, before the work.
+    Fails(Code),
+    /// It works, and fails.
+    FailsAfterTheWork(Code),
+    /// It never answers.
+    Hangs,
+    /// It says that it has worked, and has not.
+    Lies,
+    /// It kills the process of this id after the work, and never answers.
+    Kills(i32),
+}
+
+/// What the driver has been told and done.
+#[derive(Default)]
+pub struct Script {
+    capabilities: Vec<Type>,
+    /// One for each coming call of a method; without one it works.
+    faults: HashMap<&'static str, Vec<Fault>>,
+    /// Faults of all calls of a method.
+    always: HashMap<&'static str, Fault>,
+    calls: Vec<String>,
+    published: Vec<NodePublishVolumeRequest>,
+    staged: Vec<NodeStageVolumeRequest>,
+}
+
+/// A driver that listens until it is dropped.
+pub struct CsiDriver {
+    script: Arc<Mutex<Script>>,
+    source: PathBuf,
+    runtime: Option<Runtime>,
+}
+
+impl CsiDriver {
+    /// A driver with these capabilities, which registers below `root` and mounts `source`.
+    pub fn start(root: &Path, source: &Path, capabilities: &[Type]) -> CsiDriver {
+        let script = Script { capabilities: capabilities.to_vec(), ..Script::default() };
+        let mut driver = CsiDriver { script: Arc::new(Mutex::new(script)), source: source.to_owned(), runtime: None };
+        driver.listen(root);
+        driver
+    }
+
+    /// Listens at a socket of its own, and at a socket of the registry that names it.
+    pub fn listen(&mut self, root: &Path) {
+        let own = root.join("plugins").join(DRIVER);
+        let registry = root.join("plugins_registry");
+        fs::create_dir_all(&own).expect("a directory");
+        fs::create_dir_all(&registry).expect("a directory");
+        // Not at the usual place: podfs has to ask the registration.
+        let (socket, registration) = (own.join("own.sock"), registry.join("acme-reg.sock"));
+        for path in [&socket, &registration] {
+            let _ = fs::remove_file(path);
+        }
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        let node = NodeService { script: Arc::clone(&self.script), source: self.source.clone() };
+        let register = RegistrationService { endpoint: socket.display().to_string() };
+        runtime.block_on(async {
+            let (node_socket, registration) =
+                (UnixListener::bind(&socket).expect("bound"), UnixListener::bind(&registration).expect("bound"));
+            let nodes = Server::builder().add_service(NodeServer::new(node));
+            tokio::spawn(nodes.serve_with_incoming(UnixListenerStream::new(node_socket)));
+            let registrations = Server::builder().add_service(RegistrationServer::new(register));
+            tokio::spawn(registrations.serve_with_incoming(UnixListenerStream::new(registration)));
+        });
+        self.runtime = Some(runtime);
+    }
+
+    /// The next call of a method goes wrong like this; further ones after that.
+    pub fn fail(&self, method: &'static str, fault: Fault) {
+        self.script().faults.entry(method).or_default().push(fault);
+    }
+
+    /// All calls of a method go wrong like this.
+    pub fn fail_always(&self, method: &'static str, fault: Option<Fault>) {
+        match fault {
+            Some(fault) => drop(self.script().always.insert(method, fault)),
+            None => drop(self.script().always.remove(method)),
+        }
+    }
+
+    /// The methods that were called, in order; those that only ask are left out.
+    pub fn calls(&self) -> Vec<String> {
+        self.script().calls.clone()
+    }
+
+    /// How often a method was called.
+    pub fn count(&self, method: &str) -> usize {
+        self.calls().iter().filter(|call| *call == method).count()
+    }
+
+    /// What the last NodePublishVolume was told.
+    pub fn published(&self) -> NodePublishVolumeRequest {
+        self.script().published.last().expect("NodePublishVolume was called").clone()
+    }
+
+    /// What the last NodeStageVolume was told.
+    pub fn staged(&self) -> NodeStageVolumeRequest {
+        self.script().staged.last().expect("NodeStageVolume was called").clone()
+    }
+
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().expect("no test panics with it")
+    }
+}
+
+impl Drop for CsiDriver {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct RegistrationService {
+    endpoint: String,
+}
+
+#[tonic::async_trait]
+impl Registration for RegistrationService {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: "CSIPlugin".to_owned(),
+            name: DRIVER.to_owned(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        _: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+struct NodeService {
+    script: Arc<Mutex<Script>>,
+    source: PathBuf,
+}
+
+impl NodeService {
+    /// Writes a call down, and works unless it is told otherwise.
+    async fn call<T: Default>(
+        &self,
+        method: &'static str,
+        work: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<Response<T>, Status> {
+        let fault = {
+            let mut script = self.script.lock().expect("no test panics with it");
+            script.calls.push(method.to_owned());
+            let next = script.faults.get_mut(method).filter(|faults| !faults.is_empty()).map(|faults| faults.remove(0));
+            next.or_else(|| script.always.get(method).copied())
+        };
+        match fault {
+            Some(Fault::Fails(code)) => return Err(Status::new(code, "as the test says")),
+            Some(Fault::Hangs) => std::future::pending::<()>().await,
+            Some(Fault::Lies) => return Ok(Response::new(T::default())),
+            _ => {}
+        }
+        work()?;
+        match fault {
+            Some(Fault::FailsAfterTheWork(code)) => return Err(Status::new(code, "as the test says")),
+            Some(Fault::Kills(pid)) => {
+                let killed = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+                killed.expect("it is there");
+                std::future::pending::<()>().await;
+            }
+            _ => {}
+        }
+        Ok(Response::new(T::default()))
+    }
+}
+
+/// Drivers have to be idempotent: what is mounted stays as it is.
+fn bind(source: &Path, target: &Path) -> Result<(), Status> {
+    let _ = fs::create_dir(target);
+    if is_mounted(target) {
+        return Ok(());
+    }
+    let none: Option<&str> = None;
+    mount(Some(source), target, none, MsFlags::MS_BIND, none).map_err(|errno| Status::internal(errno.to_string()))
+}
+
+fn unbind(target: &Path) -> Result<(), Status> {
+    if is_mounted(target) {
+        umount2(target, MntFlags::empty()).map_err(|errno| Status::internal(format!("umount: {errno}")))?;
+    }
+    Ok(())
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").expect("a table");
+    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+}
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let staging = PathBuf::from(&request.staging_target_path);
+        self.script.lock().expect("no test panics with it").staged.push(request);
+        self.call("NodeStageVolume", || bind(&self.source, &staging)).await
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let staging = PathBuf::from(request.into_inner().staging_target_path);
+        self.call("NodeUnstageVolume", || unbind(&staging)).await
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let target = PathBuf::from(&request.target_path);
+        let source = match request.staging_target_path.as_str() {
+            "" => self.source.clone(),
+            staging => PathBuf::from(staging),
+        };
+        let is_staged = request.staging_target_path.is_empty() || is_mounted(&source);
+        self.script.lock().expect("no test panics with it").published.push(request);
+        self.call("NodePublishVolume", || {
+            let staged = is_staged.then_some(()).ok_or_else(|| Status::failed_precondition("it is not staged"));
+            staged.and_then(|()| bind(&source, &target))
+        })
+        .await
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let target = PathBuf::from(request.into_inner().target_path);
+        self.call("NodeUnpublishVolume", || {
+            unbind(&target)?;
+            let _ = fs::remove_dir(&target);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        _: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        Err(Status::unimplemented("the test needs none"))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        _: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        self.call("NodeExpandVolume", || Ok(())).await
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let capabilities = self.script.lock().expect("no test panics with it").capabilities.clone();
+        let capability = |kind: Type| NodeServiceCapability { r#type: Some(Kind::Rpc(Rpc { r#type: kind.into() })) };
+        Ok(Response::new(NodeGetCapabilitiesResponse {
+            capabilities: capabilities.into_iter().map(capability).collect(),
+        }))
+    }
+
+    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
+        Ok(Response::new(NodeGetInfoResponse { node_id: "worker-1".to_owned(), ..NodeGetInfoResponse::default() }))
+    }
+}

@@ -1,0 +1,378 @@
+//! csi volumes: what a CSI driver mounts, with a driver that does what a test says.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::*;
+use crate::csi_driver::{CsiDriver, DRIVER, Fault};
+use nix::sys::signal::Signal;
+use podfs::csi::v1::node_service_capability::rpc::Type;
+use tonic::Code;
+
+const BOTH: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
+const STAGES: &[Type] = &[Type::StageUnstageVolume];
+
+struct Rig {
+    fixture: Fixture,
+    source: PathBuf,
+}
+
+impl Rig {
+    /// A pod on node worker-1, a driver that needs no attachment, and a claim bound to its volume `pv-1`.
+    fn new(volumes: &str) -> Rig {
+        let rig = Rig { fixture: Fixture::new(""), source: PathBuf::new() };
+        let rig = Rig { source: rig.fixture.path("source"), ..rig };
+        rig.write_pod("pod.yaml", "web", volumes);
+        rig.fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+        rig.fixture.write("objects/key.json", &secret("key", &[("password", "hunter2")]));
+        rig.write_driver("attachRequired: false");
+        rig.write_volume("volumeHandle: a/../b");
+        fs::create_dir(&rig.source).expect("a directory");
+        fs::write(rig.source.join("file"), "1").expect("written");
+        rig
+    }
+
+    fn write_pod(&self, file: &str, name: &str, volumes: &str) {
+        let manifest = pod(volumes).replace("name: web,", &format!("name: {name},"));
+        self.fixture.write(file, &manifest.replace("spec:\n", "spec:\n  nodeName: worker-1\n"));
+    }
+
+    fn write_driver(&self, spec: &str) {
+        let driver = format!(
+            "{{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {{name: {DRIVER}}}, spec: {{{spec}}}}}"
+        );
+        self.fixture.write("objects/driver.yaml", &driver);
+    }
+
+    fn write_volume(&self, fields: &str) {
+        let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {volumeName: pv-1}}";
+        let volume = format!(
+            "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{claimRef: {{namespace: default, \
+             name: data}}, accessModes: [ReadWriteOnce], mountOptions: [noatime], csi: {{driver: {DRIVER}, fsType: ext4, \
+             {fields}}}}}}}"
+        );
+        self.fixture.write("objects/claim.yaml", &format!("{claim}\n---\n{volume}"));
+    }
+
+    fn root(&self) -> PathBuf {
+        self.fixture.path("root")
+    }
+
+    fn driver(&self, capabilities: &[Type]) -> CsiDriver {
+        CsiDriver::start(&self.root(), &self.source, capabilities)
+    }
+
+    fn run(&self) -> Running {
+        self.fixture.run()
+    }
+
+    /// The directories of the driver stay.
+    #[track_caller]
+    fn assert_nothing_left(&self) {
+        let root = self.root();
+        assert!(!root.join("pods").exists(), "something of the pod is left");
+        let staged = root.join("plugins/kubernetes.io/csi").join(DRIVER);
+        assert_eq!(staged.read_dir().into_iter().flatten().count(), 0, "something is staged");
+        assert_eq!(self.fixture.mounts(), Vec::<PathBuf>::new());
+        for directory in ["plugins", "plugins_registry"] {
+            fs::remove_dir_all(root.join(directory)).expect("nothing is mounted in it");
+        }
+        let _ = fs::remove_dir(root);
+        self.fixture.assert_nothing_left();
+    }
+
+    #[track_caller]
+    fn assert_stops_clean(&self, mut running: Running) {
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        self.assert_nothing_left();
+    }
+}
+
+#[track_caller]
+fn assert_shown(running: &Running) {
+    assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+}
+
+#[test]
+fn cs_01_a_volume_is_staged_published_and_served() {
+    let rig = Rig::new(BOTH);
+    rig.write_volume(
+        "volumeHandle: a/../b, volumeAttributes: {tier: gold}, nodeStageSecretRef: {name: key, namespace: default}, \
+                      nodePublishSecretRef: {name: key, namespace: default}",
+    );
+    let driver = rig.driver(STAGES);
+    let running = rig.run();
+    let volume = running.volume("data");
+    assert!(volume.ends_with(Path::new("volumes/kubernetes.io~csi/pv-1/mount")), "{}", volume.display());
+    assert_shown(&running);
+    fs::write(volume.join("new"), "").expect("written");
+    assert!(rig.source.join("new").exists());
+    let mode = &running.json()["volumes"][0]["mode"];
+    assert!(mode == "passthrough" || mode == "read-write", "{mode}");
+    assert_eq!(driver.calls(), ["NodeStageVolume", "NodePublishVolume"]);
+    let (staged, published) = (driver.staged(), driver.published());
+    let staging = PathBuf::from(&staged.staging_target_path);
+    let directory = staging.parent().expect("a directory");
+    assert!(directory.parent().is_some_and(|of| of.ends_with(Path::new("plugins/kubernetes.io/csi").join(DRIVER))));
+    assert_eq!(directory.file_name().expect("a name").len(), 64, "a handle with slashes is no path");
+    assert!(staging.ends_with("globalmount"));
+    let data = fs::read_to_string(directory.join("vol_data.json")).expect("written");
+    assert!(data.contains(r#""volumeHandle":"a/../b""#), "{data}");
+    assert_eq!(published.staging_target_path, staged.staging_target_path);
+    assert!(published.target_path.ends_with("/plugins/kubernetes.io~csi/pv-1/mount"), "{}", published.target_path);
+    for (id, secrets, context) in [
+        (&staged.volume_id, &staged.secrets, &staged.volume_context),
+        (&published.volume_id, &published.secrets, &published.volume_context),
+    ] {
+        assert_eq!(
+            (id.as_str(), secrets["password"].as_str(), context["tier"].as_str()),
+            ("a/../b", "hunter2", "gold")
+        );
+    }
+    let capability = format!("{:?}", published.volume_capability);
+    assert!(capability.contains("ext4"), "{capability}");
+    assert!(!running.log().contains("hunter2"), "{}", running.log());
+    rig.assert_stops_clean(running);
+    assert_eq!(driver.calls()[2..], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
+}
+
+#[test]
+fn cs_02_an_inline_volume_is_published_alone_with_what_its_pod_is() {
+    let volumes = format!(
+        "[{{name: data, csi: {{driver: {DRIVER}, readOnly: true, volumeAttributes: {{tier: gold}}, \
+         nodePublishSecretRef: {{name: key}}}}}}]"
+    );
+    let rig = Rig::new(&volumes);
+    rig.write_driver("attachRequired: false, podInfoOnMount: true");
+    let driver = rig.driver(STAGES);
+    let running = rig.run();
+    assert_shown(&running);
+    assert!(running.volume("data").ends_with("volumes/kubernetes.io~csi/data/mount"));
+    assert_eq!(driver.calls(), ["NodePublishVolume"]);
+    let told = driver.published();
+    assert!(told.volume_id.starts_with("csi-") && told.volume_id.len() == 68, "{}", told.volume_id);
+    assert!(told.readonly && told.staging_target_path.is_empty());
+    for (key, value) in [
+        ("pod.name", "web"),
+        ("pod.namespace", "default"),
+        ("pod.uid", &running.uid()),
+        ("serviceAccount.name", "default"),
+        ("ephemeral", "true"),
+    ] {
+        assert_eq!(told.volume_context[&format!("csi.storage.k8s.io/{key}")], value);
+    }
+    assert_eq!((told.volume_context["tier"].as_str(), told.secrets["password"].as_str()), ("gold", "hunter2"));
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_03_a_driver_may_register_later_and_the_volume_waits_by_its_name() {
+    let rig = Rig::new(BOTH);
+    let mut running = rig.fixture.start();
+    running.wait_log(&format!("CSI driver {DRIVER} is not registered on this node"));
+    eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+    assert!(!running.is_ready());
+    let _driver = rig.driver(STAGES);
+    running.wait_ready();
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_hears_of_the_attachment() {
+    let rig = Rig::new(BOTH);
+    rig.write_driver("podInfoOnMount: false");
+    let driver = rig.driver(STAGES);
+    let mut running = rig.fixture.start();
+    running.wait_log("is not attached to node \"worker-1\" yet: there is no VolumeAttachment csi-");
+    let log = running.log();
+    let name = log.split("VolumeAttachment ").nth(1).and_then(|rest| rest.split([';', ' ']).next()).expect("a name");
+    let attachment = |status: &str| {
+        let object = format!(
+            "{{apiVersion: storage.k8s.io/v1, kind: VolumeAttachment, metadata: {{name: {name}}}, status: {{{status}}}}}"
+        );
+        rig.fixture.write("objects/attachment.yaml", &object);
+    };
+    attachment("attached: false, attachError: {message: no such disk}");
+    running.wait_log("no such disk");
+    assert_eq!(driver.calls(), Vec::<String>::new());
+    attachment("attached: true, attachmentMetadata: {device: /dev/sdx}");
+    running.wait_ready();
+    assert_eq!(driver.staged().publish_context["device"], "/dev/sdx");
+    assert_eq!(driver.published().publish_context["device"], "/dev/sdx");
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_05_two_pods_share_what_is_staged_and_the_last_one_unstages_it() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    let first = rig.run();
+    rig.write_pod("pod.yaml", "other", BOTH);
+    let mut second = rig.run();
+    assert_shown(&second);
+    assert_eq!((driver.count("NodeStageVolume"), driver.count("NodePublishVolume")), (1, 2));
+    assert_eq!(second.stop().code(), Some(0), "{}", second.log());
+    assert_eq!((driver.count("NodeUnpublishVolume"), driver.count("NodeUnstageVolume")), (1, 0));
+    assert_shown(&first);
+    rig.assert_stops_clean(first);
+    assert_eq!((driver.count("NodeUnpublishVolume"), driver.count("NodeUnstageVolume")), (2, 1));
+}
+
+#[test]
+fn vm_04_what_failed_is_not_undone_and_what_is_uncertain_is() {
+    for (method, code, undone) in [
+        ("NodeStageVolume", Code::Internal, false),
+        ("NodeStageVolume", Code::DeadlineExceeded, true),
+        ("NodePublishVolume", Code::InvalidArgument, false),
+        ("NodePublishVolume", Code::Aborted, true),
+    ] {
+        let rig = Rig::new(BOTH);
+        let driver = rig.driver(STAGES);
+        driver.fail_always(method, Some(Fault::Fails(code)));
+        let mut running = rig.fixture.start();
+        running.wait_log(&format!("CSI driver {DRIVER}: {method} failed ({code:?}): as the test says"));
+        eventually("the other volume is up", || running.log().contains("volume is current"));
+        assert!(!running.is_ready());
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        let undo = if method == "NodeStageVolume" { "NodeUnstageVolume" } else { "NodeUnpublishVolume" };
+        assert_eq!(driver.count(undo) > 0, undone, "{method} {code:?}: {:?}", driver.calls());
+        rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    for method in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
+        driver.fail(method, Fault::FailsAfterTheWork(Code::Unavailable));
+        driver.fail(method, Fault::FailsAfterTheWork(Code::Internal));
+    }
+    let running = rig.run();
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_07_a_podfs_that_is_killed_during_a_call_leaves_nothing_and_unstages_nothing_that_is_used() {
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        let rig = Rig::new(BOTH);
+        let driver = rig.driver(STAGES);
+        driver.fail_always(method, Some(Fault::Fails(Code::Unavailable)));
+        let mut running = rig.fixture.start();
+        eventually("the driver is called", || driver.count(method) > 0);
+        driver.fail_always(method, Some(Fault::Kills(running.pid().as_raw())));
+        running.wait();
+        driver.fail_always(method, None);
+        let running = rig.run();
+        assert_shown(&running);
+        assert_eq!((driver.count("NodeUnpublishVolume"), driver.count("NodeUnstageVolume")), (0, 0));
+        rig.assert_stops_clean(running);
+    }
+}
+
+#[test]
+fn cs_07_a_podfs_that_is_killed_while_it_ends_is_finished_by_cleanup() {
+    for method in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+        let rig = Rig::new(BOTH);
+        let driver = rig.driver(STAGES);
+        let mut running = rig.run();
+        driver.fail(method, Fault::Kills(running.pid().as_raw()));
+        running.signal(Signal::SIGTERM);
+        running.wait();
+        eventually("its processes have ended", || rig.fixture.processes().is_empty());
+        let outcome = rig.fixture.cleanup(&[]);
+        assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
+        rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn cs_07_volumes_outlive_a_killed_podfs_and_its_driver() {
+    let rig = Rig::new(BOTH);
+    let mut driver = rig.driver(STAGES);
+    let mut running = rig.run();
+    rig.fixture.kill_supervisor(&mut running);
+    let running = rig.run();
+    assert_shown(&running);
+    assert_eq!((driver.count("NodeStageVolume"), driver.count("NodePublishVolume")), (1, 1));
+    // The driver is started anew.
+    driver.listen(&rig.root());
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_08_a_driver_that_hangs_holds_up_no_other_volume_and_no_other_pod() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    driver.fail("NodeStageVolume", Fault::Hangs);
+    let mut running = rig.fixture.start();
+    eventually("the driver is called", || driver.count("NodeStageVolume") == 1);
+    eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+    rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    let config = rig.fixture.mounts().remove(0);
+    wait_content(&config.join("a"), "2");
+    rig.fixture.kill_both(&mut running);
+    let outcome = rig.fixture.cleanup(&[]);
+    assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
+    rig.assert_nothing_left();
+}
+
+#[test]
+fn cs_09_a_driver_that_says_it_worked_and_did_not_is_told() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    driver.fail_always("NodePublishVolume", Some(Fault::Lies));
+    let mut running = rig.fixture.start();
+    running.wait_log("/plugins/kubernetes.io~csi/pv-1/mount cannot be used: it does not exist");
+    assert!(!running.is_ready());
+    driver.fail_always("NodePublishVolume", None);
+    running.wait_ready();
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
+    for (policy, capabilities, given) in [
+        ("ReadWriteOnceWithFSType", STAGES, true),
+        ("File", STAGES, true),
+        ("None", STAGES, false),
+        ("File", &[Type::StageUnstageVolume, Type::VolumeMountGroup][..], false),
+    ] {
+        let rig = Rig::new(BOTH);
+        rig.write_driver(&format!("attachRequired: false, fsGroupPolicy: {policy}"));
+        let manifest = fs::read_to_string(rig.fixture.pod()).expect("a manifest");
+        rig.fixture.write("pod.yaml", &manifest.replace("spec:\n", "spec:\n  securityContext: {fsGroup: 4711}\n"));
+        let driver = rig.driver(capabilities);
+        let running = rig.run();
+        let group = fs::metadata(running.volume("data").join("file")).expect("shown").gid();
+        assert_eq!(group == 4711, given, "{policy} {capabilities:?}");
+        let told = driver.published().volume_capability.and_then(|capability| capability.access_type);
+        let by_driver = capabilities.contains(&Type::VolumeMountGroup);
+        let podfs::csi::v1::volume_capability::AccessType::Mount(mount) = told.expect("a mount") else {
+            panic!("a mount")
+        };
+        assert_eq!(mount.volume_mount_group, if by_driver { "4711" } else { "" });
+        assert_eq!(mount.mount_flags, ["noatime"]);
+        rig.assert_stops_clean(running);
+    }
+}
+
+#[test]
+fn cs_11_a_driver_that_wants_it_is_called_again_when_something_changes() {
+    let rig = Rig::new(BOTH);
+    rig.write_driver("attachRequired: false, requiresRepublish: true");
+    let driver = rig.driver(STAGES);
+    let running = rig.run();
+    let before = driver.count("NodePublishVolume");
+    driver.fail("NodePublishVolume", Fault::Fails(Code::Internal));
+    rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    eventually("the driver is called again", || driver.count("NodePublishVolume") >= before + 2);
+    assert_shown(&running);
+    assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
+    rig.assert_stops_clean(running);
+}
