@@ -2,14 +2,14 @@
 //!
 //! The answers make a warm file silent, as those of a [projection](crate::projection::filesystem): the kernel remembers
 //! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system
-//! calls. Bytes change here, by [`SharedLiveTree::swap`]:
+//! calls. Bytes change here, by `SharedLiveTree::swap`:
 //!
-//! 1. The nodes that change are marked. A request for bytes or attributes of one waits from here on, at most [`PATIENCE`].
+//! 1. The nodes that change are marked. A request for bytes or attributes of one waits from here on, at most `SWAP_TIMEOUT`.
 //! 2. The kernel forgets their attributes, and then drops their pages; it waits for pages that are being read.
 //! 3. If nothing was said of them since 1, the tree shows the other bytes, and what waited is answered from these. So the
 //!    kernel never has old bytes with the new size, or new bytes with the old one, for a page of its own to show.
-//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter has the old bytes after [`PATIENCE`], and all of it
-//!    begins again. After [`ATTEMPTS`] the bytes are swapped anyway, and the pages dropped once more.
+//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter has the old bytes after `SWAP_TIMEOUT`, and all of it
+//!    begins again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
 //!
 //! A wait at 2 is the wait of a child process, which a kill of the server does not keep from ending
 //! ([`page_invalidator`](crate::session::drop_content_of)).
@@ -33,7 +33,7 @@ use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, dr
 use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
-const PATIENCE: Duration = Duration::from_millis(5);
+const SWAP_TIMEOUT: Duration = Duration::from_millis(5);
 /// How often it is tried to swap bytes while nothing is said of them. Only many readers of cold pages come in between.
 const ATTEMPTS: u32 = 8;
 
@@ -57,12 +57,12 @@ impl SharedLiveTree {
         self.0.tree.lock().expect("a thread that panics ends the process")
     }
 
-    /// The tree when nothing of it is about to change that `concerns` finds; at the latest after [`PATIENCE`].
+    /// The tree when nothing of it is about to change that `concerns` finds; at the latest after `SWAP_TIMEOUT`.
     fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<u64>) -> MutexGuard<'_, LiveTree> {
         let is_changing = |tree: &mut LiveTree| {
             !tree.changing.is_empty() && concerns(tree).is_some_and(|node| tree.changing.contains(&node))
         };
-        let waited = self.0.swapped.wait_timeout_while(self.lock(), PATIENCE, is_changing);
+        let waited = self.0.swapped.wait_timeout_while(self.lock(), SWAP_TIMEOUT, is_changing);
         let (mut tree, waited) = waited.expect("a thread that panics ends the process");
         tree.disturbed |= waited.timed_out();
         tree
