@@ -117,7 +117,7 @@ pub enum Request {
     Serve {
         /// Its number from now on.
         volume: VolumeId,
-        /// For who adopts it.
+        /// For the supervisor that adopts it.
         about: Value,
         /// How its root looks.
         root: Root,
@@ -129,7 +129,7 @@ pub enum Request {
     Pass {
         /// Its number from now on.
         volume: VolumeId,
-        /// For who adopts it.
+        /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
         options: Options,
@@ -138,7 +138,7 @@ pub enum Request {
     Export {
         /// Its number from now on.
         volume: VolumeId,
-        /// For who adopts it.
+        /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
         options: Box<nfs::options::Options>,
@@ -147,7 +147,7 @@ pub enum Request {
     Mirror {
         /// Its number from now on.
         volume: VolumeId,
-        /// For who adopts it.
+        /// For the supervisor that adopts it.
         about: Value,
         /// The projection.
         of: VolumeId,

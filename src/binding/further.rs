@@ -1,4 +1,4 @@
-//! What volumes refer to by way of other objects: a claim leads to its PersistentVolume, that to a driver, and the driver to an
+//! What volumes refer to through other objects: a claim leads to its PersistentVolume, that to a driver, and the driver to an
 //! attachment, Secrets and tokens. A source that knows more objects finds more of them.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ pub struct Further {
     pub tokens: BTreeSet<TokenKey>,
 }
 
-/// What these volumes of the pod refer to by way of `objects`.
+/// What these volumes of the pod refer to through `objects`.
 pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> Further {
     let mut further = Further::default();
     for volume in volumes {

@@ -30,7 +30,7 @@ pub(super) struct SourceOptions {
     /// Whether the pod's file is read once, and not watched.
     #[arg(skip)]
     pub(super) pod_once: bool,
-    /// Whether no token is asked for: those who look do not see it.
+    /// Whether podfs asks for no token, because its output shows none.
     #[arg(skip)]
     pub(super) without_tokens: bool,
     /// The node that podfs serves: a pod of the API server that is on another one is refused.

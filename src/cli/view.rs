@@ -23,7 +23,7 @@ use crate::supervisor::run::signals::StopSignals;
 use crate::view::entries::{Reader, Volumes};
 use crate::view::{Audience, View as Mounted};
 
-/// How long a reason for which a volume waits may last before it is told: an API server may still be answering.
+/// How long a reason for which a volume waits may last before podfs reports it: an API server may still be answering.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Mount a live, read-only view of a pod's projected volumes, without root.
@@ -69,7 +69,7 @@ pub(super) struct View {
 impl View {
     pub(super) fn execute(mut self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
-        // Users cannot lock memory. Nobody else can look into it, and there are no core dumps.
+        // Users cannot lock memory. No other user can look into it, and there are no core dumps.
         let _unlocked = memory_lock::protect_memory();
         let (source, snapshot) = self.pod.open(self.reveal)?;
         block_on(&[], self.run(source, snapshot))

@@ -7,7 +7,7 @@
 //!    any more: what a killed supervisor has left there is not in the way.
 //! 3. `staged` says before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
 //!    because no mount outlives that.
-//! 4. The last user unmounts. Nobody is unmounted under: users are counted under the lock.
+//! 4. The last user unmounts. No mount goes while a pod uses it: users are counted under the lock.
 
 use std::fs::{self, File};
 use std::io;

@@ -79,7 +79,7 @@ impl Filesystem for TreeFs {
         }
     }
 
-    /// For users that modes do not bind: nothing is written, and what nobody may run is not run.
+    /// For users that modes do not bind: nothing is written, and what has no execute bit is not run.
     fn access(&self, _: &Request, number: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         match self.tree().node(number.0) {
             None => reply.error(Errno::ENOENT),

@@ -2,7 +2,7 @@
 //! (Kubernetes calls this CSI migration, and the rules are those of its csi-translation-lib); and what serves the kinds that
 //! it has removed.
 //!
-//! The fields of a PersistentVolume are those of a volume in a pod, but for a few: [`Context`] has what tells the two apart.
+//! The fields of a PersistentVolume are those of a volume in a pod, except a few: [`Context`] has what tells the two apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -258,7 +258,7 @@ impl ServerClient {
     /// kernel knows.
     ///
     /// # Errors
-    /// When nobody serves any more.
+    /// When the tree has no server any more.
     pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<u64>> {
         let Update { slots, steps, number, image, time } = update;
         let (slots, steps) = (slots.clone(), steps.clone());
@@ -275,7 +275,7 @@ impl ServerClient {
     /// Lets the server zero the images of live parts that no node needs any more, but these.
     ///
     /// # Errors
-    /// When nobody serves any more.
+    /// When the tree has no server any more.
     pub(crate) fn drop_images(&self, volume: VolumeId, but: Vec<u64>) -> io::Result<()> {
         self.done(&Request::DropImages { volume, but }, &[])
     }
@@ -284,7 +284,7 @@ impl ServerClient {
     /// harm if it was made already.
     ///
     /// # Errors
-    /// When nobody serves any more, or another change comes next.
+    /// When the tree has no server any more, or another change comes next.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
         self.done(&Request::Take { volume, applied }, &[])
     }
@@ -314,7 +314,7 @@ impl ServerClient {
     /// Announces the next changes of a volume, and hands over the generation they attach.
     ///
     /// # Errors
-    /// When nobody serves any more.
+    /// When the tree has no server any more.
     pub(crate) fn announce(
         &self,
         volume: VolumeId,
@@ -349,7 +349,7 @@ impl ServerClient {
     /// Forgets a volume that is unmounted.
     ///
     /// # Errors
-    /// When nobody serves any more.
+    /// When the tree has no server any more.
     pub(crate) fn remove(&self, volume: VolumeId) -> io::Result<()> {
         let held = self.volumes().remove(&volume);
         let told = match &*self.link() {

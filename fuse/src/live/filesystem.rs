@@ -141,7 +141,7 @@ pub struct LiveFilesystem {
 }
 
 impl LiveFilesystem {
-    /// Serves `tree`, notes in `region` how far it has got, and reports each request to whoever reads `trace`.
+    /// Serves `tree`, notes in `region` how far it has got, and reports each request to the reader of `trace`.
     pub(crate) fn new(tree: SharedLiveTree, region: Arc<Region>, undo: Undo, trace: Arc<Trace>) -> Self {
         Self { tree, region, undo, trace }
     }

@@ -68,7 +68,7 @@ pub struct LiveTree {
     announced: VecDeque<Step>,
     /// How many steps were applied since it was mounted.
     applied: u64,
-    /// The last step of a server before this one, if who asked for it may ask again.
+    /// The last step of a server before this one, which the supervisor may repeat.
     asked_before: Option<Step>,
     next: u64,
     time: SystemTime,
@@ -177,7 +177,7 @@ impl LiveTree {
     pub fn announce(&mut self, update: Update) {
         let Update { slots, steps, number, image, time } = update;
         if let Some(before) = self.images.insert(number, image) {
-            // Who had no answer from a server before this one says it again. It is the same memory.
+            // A supervisor that had no answer from a server before this one repeats it. It is the same memory.
             before.disown();
         }
         (self.slots, self.announced, self.newest, self.time) = (slots, steps.into(), Some(number), time);
@@ -547,7 +547,7 @@ impl LiveTree {
         })
     }
 
-    /// Zeroes the images when nobody needs them any more; who serves the tree does that.
+    /// Zeroes the images that no server needs any more; the server of the tree calls it.
     pub fn own_images(&self) {
         self.images.values().for_each(|image| image.own());
     }

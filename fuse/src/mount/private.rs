@@ -253,7 +253,7 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_tree(tree, c"", CLONE | OpenTreeFlags::AT_EMPTY_PATH)
 }
 
-/// Attaches the mount in a mount namespace that nobody else sees, clones it there, or the entry `part` of its root, and detaches
+/// Attaches the mount in a mount namespace of its own, clones it there, or the entry `part` of its root, and detaches
 /// it.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     // Any directory or file does: it is covered in the thread's own namespace only.

@@ -316,7 +316,7 @@ impl Volumes {
         Ok(tree.unlinked())
     }
 
-    /// Zeroes images of live parts that nobody needs.
+    /// Zeroes images of live parts that no server needs.
     pub(super) fn drop_images(&self, number: VolumeId, but: &[u64]) -> io::Result<()> {
         let Content::Live { tree, .. } = &self.volume(number)?.content else { return Err(no_live_parts(number)) };
         tree.lock().drop_images(but);

@@ -28,7 +28,7 @@ use crate::supervisor::status::report::notify;
 /// Calls that may block: starting processes, reading directories.
 const BLOCKING_THREADS: usize = 16;
 
-/// Where kubelets are unless they are told otherwise.
+/// The root directory of a kubelet by default.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// What the daemon serves, and how.

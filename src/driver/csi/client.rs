@@ -164,7 +164,7 @@ pub(super) async fn channel(socket: &Path) -> Result<Channel, tonic::transport::
         let socket = socket.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
     };
-    // The address names nobody: the connector knows the socket.
+    // The address is a placeholder: the connector knows the socket.
     Endpoint::from_static("http://localhost").connect_with_connector(service_fn(connect)).await
 }
 

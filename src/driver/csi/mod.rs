@@ -296,7 +296,7 @@ fn text(path: &Path) -> Result<String, DriverError> {
     let path: PathBuf = path.to_owned();
     path.into_os_string()
         .into_string()
-        .map_err(|path| DriverError::refused(format!("{} is no text, and drivers are told text", path.display())))
+        .map_err(|path| DriverError::refused(format!("{} is not UTF-8, and drivers take text", path.display())))
 }
 
 #[cfg(test)]

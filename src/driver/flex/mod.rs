@@ -181,7 +181,7 @@ impl FlexMount<'_> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
-    /// What the driver is told: its own options, which win, and those of Kubernetes.
+    /// The options of a call: the driver's own, which win, and those of Kubernetes.
     fn options(&self, of_pod: bool, group: bool) -> String {
         let mut options = Map::new();
         let mut set = |key: &str, value: &str| drop(options.insert(format!("kubernetes.io/{key}"), Value::from(value)));
@@ -213,8 +213,7 @@ fn init(program: &Path) -> Result<Capabilities, DriverError> {
 }
 
 fn text(path: &Path) -> Result<&str, DriverError> {
-    path.to_str()
-        .ok_or_else(|| DriverError::refused(format!("{} is no text, and drivers are told text", path.display())))
+    path.to_str().ok_or_else(|| DriverError::refused(format!("{} is not UTF-8, and drivers take text", path.display())))
 }
 
 /// Has the driver unmount what it mounted for a pod, and for the node if no other pod uses it.

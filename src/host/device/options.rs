@@ -11,7 +11,7 @@ pub(super) struct Options {
     pub(super) read_only: bool,
     /// What the mount does not allow, and how it keeps access times (`fsmount(2)`).
     pub(super) attributes: MountAttrFlags,
-    /// What the file system is told (`fsconfig(2)`): a flag, or a key with its value.
+    /// A setting of the file system (`fsconfig(2)`): a flag, or a key with its value.
     pub(super) parameters: Vec<(String, Option<String>)>,
 }
 

@@ -26,7 +26,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The namespace that people mean who name none.
+    /// The namespace of pods that name none.
     ///
     /// # Errors
     /// A kubeconfig that cannot be used.

@@ -12,7 +12,7 @@ use super::parse::{LongMetadata, Parsed};
 pub struct CsiDriver {
     /// Volumes have to be attached to the node first.
     pub attach_required: bool,
-    /// The driver is told which pod a volume is for.
+    /// The driver wants to know the pod of a volume.
     pub pod_info_on_mount: bool,
     /// The driver is called again from time to time.
     pub requires_republish: bool,

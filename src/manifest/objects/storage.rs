@@ -59,9 +59,9 @@ pub enum PersistentSource {
     },
     /// At an NFS server; what is wrong with the address is told when the volume is used.
     Nfs(Result<Nfs, InvalidField>),
-    /// At a CSI driver of the node; what is wrong with the description is told when the volume is used.
+    /// At a CSI driver of the node; podfs reports what is wrong with the description when the volume is used.
     Csi(Result<Box<Csi>, InvalidField>),
-    /// At a FlexVolume driver of the node; what is wrong with the description is told when the volume is used.
+    /// At a FlexVolume driver of the node; podfs reports what is wrong with the description when the volume is used.
     Flex(Result<Box<Flex>, InvalidField>),
     /// Somewhere podfs cannot reach; the word is the manifest's.
     Other(String),

@@ -1,4 +1,4 @@
-//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, but for the look at the real path of a
+//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, except the look at the real path of a
 //! directory of the node.
 //!
 //! Volumes that show objects of the pod's namespace are always allowed: their fields have no namespace. Volumes that show
@@ -32,7 +32,7 @@ const MORE_KINDS: &[&str] = &["emptyDir"];
 /// A volume of a pod, without its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
-    /// The entry of `spec.volumes`, but for the name.
+    /// The entry of `spec.volumes` without its name.
     pub volume: Value,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,

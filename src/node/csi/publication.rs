@@ -34,7 +34,7 @@ pub struct Publication {
     pub pod: PublishedPod,
     /// The name that podfs gives it: unique among the publications of the pod.
     pub name: String,
-    /// The entry of `spec.volumes`, but for the name.
+    /// The entry of `spec.volumes` without its name.
     pub volume: Value,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,

@@ -1,4 +1,4 @@
-//! The directories of the kubelet that volumes appear at. Everything here may block on a file system, but for [`device`].
+//! The directories of the kubelet that volumes appear at. Everything here may block on a file system, except [`device`].
 //!
 //! 1. A path is opened from the kubelet's directory without following a symbolic link, and used through that descriptor. So
 //!    whoever can write to a directory on the way cannot lead podfs elsewhere.

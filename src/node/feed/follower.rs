@@ -186,7 +186,7 @@ impl ObjectFollower {
         }
     }
 
-    /// What the volumes refer to by way of the objects that are known.
+    /// What the volumes refer to through the objects that are known.
     fn further(&self, named: &BTreeSet<Want>) -> Further {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));

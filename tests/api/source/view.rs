@@ -58,7 +58,7 @@ fn a_view_needs_get_and_watch_only_and_reports_what_is_forbidden() {
         let directory = rig.fixture.path("view");
         let mut viewing = rig.view(&directory);
         wait_read(&directory.join("config/key"), "1");
-        // No token is asked for that nobody sees.
+        // podfs asks for no token that it does not show.
         wait_read(&directory.join("access/token"), "");
         assert_eq!(rig.server.count("create", "serviceaccounts/token"), 0);
         viewing.wait_log("podfs: MountVolume.SetUp failed for volume \"keys\" : secrets \"tls\" is forbidden");

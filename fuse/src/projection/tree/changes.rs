@@ -19,7 +19,7 @@ impl Tree {
         if let (Some(before), Some(now)) = (&self.staged, &staged)
             && before.name == now.name
         {
-            // Who had no answer from a server before this one says it again. It is the same memory.
+            // A supervisor that had no answer from a server before this one repeats it. It is the same memory.
             before.image.disown();
         }
         self.announced = steps.into();

@@ -123,7 +123,7 @@ pub struct Tree {
     announced: VecDeque<Step>,
     /// How many steps were applied since the projection was mounted.
     applied: u64,
-    /// The last step of a server before this one, if who asked for it may ask again.
+    /// The last step of a server before this one, which the supervisor may repeat.
     asked_before: Option<Step>,
     next: u64,
     created: SystemTime,

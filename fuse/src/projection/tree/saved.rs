@@ -113,7 +113,7 @@ impl Tree {
         Some(tree)
     }
 
-    /// Zeroes the images when nobody needs them any more; who serves the tree does that.
+    /// Zeroes the images that no server needs any more; the server of the tree calls it.
     pub fn own_images(&self) {
         self.generations.values().for_each(|generation| generation.image().own());
         self.staged.iter().for_each(|staged| staged.image.own());
