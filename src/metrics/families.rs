@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
         for Family { name, kind, help, labels } in FAMILIES {
             assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
-            let kubelets = ["storage_", "volume_", "reconstruct_"];
+            let kubelets = ["csi_operations_", "storage_", "volume_", "reconstruct_"];
             assert!(name.starts_with("podfs_") || kubelets.iter().any(|begin| name.starts_with(begin)), "{name}");
             assert!(!help.contains(['\\', '\n', '|']) && !help.ends_with('.'), "{help}");
             assert!(!labels.iter().any(|label| POD_LABELS.contains(label) || *label == "le"), "{labels:?}");

@@ -26,8 +26,8 @@ impl State {
     /// The state before the first refresh.
     pub(in crate::supervisor) fn first(volume: &Volume) -> State {
         let awaited = match volume.source {
-            VolumeSource::Projection(_) => "its first payload",
-            _ => "its source",
+            VolumeSource::Projection(_) => "its first payload is not complete yet",
+            _ => "its source is not ready yet",
         };
         State::Waiting(awaited.to_owned())
     }

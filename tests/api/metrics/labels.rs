@@ -77,7 +77,7 @@ fn what_is_told_is_what_is_described() {
     // Those of an API server are told where there is one, and those of a node by podfs node.
     let of_server = |name: &str| name.starts_with("podfs_source_") || name.starts_with("podfs_token_");
     let of_node = |name: &str| {
-        ["reconstruct_volume_operations_", "volume_manager_", "volume_operation_"]
+        ["csi_operations_", "reconstruct_volume_operations_", "volume_manager_", "volume_operation_"]
             .iter()
             .any(|all| name.starts_with(all))
     };
