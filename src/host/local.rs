@@ -105,7 +105,9 @@ pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
 
 fn each(root: &Path, names: Vec<String>, step: impl Fn(&str) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
     let failed = |name: String| Some((global_mount(root, &name).place().to_owned(), step(&name).err()?));
-    names.into_iter().filter_map(failed).collect()
+    let failures = names.into_iter().filter_map(failed).collect();
+    GlobalMount::remove_empty(root, PLUGIN);
+    failures
 }
 
 #[cfg(test)]

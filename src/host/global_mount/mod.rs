@@ -85,6 +85,11 @@ impl GlobalMount {
         entries.filter(|entry| used(entry.path())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
+    /// Removes the directories that a process which was killed while it removed records has left empty.
+    pub fn remove_empty(root: &Path, plugin: &str) {
+        remove_upwards(&root.join(RECORDS).join(plugin), 1);
+    }
+
     /// Where it is mounted.
     pub fn place(&self) -> &Path {
         &self.place
@@ -250,10 +255,17 @@ impl Held<'_> {
             return;
         }
         let _ = fs::remove_file(records.join(LOCK));
-        for directory in records.ancestors().take(RECORDS.split('/').count() + 2) {
-            if fs::remove_dir(directory).is_err() {
-                return;
-            }
+        remove_upwards(records, 2);
+    }
+}
+
+/// Removes a directory `depth` levels below the records, and those above it, as far as they are empty. One that is gone already
+/// is passed over.
+fn remove_upwards(directory: &Path, depth: usize) {
+    for directory in directory.ancestors().take(RECORDS.split('/').count() + depth) {
+        match fs::remove_dir(directory) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => return,
+            _ => {}
         }
     }
 }
