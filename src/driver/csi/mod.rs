@@ -56,7 +56,7 @@ pub struct CsiMount<'a> {
     pub access_modes: &'a [String],
     /// Options of its mount.
     pub mount_options: &'a [String],
-    /// Nobody writes.
+    /// No process writes.
     pub read_only: bool,
     /// The root directory.
     pub root: &'a Path,

@@ -40,7 +40,7 @@ pub struct FlexMount<'a> {
     pub facts: &'a PodFacts,
     /// What the driver needs and is not told otherwise.
     pub secret: Option<&'a Secret>,
-    /// Nobody writes.
+    /// No process writes.
     pub read_only: bool,
     /// Where the drivers are.
     pub drivers: &'a Drivers,

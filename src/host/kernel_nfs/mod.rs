@@ -55,7 +55,7 @@ pub struct Export {
     pub mount_host: Option<String>,
     /// What the kernel's client is told besides, in the words of nfs(5).
     pub words: Vec<String>,
-    /// Nobody writes.
+    /// No process writes.
     pub read_only: bool,
     /// Programs run as who starts them, and not as their owner.
     pub no_suid: bool,

@@ -1,7 +1,7 @@
 //! The directories of the kubelet that volumes appear at. Everything here may block on a file system, except [`device`].
 //!
 //! 1. A path is opened from the kubelet's directory without following a symbolic link, and used through that descriptor. So
-//!    whoever can write to a directory on the way cannot lead podfs elsewhere.
+//!    a process that can write to a directory on the way cannot lead podfs elsewhere.
 //! 2. A target is made and removed; directories above it are the kubelet's.
 //! 3. What is mounted at a target is a clone of the volume's mount. When the volume was mounted anew, another clone is mounted on
 //!    top: that reaches containers which see later mounts.
