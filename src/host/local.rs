@@ -93,19 +93,26 @@ pub fn leave(root: &Path, name: &str, uid: &str) -> Result<(), HostError> {
 
 /// The pod has gone: it uses no PersistentVolume any more. Gives where file systems are mounted still, and why.
 pub fn leave_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
-    let names = GlobalMount::names(root, PLUGIN, Some(uid));
-    each(root, names, |name| leave(root, name, uid))
+    each(root, |mount| {
+        if mount.has_user(uid) {
+            mount.leave(uid, |held| device::unmount(held, root))
+        } else if mount.has_no_user() {
+            // A process of this pod, or of another one, was killed while it removed the records.
+            mount.sweep(|held| device::unmount(held, root))
+        } else {
+            Ok(())
+        }
+    })
 }
 
 /// Unmounts the file systems that no pod uses any more. Gives where some are mounted still, and why.
 pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
-    let names = GlobalMount::names(root, PLUGIN, None);
-    each(root, names, |name| global_mount(root, name).sweep(|held| device::unmount(held, root)))
+    each(root, |mount| mount.sweep(|held| device::unmount(held, root)))
 }
 
-fn each(root: &Path, names: Vec<String>, step: impl Fn(&str) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
-    let failed = |name: String| Some((global_mount(root, &name).place().to_owned(), step(&name).err()?));
-    let failures = names.into_iter().filter_map(failed).collect();
+fn each(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
+    let mounts = GlobalMount::names(root, PLUGIN, None).into_iter().map(|name| global_mount(root, &name));
+    let failures = mounts.filter_map(|mount| Some((mount.place().to_owned(), step(&mount).err()?))).collect();
     GlobalMount::remove_empty(root, PLUGIN);
     failures
 }

@@ -1,7 +1,8 @@
 //! Commands that end by themselves, and what they leave behind.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -75,10 +76,19 @@ impl Fixture {
     /// Checks that nothing is mounted, that no process is left, and that podfs took its directories away.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
-        assert_eq!(self.mounts(), Vec::<std::path::PathBuf>::new());
+        assert_eq!(self.mounts(), Vec::<PathBuf>::new());
         assert_eq!(self.processes(), []);
         for name in ["root", "run"] {
-            assert!(!self.path(name).exists(), "{name} stays behind");
+            assert_eq!(tree(&self.path(name)), Vec::<PathBuf>::new(), "{name} stays behind");
         }
     }
+}
+
+/// A path and all that is below it.
+fn tree(path: &Path) -> Vec<PathBuf> {
+    if path.symlink_metadata().is_err() {
+        return Vec::new();
+    }
+    let below = fs::read_dir(path).into_iter().flatten().flatten().flat_map(|entry| tree(&entry.path()));
+    [path.to_owned()].into_iter().chain(below).collect()
 }

@@ -100,6 +100,11 @@ impl GlobalMount {
         self.records.join(USERS).join(uid).exists()
     }
 
+    /// Whether no pod is written down as a user.
+    pub fn has_no_user(&self) -> bool {
+        fs::read_dir(self.records.join(USERS)).map_or(true, |mut users| users.next().is_none())
+    }
+
     /// Makes the pod a user, then mounts with `mount`, which is called for each user and does nothing for what is mounted
     /// already. Waits while another process works on the mount.
     ///
