@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, unlinkat};
@@ -75,9 +75,35 @@ pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
     }
 }
 
+/// Deletes everything in a directory, which itself stays. With `go_on` saying no, it ends early.
+///
+/// # Errors
+/// As [`delete`]; and when it ended early.
+pub fn empty(directory: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<Left> {
+    let mut deletion = Stoppable { deletion: Deletion::default(), go_on };
+    walk(directory, Crossing::Stop, &mut deletion)?;
+    Ok(deletion.deletion.left)
+}
+
 #[derive(Default)]
 struct Deletion {
     left: Left,
+}
+
+/// A deletion that can end early.
+struct Stoppable<'a> {
+    deletion: Deletion,
+    go_on: &'a dyn Fn() -> bool,
+}
+
+impl Visitor for Stoppable<'_> {
+    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+        if (self.go_on)() { self.deletion.visit(found, place) } else { Err(io::ErrorKind::Interrupted.into()) }
+    }
+
+    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+        self.deletion.blocked(place, cause)
+    }
 }
 
 impl Visitor for Deletion {

@@ -2,6 +2,7 @@
 //! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
 //! it. Claims, PersistentVolumes and VolumeAttachments may only be got.
 //! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch those that are on it.
+//! To offer local volumes, podfs needs more than a node may: it lists and watches all PersistentVolumes.
 
 use reqwest::Url;
 
@@ -72,6 +73,7 @@ impl Resource {
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
     pub(crate) const CSI_DRIVER: Resource = of_group(STORAGE, "storage.k8s.io/v1", "CSIDriver", "csidrivers");
+    pub(crate) const STORAGE_CLASS: Resource = of_group(STORAGE, "storage.k8s.io/v1", "StorageClass", "storageclasses");
     pub(crate) const VOLUME_ATTACHMENT: Resource =
         of_group(STORAGE, "storage.k8s.io/v1", "VolumeAttachment", "volumeattachments");
 
@@ -174,6 +176,11 @@ impl Collection {
     pub(crate) fn of_node(node: &str) -> Collection {
         let field = Some((NODE_NAME, node.to_owned()));
         Collection { resource: Resource::POD, namespace: None, field, labels: None }
+    }
+
+    /// All objects of a resource, of all namespaces.
+    pub(crate) fn all(resource: Resource) -> Collection {
+        Collection { resource, namespace: None, field: None, labels: None }
     }
 
     /// The ClusterTrustBundles of a signer.

@@ -13,6 +13,7 @@ use tracing::warn;
 use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
+use super::local_volumes::{self, ClassDirectory, Place};
 use super::manager::recovery::recover;
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
@@ -34,6 +35,10 @@ pub struct NodeOptions {
     pub release_when_gone: bool,
     /// Whether the volumes in use are reported in the status of the Node object.
     pub report_volumes_in_use: bool,
+    /// The directories whose entries the node offers as local volumes.
+    pub discover: Vec<ClassDirectory>,
+    /// The root directory of the kubelet, which may use them.
+    pub kubelet_root: PathBuf,
     /// Where metrics are served over HTTP.
     pub metrics: Option<TcpListener>,
     /// How the CSI driver is started, if a kubelet decides which volumes there are. It is the only one of the `sources` then.
@@ -71,7 +76,7 @@ pub enum NodeError {
 /// When the daemon cannot start.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, .. } = options;
-    let NodeOptions { report_volumes_in_use, metrics, csi, .. } = options;
+    let NodeOptions { report_volumes_in_use, metrics, csi, discover, kubelet_root, .. } = options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
@@ -104,8 +109,22 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     {
         warn!("metrics are not served: {error}");
     }
-    if let (true, Some(client), Some(node)) = (report_volumes_in_use, feed.client(), node) {
-        tokio::spawn(in_use::report(client, node, handle.clone()));
+    if let (Some(client), Some(node)) = (feed.client(), node) {
+        if report_volumes_in_use {
+            tokio::spawn(in_use::report(client.clone(), node.clone(), handle.clone()));
+        }
+        if !discover.is_empty() {
+            let (directories, handle) = (discover, handle.clone());
+            let root_directory = root_directory.clone();
+            tokio::spawn(local_volumes::serve(Place {
+                client,
+                node,
+                directories,
+                root_directory,
+                kubelet_root,
+                handle,
+            }));
+        }
     }
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         warn!("cannot notify the service manager: {error}");

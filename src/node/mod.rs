@@ -17,6 +17,7 @@
 //! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
 //! | `run_directory` | the daemon's files in the run directory, made again when another process has deleted them |
 //! | [`orphans`] | directories of pods that the node does not have any more |
+//! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
 //! | `in_use` | the volumes in use, in the status of the Node object |
 //! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
@@ -29,6 +30,7 @@ pub mod daemon;
 pub mod feed;
 pub mod handle;
 mod in_use;
+pub mod local_volumes;
 pub mod manager;
 pub mod metrics;
 pub mod operation;

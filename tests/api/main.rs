@@ -6,6 +6,7 @@ mod api_server_itself;
 #[path = "../common/mod.rs"]
 mod common;
 mod feed;
+mod local_volumes;
 mod metrics;
 mod node;
 mod rig;

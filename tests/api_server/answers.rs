@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
@@ -22,6 +22,7 @@ use super::resources::Resource;
 use super::selector::Selection;
 use super::status::{Failure, json_response};
 use super::store::{Key, Store};
+use super::tokens::rfc3339;
 use super::{tokens, watch};
 
 /// Most bytes of a request.
@@ -156,7 +157,10 @@ impl Cluster {
                 let selection = selection(resource, asked)?;
                 watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
             }
-            ("create", None) if resource.kind == "Event" => create(&mut state.store, resource, asked),
+            ("create", None) if ["Event", "PersistentVolume"].contains(&resource.kind) => {
+                create(&mut state.store, resource, asked)
+            }
+            ("delete", None) if resource.kind == "PersistentVolume" => delete(&mut state.store, resource, asked),
             ("patch", None) if resource.kind == "Event" => patch(&mut state.store, resource, asked),
             ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
@@ -279,7 +283,9 @@ fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
         let message = "the namespace of the provided object does not match the namespace sent on the request";
         return Err(Failure::bad_request(message));
     }
-    metadata["namespace"] = namespace.into();
+    if resource.namespaced {
+        metadata["namespace"] = namespace.into();
+    }
     let name = match (metadata["name"].as_str(), metadata["generateName"].as_str()) {
         (Some(name), _) => name.to_owned(),
         (None, Some(prefix)) => format!("{prefix}{:05x}", store.version()),
@@ -296,6 +302,31 @@ fn create(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     store.put(object);
     let created = store.get(&key).expect("it was just put");
     Ok(json_response(StatusCode::CREATED, &resource.render(created, false)))
+}
+
+/// An object with finalizers is only marked: the controllers that set them take them away later.
+fn delete(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
+    let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
+    let key = Key::new(resource.plural, namespace, name);
+    let object = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
+    for field in ["uid", "resourceVersion"] {
+        let (wanted, found) = (&asked.body["preconditions"][field], &object["metadata"][field]);
+        if !wanted.is_null() && wanted != found {
+            let why = format!("the {field} in the precondition ({wanted}) does not match that of the object ({found})");
+            return Err(Failure::conflict(asked, &why));
+        }
+    }
+    let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+    if has_finalizers {
+        let mut marked = object;
+        marked["metadata"]["deletionTimestamp"] = rfc3339(SystemTime::now());
+        store.put(marked.clone());
+        return Ok(json_response(StatusCode::OK, &resource.render(&marked, false)));
+    }
+    store.delete(&key);
+    let details = json!({"name": name, "kind": resource.plural, "uid": object["metadata"]["uid"]});
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
+    Ok(json_response(StatusCode::OK, &status))
 }
 
 /// A JSON merge patch (RFC 7386).

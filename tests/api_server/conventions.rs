@@ -3,7 +3,8 @@
 
 use axum::http::header::{AUTHORIZATION, COOKIE};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, PersistentVolume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -65,7 +66,7 @@ fn path(asked: &Asked, problems: &mut Vec<String>) {
             problems.push(format!("the {what} {name:?} is one that no object has"));
         }
     }
-    if !matches!(asked.verb.as_str(), "get" | "list" | "watch" | "create" | "patch") {
+    if !matches!(asked.verb.as_str(), "get" | "list" | "watch" | "create" | "patch" | "delete") {
         problems.push(format!("{} is not a verb that is needed", asked.verb));
     }
 }
@@ -75,6 +76,7 @@ fn query(asked: &Asked, problems: &mut Vec<String>) {
         "list" => &OF_LIST,
         "watch" => &OF_WATCH,
         "create" | "patch" => &OF_CREATE,
+        "delete" => &[],
         _ => &["resourceVersion"],
     };
     for (index, (key, value)) in asked.query.iter().enumerate() {
@@ -163,6 +165,13 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
         }
         return;
     }
+    if asked.verb == "delete" {
+        fields::<DeleteOptions>(&asked.body, problems);
+        if asked.content_type != "application/json" || asked.body["preconditions"]["uid"].is_null() {
+            problems.push("an object is deleted that may be another one by now".to_owned());
+        }
+        return;
+    }
     if asked.verb != "create" {
         if !asked.body.is_null() || !asked.content_type.is_empty() {
             problems.push(format!("{} has no body", asked.verb));
@@ -181,6 +190,10 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
             fields::<Event>(&asked.body, problems);
             event(asked, problems);
             ("v1", "Event")
+        }
+        "persistentvolumes" => {
+            fields::<PersistentVolume>(&asked.body, problems);
+            ("v1", "PersistentVolume")
         }
         other => {
             problems.push(format!("{other} is nothing to be created"));

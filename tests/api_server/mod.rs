@@ -3,7 +3,7 @@
 //! It speaks HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1, knows users by client certificates and bearer tokens, and
 //! lets nodes do what the Node authorizer and the NodeRestriction admission let them do. It keeps objects with one version
 //! for all of them, and answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`, bookmarks, initial
-//! events, timeouts), `create` for events and for tokens of service accounts. Errors are `Status` objects with the codes,
+//! events, timeouts), `create` for events, PersistentVolumes and tokens of service accounts, `delete` for PersistentVolumes. Errors are `Status` objects with the codes,
 //! reasons and texts of a real server.
 //!
 //! It can be told to be unwell: to refuse connections, to hold them, break or freeze them ([`Order`]); to answer wrongly
@@ -12,7 +12,7 @@
 //! much to do ([`ApiServer::limit`]); to be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what the
 //! conventions of the API ask for.
 //!
-//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every change over HTTP but `create`
+//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every other change over HTTP
 //! (tests change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery,
 //! protobuf, tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service accounts
 //! are not made by themselves.

@@ -21,7 +21,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 11] = [
+pub const RESOURCES: [Resource; 12] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -33,10 +33,20 @@ pub const RESOURCES: [Resource; 11] = [
     bundles("v1beta1"),
     bundles("v1"),
     DEPLOYMENTS,
+    STORAGE_CLASSES,
 ];
 
 const DEPLOYMENTS: Resource =
     Resource { group: "apps", version: "v1", plural: "deployments", kind: "Deployment", namespaced: true, fields: &[] };
+
+const STORAGE_CLASSES: Resource = Resource {
+    group: "storage.k8s.io",
+    version: "v1",
+    plural: "storageclasses",
+    kind: "StorageClass",
+    namespaced: false,
+    fields: &[],
+};
 
 const fn core(
     plural: &'static str,

@@ -70,6 +70,13 @@ impl Failure {
         Self::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(asked)
     }
 
+    /// The object is not as the request says.
+    pub fn conflict(asked: &Asked, why: &str) -> Self {
+        let (resource, name) = (&asked.plural, asked.name.as_deref().unwrap_or_default());
+        let message = format!("Operation cannot be fulfilled on {resource} {name:?}: Precondition failed: {why}");
+        Self::new(409, "Conflict", message).about(asked)
+    }
+
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }

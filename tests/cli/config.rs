@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// What podfs names when nobody is nearer.
-const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, kubelet-root, csi-allow, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
+const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, kubelet-root, csi-allow, discover, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
 
 /// A file of settings, in a directory of its own.
 struct Settings {
@@ -124,7 +124,7 @@ fn the_installed_file_describes_every_setting_and_sets_none() {
     for (line, key) in lines.iter().zip(KEYS.split(", ")) {
         let value = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(" = ")).expect("a setting");
         match value {
-            "\"FILE\"" | "\"NAME\"" | "\"QUANTITY\"" | "\"SOCKET\"" | "\"LIST\"" => {
+            "\"FILE\"" | "\"NAME\"" | "\"QUANTITY\"" | "\"SOCKET\"" | "\"LIST\"" | "\"CLASS=DIR\"" => {
                 assert!(defaults.contains(&format!("# {key} is not set\n")))
             }
             _ => {

@@ -21,6 +21,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "csi", variable: "PODFS_CSI" },
     Key { name: "kubelet-root", variable: "PODFS_KUBELET_ROOT" },
     Key { name: "csi-allow", variable: "PODFS_CSI_ALLOW" },
+    Key { name: "discover", variable: "PODFS_DISCOVER" },
     Key { name: "release-when-gone", variable: "PODFS_RELEASE_WHEN_GONE" },
     Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },

@@ -203,6 +203,7 @@ fn check(setting: &Setting, podfs: &Command) -> Result<(), String> {
         return if is_one { Ok(()) } else { Err(format!("{origin}: {} must be true or false", key.name)) };
     }
     let alone = Arg::new(key.name).value_parser(option.get_value_parser().clone()).allow_hyphen_values(true);
+    let alone = alone.value_delimiter(option.get_value_delimiter());
     let parsed = Command::new("podfs").no_binary_name(true).arg(alone).try_get_matches_from([value]);
     parsed.map(drop).map_err(|error| format!("{origin}: {}: {}", key.name, objection(&error, value)))
 }

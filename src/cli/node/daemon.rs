@@ -16,6 +16,7 @@ use crate::cli::metrics;
 use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, check_machine};
 use crate::node::csi::{AllowList, CsiError, CsiSettings};
 use crate::node::feed::{FeedSettings, PodSource};
+use crate::node::local_volumes::ClassDirectory;
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
 use crate::node::{self, NodeError, NodeOptions};
@@ -59,6 +60,10 @@ pub(super) struct Options {
     /// commas. Without it, none.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     csi_allow: Vec<String>,
+    /// Offer what is mounted in DIR, and the block devices in it, as local PersistentVolumes of the StorageClass CLASS, and clean
+    /// them when their claims are gone if the class says Delete. May be given several times, or as a list separated by commas.
+    #[arg(long, value_name = "CLASS=DIR", value_delimiter = ',')]
+    discover: Vec<ClassDirectory>,
     /// Unmount the volumes of a pod as soon as it is deleted or has ended, without an agent that releases it. Containers
     /// that still run lose the volumes.
     #[arg(long)]
@@ -96,6 +101,12 @@ impl Options {
                 "podfs node knows no pods without a source; give --manifests, --kubeconfig or --in-cluster"
             )));
         }
+        if !self.discover.is_empty() && api.is_none() {
+            return Err(Failure::input(anyhow!(
+                "--discover offers volumes at the API server; give --kubeconfig or --in-cluster, too"
+            )));
+        }
+        ClassDirectory::check(&self.discover).map_err(Failure::input)?;
         let csi = self.csi()?;
         let arguments = self.arguments_of_supervisors();
         check_machine()?;
@@ -120,6 +131,8 @@ impl Options {
             // A kubelet says itself when volumes have to go.
             release_when_gone: self.release_when_gone || csi.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
+            discover: self.discover,
+            kubelet_root: self.kubelet_root,
             metrics,
             csi,
         };

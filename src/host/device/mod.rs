@@ -8,6 +8,7 @@
 //! | `check` | `fsck -a`, and what its exit codes mean |
 //! | `options` | mount options, as the kernel takes them |
 //! | `attach` | mounting and unmounting |
+//! | `erase` | making every byte of a device zero |
 //! | `grow` | a file system that is smaller than its device |
 //! | `program` | starting mkfs, fsck and their like |
 //!
@@ -22,6 +23,7 @@
 mod attach;
 mod check;
 mod content;
+mod erase;
 mod format;
 mod grow;
 mod options;
@@ -33,6 +35,7 @@ use std::path::Path;
 use tracing::{info, warn};
 
 pub use attach::unmount;
+pub use erase::erase;
 pub use pinned::BlockDevice;
 
 use super::HostError;
@@ -78,6 +81,31 @@ pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Res
         grow(device, request.capacity, held.place());
     }
     Ok(read_only)
+}
+
+/// Says why no user may be given the device as it is: it is a part of something else. Nothing if nothing speaks against it;
+/// it may be blank or have a file system.
+///
+/// # Errors
+/// When it cannot be read, or blkid is not installed or fails.
+pub fn foreign_content(device: &BlockDevice) -> Result<Option<String>, HostError> {
+    Ok(match content::probe(device)? {
+        Content::Blank | Content::Remains | Content::FileSystem { .. } => None,
+        Content::Partitions(table) => Some(format!("it has a partition table ({table})")),
+        Content::Other(kind) => Some(format!("it holds {kind}")),
+        Content::Ambiguous => Some("it has the signatures of several file systems".to_owned()),
+    })
+}
+
+/// The id of the file system on a device, if it has one.
+///
+/// # Errors
+/// When it cannot be read, or blkid is not installed or fails.
+pub fn file_system_id(device: &BlockDevice) -> Result<Option<String>, HostError> {
+    match content::probe(device)? {
+        Content::FileSystem { uuid, .. } => Ok(uuid),
+        _ => Ok(None),
+    }
 }
 
 /// Grows the file system at `place` to its device, if it has fewer bytes than `capacity`. A file system that cannot be grown

@@ -75,6 +75,30 @@ impl BlockDevice {
         self.attribute("diskseq").or_else(|| self.attribute("../diskseq"))?.parse().ok()
     }
 
+    /// What the disk says of itself, the same after each boot: its world-wide name or its serial number, and which partition of
+    /// it this is. Many virtual disks say nothing.
+    pub fn serial(&self) -> Option<String> {
+        let words = |name: &str| self.attribute(name).filter(|text| !text.is_empty());
+        let partition = words("partition");
+        let above = if partition.is_some() { "../" } else { "" };
+        let names = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
+        let disk = names.into_iter().find_map(|name| words(&format!("{above}{name}")))?;
+        Some(partition.map_or(disk.clone(), |number| format!("{disk} partition {number}")))
+    }
+
+    /// Opens it for writing, for this process alone: no file system of it is mounted or can be, while the file is open.
+    ///
+    /// # Errors
+    /// `EBUSY` if another part of the kernel has it, and when its path leads elsewhere by now.
+    pub fn exclusive(&self) -> io::Result<File> {
+        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(&self.path)?;
+        let opened = fstat(&file)?;
+        match (major(opened.st_rdev), minor(opened.st_rdev)) == self.number {
+            true => Ok(file),
+            false => Err(io::Error::other("the path leads to another device by now")),
+        }
+    }
+
     /// Whether its path still leads to it.
     pub fn is_at_path(&self) -> bool {
         stat(&self.path).is_ok_and(|found| (major(found.st_rdev), minor(found.st_rdev)) == self.number)

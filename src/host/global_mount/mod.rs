@@ -280,8 +280,11 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
 }
 
-/// As [`write_whole`], and the file is on the disk: it is whole, however the machine ends.
-pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file beside its place, and renames it, and both are on the disk: it is whole, however the machine ends.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, true)
 }
 
@@ -298,7 +301,10 @@ fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
 }
 
 /// The kernel's id of the time since the last boot.
-pub(super) fn boot_id() -> io::Result<String> {
+///
+/// # Errors
+/// When the kernel does not tell it.
+pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
@@ -208,13 +208,13 @@ impl Client {
     pub(crate) async fn create(
         &self,
         resource: Resource,
-        namespace: &str,
+        namespace: Option<&str>,
         below: &[&str],
         object: &Value,
     ) -> Result<Value, ApiError> {
         let place = std::iter::once(resource.plural).chain(below.iter().copied()).collect::<Vec<_>>().join("/");
-        let asked = format!("create {place} in namespace {namespace}");
-        let request = |server: &Url| (Method::POST, path(server, resource, Some(namespace), below), Some(object));
+        let asked = in_namespace(&format!("create {place}"), namespace);
+        let request = |server: &Url| (Method::POST, path(server, resource, namespace, below), Some(object));
         let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
         parse(&asked, &body)
     }
@@ -228,14 +228,31 @@ impl Client {
         below: &[&str],
         change: &Value,
     ) -> Result<Value, ApiError> {
-        let place = format!("{}/{}", resource.plural, below.join("/"));
-        let asked = match namespace {
-            Some(namespace) => format!("patch {place} in namespace {namespace}"),
-            None => format!("patch {place}"),
-        };
+        let asked = in_namespace(&format!("patch {}/{}", resource.plural, below.join("/")), namespace);
         let request = |server: &Url| (Method::PATCH, path(server, resource, namespace, below), Some(change));
         let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
         parse(&asked, &body)
+    }
+
+    /// Deletes the one object of a collection, if it has this uid and, if one is given, this version. That it is gone already is
+    /// no error.
+    pub(crate) async fn delete(
+        &self,
+        collection: &Collection,
+        uid: &str,
+        version: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let asked = format!("delete {}", collection.title());
+        let mut preconditions = json!({"uid": uid});
+        if let Some(version) = version {
+            preconditions["resourceVersion"] = version.into();
+        }
+        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+        let request = |server: &Url| (Method::DELETE, collection.object(server), Some(&options));
+        match self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await {
+            Err(error) if error.class == Class::NotFound => Ok(()),
+            answer => answer.map(drop),
+        }
     }
 
     /// Waits until the server answers after it did not.
@@ -461,6 +478,10 @@ fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, Ap
         let class = if error.is_eof() { Class::Unreachable } else { Class::Nonsense };
         ApiError::new(class, format!("cannot {asked}: the answer {what}")).in_answer()
     })
+}
+
+fn in_namespace(asked: &str, namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| asked.to_owned(), |namespace| format!("{asked} in namespace {namespace}"))
 }
 
 fn late(asked: &str) -> ApiError {

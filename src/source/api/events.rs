@@ -142,7 +142,7 @@ impl Poster {
             }
         }
         let object = event.object(&self.pod, &self.node, &name);
-        match self.client.create(Resource::EVENT, &self.pod.namespace, &[], &object).await {
+        match self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await {
             // A podfs before this one has begun the series.
             Err(error) if error.class == Class::Conflict => {
                 let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;

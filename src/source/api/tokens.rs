@@ -180,7 +180,7 @@ async fn keep_issued(
     let mut retry = Retry::new(client.clone());
     let mut life: Option<Life> = None;
     loop {
-        let answer = client.create(Resource::SERVICE_ACCOUNT, &owner.pod.namespace, &below, &request).await;
+        let answer = client.create(Resource::SERVICE_ACCOUNT, Some(&owner.pod.namespace), &below, &request).await;
         match answer.and_then(|answer| Grant::parse(answer, SystemTime::now())) {
             Ok(Grant { token, life: granted }) => {
                 retry.reset();

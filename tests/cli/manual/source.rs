@@ -23,8 +23,8 @@ fn between<'a>(text: &'a str, begin: &'a str, ends: &'static [char]) -> impl Ite
 
 /// The annotations that a text names: `podfs.io/…`, without the volume at their end.
 fn annotations(text: &str) -> BTreeSet<String> {
-    // A directory of the kubelet's plugins has the name of podfs, too.
-    let text = text.replace("plugins/podfs.io/", "");
+    // A directory of the kubelet's plugins has the name of podfs, too, and so has what podfs itself writes into PersistentVolumes.
+    let text = text.replace("plugins/podfs.io/", "").replace("local.podfs.io/", "");
     let found = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<']).map(str::to_owned);
     found.filter(|name| !name.is_empty()).collect()
 }

@@ -1,0 +1,166 @@
+//! Erasing what a user has left. Runs on a thread of its own: a disk may take hours.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use podfs_fuse::mount::table::mounts;
+use rustix::fs::syncfs;
+use tracing::info;
+
+use super::identity::Identity;
+use super::inspection::{open_exclusive, open_mount};
+use super::record::{Record, write};
+use crate::host::delete;
+use crate::host::device::erase;
+
+/// After so many bytes, the record says how many are erased.
+const STEP: u64 = 1 << 30;
+/// Where a kubelet, or podfs, has a volume in a pod, before its name.
+const IN_POD: &str = "volumes/kubernetes.io~local-volume";
+/// Below a root directory: what a kubelet, or podfs, has of a volume for all pods, before its name.
+const GLOBAL: [&str; 3] = [
+    "plugins/kubernetes.io/local-volume/mounts",
+    "plugins/kubernetes.io/local-volume/volumeDevices",
+    "plugins/kubernetes.io~local-volume/volumeDevices",
+];
+
+/// How far an erasure is, and whether it is to go on.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Bytes, of a device.
+    pub(super) erased: AtomicU64,
+    /// Bytes, of a device; 0 of a file system.
+    pub(super) total: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Progress {
+    /// Ends the erasure soon.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// What to erase, and how.
+pub(super) struct Cleaning {
+    pub(super) record: Record,
+    /// Where the record is.
+    pub(super) file: PathBuf,
+    /// The root directories of podfs and of the kubelet.
+    pub(super) roots: [PathBuf; 2],
+    pub(super) progress: Arc<Progress>,
+}
+
+/// How an erasure has ended.
+pub(super) struct Cleaned {
+    /// The last record on the disk, if this erasure has written one.
+    pub(super) record: Option<Record>,
+    /// Why it did not come to its end, as the end of a sentence that begins with the path.
+    pub(super) result: Result<(), String>,
+}
+
+impl Cleaning {
+    /// Erases everything, unless the entry is in use or another one by now.
+    pub(super) fn run(self) -> Cleaned {
+        let mut written = None;
+        let result = self.erase(&mut written);
+        Cleaned { record: written, result }
+    }
+
+    fn erase(&self, written: &mut Option<Record>) -> Result<(), String> {
+        let mut record = self.record.clone();
+        self.check_unused()?;
+        if record.is_device {
+            let (device, size, identity) = open_exclusive(&record.path)?;
+            self.check(&identity)?;
+            self.keep(&record, written)?;
+            self.erase_device(&device, size, &mut record, written)?;
+        } else {
+            let (directory, identity) = open_mount(&record.path)?;
+            self.check(&identity)?;
+            self.keep(&record, written)?;
+            let root = directory.try_clone().map_err(|cause| format!("cannot be cleaned: {cause}"))?;
+            let left = delete::empty(root, &|| self.progress.goes_on()).map_err(|cause| self.failed(&cause))?;
+            if !left.is_empty() {
+                return Err(format!("is not clean: podfs cannot delete {left}"));
+            }
+            syncfs(&directory).map_err(|errno| self.failed(&errno.into()))?;
+        }
+        record.is_done = true;
+        self.keep(&record, written)
+    }
+
+    fn erase_device(
+        &self,
+        device: &File,
+        size: u64,
+        record: &mut Record,
+        written: &mut Option<Record>,
+    ) -> Result<(), String> {
+        self.progress.total.store(size, Ordering::Relaxed);
+        let (mut kept, mut told) = (Ok(()), 0);
+        let begin = record.erased;
+        let mut progress = |erased: u64| {
+            self.progress.erased.store(erased, Ordering::Relaxed);
+            let tenth = erased.saturating_mul(10) / size.max(1);
+            if tenth > told && erased < size {
+                told = tenth;
+                info!("{} is erased to {} %", self.record.path.display(), tenth * 10);
+            }
+            if erased - record.erased >= STEP {
+                record.erased = erased;
+                kept = self.keep(record, written);
+            }
+            kept.is_ok() && self.progress.goes_on()
+        };
+        let erased = erase(device, begin, size, &mut progress).map_err(|cause| self.failed(&cause));
+        kept.and(erased)
+    }
+
+    fn failed(&self, cause: &io::Error) -> String {
+        match self.progress.goes_on() {
+            true => format!("cannot be cleaned: {cause}"),
+            false => "is not cleaned any more: its PersistentVolume has changed".to_owned(),
+        }
+    }
+
+    fn keep(&self, record: &Record, written: &mut Option<Record>) -> Result<(), String> {
+        write(&self.file, record)
+            .map_err(|cause| format!("is not cleaned: podfs cannot write {}: {cause}", self.file.display()))?;
+        *written = Some(record.clone());
+        Ok(())
+    }
+
+    fn check(&self, found: &Identity) -> Result<(), String> {
+        if found.is(&self.record.identity) {
+            return Ok(());
+        }
+        Err(format!(
+            "is not surely what it was when PersistentVolume {} was made, so podfs erases nothing; if nothing in it is needed, \
+             erase it and delete the PersistentVolume, and podfs offers it again",
+            self.record.volume
+        ))
+    }
+
+    /// Looks whether a pod has the volume still.
+    fn check_unused(&self) -> Result<(), String> {
+        let name = &self.record.volume;
+        let table = mounts().map_err(|cause| format!("cannot be cleaned without the mount table: {cause}"))?;
+        let in_pod = Path::new(IN_POD).join(name);
+        if let Some(mounted) = table.iter().find(|mounted| mounted.at.ends_with(&in_pod)) {
+            return Err(format!("is in use: a pod has it at {}", mounted.at.display()));
+        }
+        let mut places = self.roots.iter().flat_map(|root| GLOBAL.map(|place| root.join(place).join(name)));
+        match places.find(|place| place.symlink_metadata().is_ok()) {
+            Some(place) => Err(format!("is in use: {} is there", place.display())),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! From what there is to the next steps. A pure function, so that every state that a kill can leave is one that it is asked about.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::entries::Look;
+use super::record::Record;
+use super::volume::{self, NodeNames, Phase, Reclaim, Volume};
+use crate::manifest::objects::VolumeMode;
+
+/// A StorageClass, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Class {
+    pub(super) reclaim: Reclaim,
+    pub(super) mount_options: Vec<String>,
+}
+
+/// What there is.
+#[derive(Clone, Copy)]
+pub(super) struct World<'a> {
+    pub(super) node: &'a NodeNames,
+    pub(super) look: &'a Look,
+    /// All PersistentVolumes, by name.
+    pub(super) volumes: &'a BTreeMap<String, Volume>,
+    /// The StorageClasses that exist, by name.
+    pub(super) classes: &'a BTreeMap<String, Class>,
+    /// What was begun to be cleaned; nothing where the record cannot be read.
+    pub(super) records: &'a BTreeMap<String, Option<Record>>,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Removes the record of this PersistentVolume: it is gone, or not to be cleaned any more.
+    Forget(String),
+    /// Deletes a PersistentVolume, which is clean.
+    Delete { volume: String, uid: String },
+    /// Deletes a PersistentVolume, of which the entry is gone, if it is as it was and no claim has it.
+    Withdraw { volume: String, uid: String, version: String },
+    /// Erases what a user has left.
+    Clean(Record),
+    /// Creates the PersistentVolume of an entry.
+    Offer { volume: String, class: String, path: PathBuf, mode: VolumeMode },
+}
+
+impl Step {
+    /// The PersistentVolume that it is about.
+    pub(super) fn volume(&self) -> &str {
+        match self {
+            Step::Forget(volume) | Step::Delete { volume, .. } | Step::Withdraw { volume, .. } => volume,
+            Step::Offer { volume, .. } => volume,
+            Step::Clean(record) => &record.volume,
+        }
+    }
+}
+
+/// Says what to do. No two steps are about one PersistentVolume, or about one entry.
+pub(super) fn plan(world: World<'_>) -> Vec<Step> {
+    let World { node, look, volumes, classes, records } = world;
+    let mut steps = Vec::new();
+    for (name, record) in records {
+        // What a record says that cannot be read, only a person can find out.
+        let Some(record) = record else { continue };
+        let volume = volumes.get(name);
+        let is_wanted = volume.is_none_or(|volume| is_to_be_cleaned(volume) && is_about(record, volume));
+        steps.extend(match (is_wanted, record.is_done, volume) {
+            (false, ..) | (true, true, None) => Some(Step::Forget(name.clone())),
+            (true, true, Some(volume)) if volume.deleting => None,
+            (true, true, Some(volume)) => Some(Step::Delete { volume: name.clone(), uid: volume.uid.clone() }),
+            (true, false, _) => may_clean(world, record).then(|| Step::Clean(record.clone())),
+        });
+    }
+    for volume in volumes.values().filter(|volume| !records.contains_key(&volume.name) && volume.is_here) {
+        if is_to_be_cleaned(volume) {
+            steps.extend(Record::of(volume).filter(|record| may_clean(world, record)).map(Step::Clean));
+        } else if is_vain(volume, look) {
+            let Volume { name, uid, version, .. } = volume;
+            let (volume, uid, version) = (name.clone(), uid.clone(), version.clone());
+            steps.push(Step::Withdraw { volume, uid, version });
+        }
+    }
+    for (path, entry) in &look.entries {
+        let (Ok(mode), true) = (&entry.mode, classes.contains_key(&entry.class)) else { continue };
+        let name = volume::name(&node.name, &entry.class, path);
+        let is_named = volumes.contains_key(&name) || volumes.values().any(|volume| volume.names(path));
+        if !is_named && !has_record(records, &name, path) {
+            let (class, path) = (entry.class.clone(), path.clone());
+            steps.push(Step::Offer { volume: name, class, path, mode: *mode });
+        }
+    }
+    steps
+}
+
+/// Whether a PersistentVolume is one of podfs's own that its user has left, and that is to be offered again.
+pub(super) fn is_to_be_cleaned(volume: &Volume) -> bool {
+    let is_released = volume.phase == Phase::Released && volume.claim.is_some();
+    volume.own.is_some() && volume.is_here && is_released && volume.reclaim == Some(Reclaim::Delete)
+}
+
+/// Whether a record is about this very PersistentVolume, and this user of it.
+pub(super) fn is_about(record: &Record, volume: &Volume) -> bool {
+    record.uid == volume.uid && Some(&record.claim) == volume.claim.as_ref()
+}
+
+/// Whether the operator has podfs look after the directory of the entry, and no other PersistentVolume names the entry.
+fn may_clean(world: World<'_>, record: &Record) -> bool {
+    let is_watched = record.path.parent().is_some_and(|directory| world.look.read.contains(directory));
+    let overlaps = |other: &&Volume| {
+        let is_above = other.path.as_ref().is_some_and(|path| record.path.starts_with(path) && path != Path::new("/"));
+        other.name != record.volume && (other.names(&record.path) || other.is_here && is_above)
+    };
+    is_watched && !world.volumes.values().any(|other| overlaps(&other))
+}
+
+/// Whether no claim has a PersistentVolume and nothing is behind it. A user would fill the disk below the mount point.
+fn is_vain(volume: &Volume, look: &Look) -> bool {
+    let is_free = volume.phase == Phase::Free && !volume.claimed && !volume.deleting;
+    let (Some(_), Some(path)) = (&volume.own, &volume.path) else { return false };
+    let is_watched = path.parent().is_some_and(|directory| look.read.contains(directory));
+    let is_there = look.entries.get(path).is_some_and(|entry| entry.mode.as_ref() == Ok(&volume.mode));
+    is_free && is_watched && !is_there
+}
+
+fn has_record(records: &BTreeMap<String, Option<Record>>, name: &str, path: &Path) -> bool {
+    records.contains_key(name) || records.values().flatten().any(|record| record.path.starts_with(path))
+}
+
+/// What a person has to know, one sentence each, by what it is about.
+pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
+    let World { look, volumes, classes, records, .. } = world;
+    let mut remarks = BTreeMap::new();
+    for sentence in &look.unread {
+        remarks.insert(sentence.clone(), sentence.clone());
+    }
+    for (path, entry) in &look.entries {
+        let path = path.display().to_string();
+        if let Err(reason) = &entry.mode {
+            remarks.insert(path.clone(), format!("{path} is not offered: it {reason}"));
+        } else if !classes.contains_key(&entry.class) {
+            let class = &entry.class;
+            remarks.insert(format!("class {class}"), format!("entries wait for StorageClass {class}; create it"));
+        }
+    }
+    let unread = records.iter().filter(|(_, record)| record.is_none());
+    for (name, _) in unread {
+        let sentence =
+            format!("the record of PersistentVolume {name} cannot be read, so podfs does not offer it again");
+        remarks.insert(name.clone(), sentence);
+    }
+    let released = volumes.values().filter(|volume| is_to_be_cleaned(volume));
+    for record in released.filter_map(Record::of).filter(|record| !may_clean(world, record)) {
+        let (name, path) = (&record.volume, record.path.display());
+        remarks.insert(
+            name.clone(),
+            format!(
+                "PersistentVolume {name} is released and not cleaned: another PersistentVolume names {path}, or no --discover \
+                 names its directory"
+            ),
+        );
+    }
+    remarks
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,482 @@
+//! The task that does the steps: one request or inspection at a time, and then it plans again with what is known by then.
+//! Erasures run beside it, each on a thread of its own.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::clean::{Cleaned, Cleaning, Progress};
+use super::entries::Look;
+use super::inspection::{Fit, inspect};
+use super::plan::{Class, Step, World, is_about, is_to_be_cleaned, plan, remarks};
+use super::record::{Record, Records};
+use super::volume::{HOSTNAME, NodeNames, Offer, Reclaim, Volume};
+use super::{ClassDirectory, wake};
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::ApiError;
+use crate::kube::follower::{Follower, News};
+use crate::kube::retry::Retry;
+use crate::manifest::objects::VolumeMode;
+use crate::node::NodeHandle;
+use crate::node::service::volumes_in_use;
+
+/// How many volumes are cleaned at a time.
+const CLEANINGS: usize = 4;
+/// How long an inspection may take before the others go on without it.
+const INSPECTION: Duration = Duration::from_secs(10);
+/// Pauses before a step that failed is done again: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Where local volumes are offered, and what is asked before one is erased.
+pub(in crate::node) struct Place {
+    pub(in crate::node) client: Client,
+    /// The name of the Node object.
+    pub(in crate::node) node: String,
+    pub(in crate::node) directories: Vec<ClassDirectory>,
+    pub(in crate::node) root_directory: PathBuf,
+    pub(in crate::node) kubelet_root: PathBuf,
+    pub(in crate::node) handle: NodeHandle,
+}
+
+/// Something new.
+enum Input {
+    Look(Look),
+    Volumes(News),
+    Class(String, News),
+    Cleaned(String, Cleaned),
+}
+
+struct Provisioner {
+    place: Place,
+    names: NodeNames,
+    inputs: UnboundedReceiver<Input>,
+    input: UnboundedSender<Input>,
+    /// Nothing before the first look, and before the first list.
+    look: Option<Look>,
+    volumes: Option<BTreeMap<String, Volume>>,
+    classes: BTreeMap<String, Class>,
+    records: Records,
+    cleanings: BTreeMap<String, Arc<Progress>>,
+    /// What an inspection has found since the last look: why entries are not offered.
+    unfit: BTreeMap<PathBuf, String>,
+    /// Inspections that do not end.
+    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, String>>>,
+    /// When the next step for a PersistentVolume may be done, after failures of this number.
+    pauses: BTreeMap<String, (Instant, u32)>,
+    /// The remarks of the last plan.
+    remarks: BTreeMap<String, String>,
+    /// What was said last of each thing.
+    said: BTreeMap<String, String>,
+    retry: Retry,
+}
+
+/// Offers and cleans local volumes for as long as the daemon runs.
+pub(in crate::node) async fn serve(place: Place) {
+    let records = match Records::read(&place.root_directory) {
+        Ok(records) => records,
+        Err(error) => {
+            warn!(
+                "no local volume is offered: the records of cleanings cannot be read: {error}; repair this and restart"
+            );
+            return;
+        }
+    };
+    let (input, inputs) = unbounded_channel();
+    let looks = input.clone();
+    let tell = move |look| looks.send(Input::Look(look)).is_ok();
+    if let Err(error) = wake::start(place.directories.clone(), tell) {
+        warn!("no local volume is offered: the directories cannot be watched: {error}");
+        return;
+    }
+    let names = names(&place.client, &place.node).await;
+    follow(&place.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, Input::Volumes);
+    let mut classes: Vec<_> = place.directories.iter().map(|directory| directory.class.clone()).collect();
+    classes.sort();
+    classes.dedup();
+    for class in classes {
+        let collection = Collection::only(Resource::STORAGE_CLASS, None, &class);
+        follow(&place.client, collection, &input, move |news| Input::Class(class.clone(), news));
+    }
+    let retry = Retry::new(place.client.clone());
+    let provisioner = Provisioner {
+        place,
+        names,
+        inputs,
+        input,
+        look: None,
+        volumes: None,
+        classes: BTreeMap::new(),
+        records,
+        cleanings: BTreeMap::new(),
+        unfit: BTreeMap::new(),
+        hanging: BTreeMap::new(),
+        pauses: BTreeMap::new(),
+        remarks: BTreeMap::new(),
+        said: BTreeMap::new(),
+        retry,
+    };
+    provisioner.run().await;
+}
+
+/// Asks the server what PersistentVolumes call the node.
+async fn names(client: &Client, node: &str) -> NodeNames {
+    let (mut retry, collection) = (Retry::new(client.clone()), Collection::only(Resource::NODE, None, node));
+    let mut said = None;
+    loop {
+        let (sentence, pause) = match client.get(&collection).await {
+            Ok(object) => {
+                let hostname = object.as_ref().and_then(|object| object["metadata"]["labels"][HOSTNAME].as_str());
+                if let Some(hostname) = hostname {
+                    return NodeNames { name: node.to_owned(), hostname: hostname.to_owned() };
+                }
+                (format!("Node {node} does not exist, or has no label {HOSTNAME}"), retry.fruitless())
+            }
+            Err(error) => (error.to_string(), retry.failed(&error)),
+        };
+        if said.as_ref() != Some(&sentence) {
+            warn!("no local volume is offered yet: {sentence}");
+            said = Some(sentence);
+        }
+        retry.wait(&pause).await;
+    }
+}
+
+fn follow(
+    client: &Client,
+    collection: Collection,
+    input: &UnboundedSender<Input>,
+    wrap: impl Fn(News) -> Input + Send + Sync + 'static,
+) {
+    let (mut follower, input) = (Follower::new(client.clone(), collection), input.clone());
+    tokio::spawn(async move {
+        loop {
+            let news = follower.next().await;
+            if input.send(wrap(news)).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+impl Provisioner {
+    async fn run(mut self) {
+        loop {
+            while let Ok(input) = self.inputs.try_recv() {
+                self.take(input);
+            }
+            let steps = self.plan();
+            self.stop_cleanings(&steps);
+            let now = Instant::now();
+            match steps.into_iter().find(|step| self.may_do(step, now)) {
+                Some(step) => self.perform(step).await,
+                None => self.wait().await,
+            }
+        }
+    }
+
+    /// Waits for something new, or until a step may be done again.
+    async fn wait(&mut self) {
+        let now = Instant::now();
+        let next = self.pauses.values().map(|(until, _)| *until).filter(|until| *until > now).min();
+        let pause = async {
+            match next {
+                Some(until) => sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            input = self.inputs.recv() => {
+                if let Some(input) = input {
+                    self.take(input);
+                }
+            }
+            () = pause => {}
+        }
+    }
+
+    fn plan(&mut self) -> Vec<Step> {
+        let (Some(look), Some(volumes)) = (&self.look, &self.volumes) else { return Vec::new() };
+        let (node, classes, records) = (&self.names, &self.classes, &self.records.by_name);
+        let world = World { node, look, volumes, classes, records };
+        let steps = plan(world);
+        let remarks = remarks(world);
+        for (about, sentence) in &remarks {
+            if self.remarks.get(about) != Some(sentence) {
+                info!("{sentence}");
+            }
+        }
+        self.remarks = remarks;
+        steps
+    }
+
+    fn may_do(&self, step: &Step, now: Instant) -> bool {
+        let volume = step.volume();
+        let is_paused = self.pauses.get(volume).is_some_and(|(until, _)| *until > now);
+        let is_possible = match step {
+            Step::Clean(_) => self.cleanings.len() < CLEANINGS,
+            Step::Offer { path, .. } => {
+                let hangs = self.hanging.get(path).is_some_and(|inspection| !inspection.is_finished());
+                !hangs && !self.unfit.contains_key(path)
+            }
+            _ => true,
+        };
+        is_possible && !is_paused && !self.cleanings.contains_key(volume)
+    }
+
+    /// Ends the cleaning of what is not to be cleaned any more.
+    fn stop_cleanings(&self, steps: &[Step]) {
+        for (name, progress) in &self.cleanings {
+            if !steps.iter().any(|step| matches!(step, Step::Clean(record) if record.volume == *name)) {
+                progress.stop();
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Look(look) => {
+                self.look = Some(look);
+                self.unfit.clear();
+            }
+            Input::Volumes(news) => self.take_volumes(news),
+            Input::Class(name, news) => self.take_class(name, news),
+            Input::Cleaned(name, Cleaned { record, result }) => {
+                self.cleanings.remove(&name);
+                let path = self.path_of(&name, record.as_ref());
+                if let Some(record) = record {
+                    self.records.by_name.insert(name.clone(), Some(record));
+                }
+                match result {
+                    Ok(()) => {
+                        self.pauses.remove(&name);
+                        info!("{path} of PersistentVolume {name} is clean");
+                    }
+                    Err(reason) => self.pause(&name, &format!("{path} of PersistentVolume {name} {reason}")),
+                }
+            }
+        }
+    }
+
+    fn path_of(&self, name: &str, record: Option<&Record>) -> String {
+        let volume = self.volumes.as_ref().and_then(|volumes| volumes.get(name));
+        let path = record.map(|record| &record.path).or_else(|| volume?.path.as_ref());
+        path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())
+    }
+
+    fn take_volumes(&mut self, news: News) {
+        match news {
+            News::Listed(objects) => {
+                let volumes = objects.iter().filter_map(|object| Volume::parse(object, &self.names));
+                self.volumes = Some(volumes.map(|volume| (volume.name.clone(), volume)).collect());
+            }
+            News::Put(object) => self.put(&object),
+            News::Deleted(object) => {
+                let gone = Volume::parse(&object, &self.names);
+                if let (Some(volumes), Some(gone)) = (&mut self.volumes, gone)
+                    && volumes.get(&gone.name).is_some_and(|volume| volume.uid == gone.uid)
+                {
+                    volumes.remove(&gone.name);
+                    self.pauses.remove(&gone.name);
+                }
+            }
+            News::Alive => {}
+            News::Trouble(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
+        }
+    }
+
+    fn put(&mut self, object: &Value) {
+        if let (Some(volumes), Some(volume)) = (&mut self.volumes, Volume::parse(object, &self.names)) {
+            volumes.insert(volume.name.clone(), volume);
+        }
+    }
+
+    fn take_class(&mut self, name: String, news: News) {
+        let object = match news {
+            News::Listed(mut objects) => objects.pop(),
+            News::Put(object) => Some(object),
+            News::Deleted(_) => None,
+            News::Alive => return,
+            News::Trouble(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
+        };
+        let class = object.map(|object| Class {
+            reclaim: match object["reclaimPolicy"].as_str() {
+                Some("Retain") => Reclaim::Retain,
+                // The API server's default.
+                _ => Reclaim::Delete,
+            },
+            mount_options: serde_json::from_value(object["mountOptions"].clone()).unwrap_or_default(),
+        });
+        match class {
+            Some(class) => drop(self.classes.insert(name, class)),
+            None => drop(self.classes.remove(&name)),
+        }
+    }
+
+    async fn perform(&mut self, step: Step) {
+        let name = step.volume().to_owned();
+        let done = match step {
+            Step::Forget(name) => {
+                if let Err(cause) = self.records.remove(&name) {
+                    let file = self.records.file(&name);
+                    self.pause(&name, &format!("the record {} cannot be removed: {cause}", file.display()));
+                }
+                return;
+            }
+            Step::Delete { volume, uid } => self.delete(&volume, &uid, None).await,
+            Step::Withdraw { volume, uid, version } => {
+                let deleted = self.delete(&volume, &uid, Some(&version)).await;
+                if deleted.is_ok() {
+                    info!("PersistentVolume {volume} is not offered any more: its entry is gone");
+                }
+                deleted
+            }
+            Step::Clean(record) => self.clean(record).await,
+            Step::Offer { volume, class, path, mode } => self.offer(&volume, &class, &path, mode).await,
+        };
+        match done {
+            Ok(()) => self.retry.reset(),
+            Err(error) if error.class.passes() => {
+                self.say(&name, &format!("PersistentVolume {name}: {error}; podfs tries again"));
+                self.wait_for_server(&error).await;
+            }
+            Err(error) => self.pause(&name, &format!("PersistentVolume {name}: {error}")),
+        }
+    }
+
+    /// Waits until a request may succeed again. Cleanings that are not wanted any more are stopped meanwhile.
+    async fn wait_for_server(&mut self, error: &ApiError) {
+        let pause = self.retry.failed(error);
+        loop {
+            tokio::select! {
+                () = self.retry.wait(&pause) => return,
+                input = self.inputs.recv() => {
+                    if let Some(input) = input {
+                        self.take(input);
+                    }
+                    let steps = self.plan();
+                    self.stop_cleanings(&steps);
+                }
+            }
+        }
+    }
+
+    async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
+        let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
+        self.place.client.delete(&collection, uid, version).await?;
+        // The watch tells when it is gone: a finalizer may keep it.
+        if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
+            volume.deleting = true;
+        }
+        Ok(())
+    }
+
+    async fn offer(&mut self, name: &str, class: &str, path: &Path, mode: VolumeMode) -> Result<(), ApiError> {
+        let Some(Class { reclaim, mount_options }) = self.classes.get(class).cloned() else { return Ok(()) };
+        let fit = match self.inspect(path, mode).await {
+            Ok(fit) => fit,
+            Err(reason) => {
+                self.say(&format!("fit {name}"), &format!("{} is not offered: it {reason}", path.display()));
+                self.unfit.insert(path.to_owned(), reason);
+                return Ok(());
+            }
+        };
+        let offer = Offer {
+            class,
+            path,
+            mode,
+            capacity: fit.capacity,
+            identity: &fit.identity,
+            reclaim,
+            mount_options: &mount_options,
+        };
+        let object = offer.object(&self.names);
+        let created = self.place.client.create(Resource::PERSISTENT_VOLUME, None, &[], &object).await?;
+        self.put(&created);
+        self.pauses.remove(name);
+        info!("{} is offered as PersistentVolume {name} of StorageClass {class}", path.display());
+        Ok(())
+    }
+
+    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<Fit, String> {
+        self.hanging.remove(path);
+        let owned = path.to_owned();
+        let mut inspection = spawn_blocking(move || inspect(&owned, mode));
+        match timeout(INSPECTION, &mut inspection).await {
+            Ok(found) => found.unwrap_or_else(|_| Err("cannot be looked at".to_owned())),
+            Err(_) => {
+                self.hanging.insert(path.to_owned(), inspection);
+                Err("does not answer".to_owned())
+            }
+        }
+    }
+
+    /// Starts to clean, after one more look at everything that speaks against it.
+    async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
+        let name = record.volume.clone();
+        let unique_name = format!("kubernetes.io/local-volume/{name}");
+        if volumes_in_use(&self.place.handle.state()).contains(&unique_name) {
+            let path = record.path.display();
+            self.pause(&name, &format!("{path} of PersistentVolume {name} is in use by a pod of this node"));
+            return Ok(());
+        }
+        let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, &name);
+        let known = self.volumes.as_ref().is_some_and(|volumes| volumes.contains_key(&name));
+        match self.place.client.get(&collection).await? {
+            Some(object) => {
+                let volume = Volume::parse(&object, &self.names);
+                self.put(&object);
+                if !known || !volume.is_some_and(|volume| is_to_be_cleaned(&volume) && is_about(&record, &volume)) {
+                    return Ok(());
+                }
+            }
+            None => {
+                if let Some(volumes) = &mut self.volumes {
+                    volumes.remove(&name);
+                }
+                if known {
+                    return Ok(());
+                }
+            }
+        }
+        let progress = Arc::<Progress>::default();
+        let roots = [self.place.root_directory.clone(), self.place.kubelet_root.clone()];
+        let (file, path) = (self.records.file(&name), record.path.display().to_string());
+        let cleaning = Cleaning { record, file, roots, progress: Arc::clone(&progress) };
+        let (input, of) = (self.input.clone(), name.clone());
+        let work = move || drop(input.send(Input::Cleaned(of, cleaning.run())));
+        match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {
+            Ok(_) => {
+                info!("{path} of PersistentVolume {name} was released and is being cleaned");
+                self.cleanings.insert(name, progress);
+            }
+            Err(cause) => self.pause(&name, &format!("{path} is not cleaned: there is no thread: {cause}")),
+        }
+        Ok(())
+    }
+
+    /// A step has failed: the next one for this PersistentVolume waits.
+    fn pause(&mut self, name: &str, sentence: &str) {
+        let failures = self.pauses.get(name).map_or(0, |(_, failures)| *failures);
+        let (first, longest) = PAUSES;
+        let pause = first.saturating_mul(1 << failures.min(10)).min(longest);
+        self.pauses.insert(name.to_owned(), (Instant::now() + pause, failures + 1));
+        self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
+    }
+
+    /// Says something, unless it was what was said last of this thing.
+    fn say(&mut self, about: &str, sentence: &str) {
+        if self.said.get(about).is_none_or(|said| said != sentence) {
+            warn!("{sentence}");
+            self.said.insert(about.to_owned(), sentence.to_owned());
+        }
+    }
+}

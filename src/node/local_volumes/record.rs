@@ -1,0 +1,120 @@
+//! What was begun to be cleaned: a file for each PersistentVolume, below the root directory.
+//!
+//! ```text
+//! ROOT/plugins/podfs/local-volumes/NAME.json
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::identity::Identity;
+use super::volume::Volume;
+use crate::host::global_mount::write_synced;
+use crate::manifest::objects::VolumeMode;
+
+const DIRECTORY: &str = "plugins/podfs/local-volumes";
+const SUFFIX: &str = ".json";
+
+/// A PersistentVolume that is being cleaned, or was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Record {
+    /// The name of the PersistentVolume.
+    pub(super) volume: String,
+    /// Its uid.
+    pub(super) uid: String,
+    /// The uid of the claim that had it.
+    pub(super) claim: String,
+    pub(super) path: PathBuf,
+    /// Whether it is a device.
+    pub(super) is_device: bool,
+    pub(super) identity: Identity,
+    /// So many bytes of the device are zero.
+    pub(super) erased: u64,
+    /// Whether everything is erased, and on the disk.
+    pub(super) is_done: bool,
+}
+
+/// The records of a node. One that cannot be read is there, and has no content.
+#[derive(Debug)]
+pub(super) struct Records {
+    directory: PathBuf,
+    pub(super) by_name: BTreeMap<String, Option<Record>>,
+}
+
+impl Record {
+    /// That of a volume whose cleaning has not begun. Nothing if podfs may not clean it.
+    pub(super) fn of(volume: &Volume) -> Option<Record> {
+        Some(Record {
+            volume: volume.name.clone(),
+            uid: volume.uid.clone(),
+            claim: volume.claim.clone()?,
+            path: volume.path.clone()?,
+            is_device: volume.mode == VolumeMode::Block,
+            identity: volume.own.clone()?,
+            erased: 0,
+            is_done: false,
+        })
+    }
+}
+
+impl Records {
+    /// Reads the records below a root directory.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub(super) fn read(root: &Path) -> io::Result<Records> {
+        let directory = root.join(DIRECTORY);
+        let mut by_name = BTreeMap::new();
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Records { directory, by_name }),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            // What begins with a dot was never whole.
+            if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
+                let record =
+                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+                by_name.insert(name.to_owned(), record.filter(|record| record.volume == name));
+            }
+        }
+        Ok(Records { directory, by_name })
+    }
+
+    /// Where the record of a PersistentVolume is.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}{SUFFIX}"))
+    }
+
+    /// Removes a record.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub(super) fn remove(&mut self, name: &str) -> io::Result<()> {
+        match fs::remove_file(self.file(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.by_name.remove(name);
+        Ok(())
+    }
+}
+
+/// Writes a record to its file. It is on the disk then.
+///
+/// # Errors
+/// When it cannot be written.
+pub(super) fn write(file: &Path, record: &Record) -> io::Result<()> {
+    if let Some(directory) = file.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
+    }
+    write_synced(file, &serde_json::to_vec(record)?)
+}

@@ -1,0 +1,239 @@
+//! PersistentVolumes, as far as they matter to the volumes that a node offers. What podfs cannot read of one makes it a
+//! volume that podfs leaves alone.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::identity::Identity;
+use crate::manifest::objects::VolumeMode;
+
+/// The component that has made a PersistentVolume. The controller of PersistentVolumes leaves the deletion of one with this
+/// annotation to it.
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// The file system or disk that a PersistentVolume is, as JSON.
+const IDENTITY: &str = "local.podfs.io/identity";
+/// The label of a node that the affinity of PersistentVolumes names.
+pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// A node, as PersistentVolumes name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeNames {
+    /// The name of the Node object.
+    pub(super) name: String,
+    /// Its label `kubernetes.io/hostname`.
+    pub(super) hostname: String,
+}
+
+/// What becomes of a volume that was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reclaim {
+    Delete,
+    Retain,
+}
+
+/// How far a PersistentVolume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No claim has it, or the controller has not looked at it yet.
+    Free,
+    /// Its claim is gone.
+    Released,
+    /// Anything else: bound, or failed.
+    Other,
+}
+
+/// A PersistentVolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Volume {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) version: String,
+    pub(super) phase: Phase,
+    /// Whether it names a claim.
+    pub(super) claimed: bool,
+    /// The uid of its claim.
+    pub(super) claim: Option<String>,
+    pub(super) reclaim: Option<Reclaim>,
+    pub(super) class: String,
+    pub(super) mode: VolumeMode,
+    /// The path of the node that it is at.
+    pub(super) path: Option<PathBuf>,
+    /// Whether podfs has offered it on this node, and knows what it was.
+    pub(super) own: Option<Identity>,
+    /// Whether it can be used on this node.
+    pub(super) is_here: bool,
+    /// Whether it is being deleted.
+    pub(super) deleting: bool,
+}
+
+/// What a PersistentVolume is made of.
+pub(super) struct Offer<'a> {
+    pub(super) class: &'a str,
+    pub(super) path: &'a Path,
+    pub(super) mode: VolumeMode,
+    /// In bytes.
+    pub(super) capacity: u64,
+    pub(super) identity: &'a Identity,
+    pub(super) reclaim: Reclaim,
+    pub(super) mount_options: &'a [String],
+}
+
+/// The name of the PersistentVolume of an entry: the same whenever it is offered.
+pub(super) fn name(node: &str, class: &str, path: &Path) -> String {
+    let text = format!("{node}\0{class}\0{}", path.display());
+    let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
+    format!("local-pv-{number:016x}")
+}
+
+fn provisioner(node: &str) -> String {
+    format!("local.podfs.io/{node}")
+}
+
+impl Volume {
+    /// Reads an object of the API server. Nothing if it is none that the server would have.
+    pub(super) fn parse(object: &Value, node: &NodeNames) -> Option<Volume> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let annotation = |key: &str| object["metadata"]["annotations"][key].as_str();
+        let is_own = annotation(PROVISIONED_BY) == Some(provisioner(&node.name).as_str());
+        let identity = annotation(IDENTITY).and_then(|text| serde_json::from_str(text).ok());
+        let local = text("/spec/local/path");
+        let phase = match text("/status/phase") {
+            None | Some("" | "Pending" | "Available") => Phase::Free,
+            Some("Released") => Phase::Released,
+            Some(_) => Phase::Other,
+        };
+        Some(Volume {
+            name: text("/metadata/name")?.to_owned(),
+            uid: text("/metadata/uid")?.to_owned(),
+            version: text("/metadata/resourceVersion")?.to_owned(),
+            phase,
+            claimed: object["spec"]["claimRef"].is_object(),
+            claim: text("/spec/claimRef/uid").filter(|uid| !uid.is_empty()).map(str::to_owned),
+            reclaim: match text("/spec/persistentVolumeReclaimPolicy") {
+                Some("Delete") => Some(Reclaim::Delete),
+                Some("Retain") => Some(Reclaim::Retain),
+                _ => None,
+            },
+            class: text("/spec/storageClassName").unwrap_or_default().to_owned(),
+            mode: match text("/spec/volumeMode") {
+                Some("Block") => VolumeMode::Block,
+                _ => VolumeMode::Filesystem,
+            },
+            path: local.or(text("/spec/hostPath/path")).map(|path| Path::new(path).components().collect()),
+            own: identity.filter(|_| is_own && local.is_some()),
+            deleting: text("/metadata/deletionTimestamp").is_some(),
+            is_here: is_here(&object["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"], node),
+        })
+    }
+
+    /// Whether it is what an entry is, or a part of it.
+    pub(super) fn names(&self, entry: &Path) -> bool {
+        self.is_here && self.path.as_ref().is_some_and(|path| path.starts_with(entry))
+    }
+}
+
+/// Whether one of the terms may be true of this node. Only what surely names other nodes counts as elsewhere.
+fn is_here(terms: &Value, node: &NodeNames) -> bool {
+    let Some(terms) = terms.as_array() else { return true };
+    let names_others = |requirement: &Value, key: &str, own: &str| {
+        let values = requirement["values"].as_array();
+        requirement["key"] == key
+            && requirement["operator"] == "In"
+            && values.is_some_and(|values| !values.iter().any(|value| value == own))
+    };
+    let is_elsewhere = |term: &Value| {
+        let each = |list: &str| term[list].as_array().cloned().unwrap_or_default();
+        each("matchExpressions").iter().any(|one| names_others(one, HOSTNAME, &node.hostname))
+            || each("matchFields").iter().any(|one| names_others(one, "metadata.name", &node.name))
+    };
+    !terms.iter().all(is_elsewhere)
+}
+
+impl Offer<'_> {
+    /// The PersistentVolume for the API server.
+    pub(super) fn object(&self, node: &NodeNames) -> Value {
+        let (mode, is_mounted) = match self.mode {
+            VolumeMode::Filesystem => ("Filesystem", true),
+            VolumeMode::Block => ("Block", false),
+        };
+        let identity = serde_json::to_string(self.identity).unwrap_or_default();
+        let mut object = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {
+                "name": name(&node.name, self.class, self.path),
+                "labels": {HOSTNAME: node.hostname},
+                "annotations": {PROVISIONED_BY: provisioner(&node.name), IDENTITY: identity},
+            },
+            "spec": {
+                "capacity": {"storage": quantity(self.capacity)},
+                "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": match self.reclaim {
+                    Reclaim::Delete => "Delete",
+                    Reclaim::Retain => "Retain",
+                },
+                "storageClassName": self.class,
+                "volumeMode": mode,
+                "local": {"path": self.path.to_string_lossy()},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [node.hostname]}]},
+                ]}},
+            },
+        });
+        if is_mounted && !self.mount_options.is_empty() {
+            object["spec"]["mountOptions"] = json!(self.mount_options);
+        }
+        object
+    }
+}
+
+/// A size that is easy to read and never more than there is: whole GiB from 10 GiB on, whole MiB from 10 MiB on.
+fn quantity(bytes: u64) -> String {
+    let units = [("Gi", 30), ("Mi", 20)];
+    let unit = units.into_iter().find(|(_, shift)| bytes >> shift >= 10);
+    unit.map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> NodeNames {
+        NodeNames { name: "n1".to_owned(), hostname: "host-1".to_owned() }
+    }
+
+    #[test]
+    fn a_name_is_stable_and_depends_on_node_class_and_path() {
+        let path = Path::new("/mnt/fast/a");
+        let first = name("n1", "fast", path);
+        assert_eq!(first, name("n1", "fast", path));
+        assert_eq!(first.len(), "local-pv-".len() + 16);
+        for other in [name("n2", "fast", path), name("n1", "slow", path), name("n1", "fast", Path::new("/mnt/fast/b"))]
+        {
+            assert_ne!(first, other);
+        }
+    }
+
+    #[test]
+    fn sizes_are_rounded_down() {
+        for (bytes, text) in
+            [(1023, "1023"), (10 << 20, "10Mi"), ((10 << 30) - 1, "10239Mi"), ((100 << 30) + 5, "100Gi")]
+        {
+            assert_eq!(quantity(bytes), text);
+        }
+    }
+
+    #[test]
+    fn a_volume_that_names_other_nodes_is_elsewhere_and_every_doubtful_one_is_here() {
+        let term = |key: &str, operator: &str, value: &str| json!({"matchExpressions": [{"key": key, "operator": operator, "values": [value]}]});
+        assert!(!is_here(&json!([term(HOSTNAME, "In", "host-2")]), &node()));
+        assert!(is_here(&json!([term(HOSTNAME, "In", "host-2"), term(HOSTNAME, "In", "host-1")]), &node()));
+        for terms in [json!(null), json!([term("zone", "In", "a")]), json!([term(HOSTNAME, "NotIn", "host-2")])] {
+            assert!(is_here(&terms, &node()), "{terms}");
+        }
+        let field = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]);
+        assert!(!is_here(&field, &node()));
+    }
+}

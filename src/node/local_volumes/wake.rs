@@ -1,0 +1,67 @@
+//! A thread that looks at the directories: at once, after each change of them (inotify) and of the mount table
+//! (`proc_pid_mountinfo(5)`), and now and then.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+use tracing::warn;
+
+use super::ClassDirectory;
+use super::entries::{Look, look};
+
+/// How long to wait for a change: disks become free, and sizes change, without any.
+const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+/// From one look to the next. A node that starts pods changes its mount table all the time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Starts the thread. It ends when `tell` says no.
+///
+/// # Errors
+/// When changes cannot be watched, or there is no thread.
+pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Look) -> bool + Send + 'static) -> io::Result<()> {
+    let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let table = File::open("/proc/self/mountinfo")?;
+    let watch = move || watch(&directories, &changes, &table, &tell);
+    thread::Builder::new().name("podfs-discover".to_owned()).spawn(watch)?;
+    Ok(())
+}
+
+fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(Look) -> bool) {
+    loop {
+        let began = Instant::now();
+        for ClassDirectory { directory, .. } in directories {
+            // One that is missing is reported by the look, and watched when it is there.
+            let _ = add_watch(changes, directory, of_entries());
+        }
+        match look(directories) {
+            Ok(look) => {
+                if !tell(look) {
+                    return;
+                }
+            }
+            Err(error) => warn!("cannot look for local volumes: {error}; podfs tries again"),
+        }
+        thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+        let (changes, table) = (changes.as_fd(), table.as_fd());
+        let mut sources =
+            [PollFd::from_borrowed_fd(changes, PollFlags::IN), PollFd::from_borrowed_fd(table, PollFlags::PRI)];
+        // An interrupted wait is one more look.
+        let _ = poll(&mut sources, Some(&LONGEST));
+        let mut events = [0; 4096];
+        while rustix::io::read(changes, &mut events).is_ok_and(|count| count > 0) {}
+    }
+}
+
+fn of_entries() -> WatchFlags {
+    WatchFlags::CREATE
+        | WatchFlags::DELETE
+        | WatchFlags::MOVE
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF
+        | WatchFlags::ONLYDIR
+}
