@@ -121,7 +121,7 @@ impl Told {
     /// What a snapshot shows. A volume that would wait stays as it is.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &Volumes) -> Result<Volumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let rendering = Rendering::of_volumes(inputs(pod, snapshot), &pod.volumes);
+        let rendering = Rendering::of_volumes(inputs(pod, snapshot), &pod.volumes, &pod.images);
         self.title = format!("pod {}/{}", rendering.namespace, rendering.name);
         for warning in &rendering.warnings {
             tell_once(&mut self.warnings, warning);

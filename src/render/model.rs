@@ -85,6 +85,9 @@ pub enum EntryKind<'a> {
     },
 }
 
+/// The pod's volumes of kind `image`: the image of each, by its name.
+type Images = BTreeMap<String, String>;
+
 /// Why there is no rendering. Its text is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
@@ -115,12 +118,15 @@ pub enum RenderError {
 }
 
 impl<'a> Rendering<'a> {
-    /// Every volume of the pod.
-    pub fn of_volumes(inputs: Inputs<'a>, volumes: &'a [Volume]) -> Rendering<'a> {
+    /// Every volume of the pod; images come last.
+    pub fn of_volumes(inputs: Inputs<'a>, volumes: &'a [Volume], images: &Images) -> Rendering<'a> {
         let mut rendering = Rendering::empty(inputs);
         for volume in volumes {
             let content = rendering.content(inputs, volume);
             rendering.add(volume, volume.name.as_str().to_owned(), content);
+        }
+        for (name, reference) in images {
+            rendering.places.push(image(name.clone(), name, reference, &SubPath::Whole));
         }
         rendering
     }
@@ -132,6 +138,7 @@ impl<'a> Rendering<'a> {
     pub fn of_container(
         inputs: Inputs<'a>,
         volumes: &'a [Volume],
+        images: &Images,
         mounts: &[ContainerMounts],
         name: &str,
     ) -> Result<Rendering<'a>, RenderError> {
@@ -147,6 +154,10 @@ impl<'a> Rendering<'a> {
         // An outer mount comes before those below it.
         sorted.sort_by(|(a, _), (b, _)| a.split('/').cmp(b.split('/')));
         for (path, mount) in sorted {
+            if let Some(reference) = images.get(&mount.volume) {
+                rendering.places.push(image(path, &mount.volume, reference, &mount.sub_path));
+                continue;
+            }
             let volume = volumes.iter().find(|volume| volume.name.as_str() == mount.volume);
             let volume = volume
                 .ok_or_else(|| RenderError::NoVolume { container: name.to_owned(), volume: mount.volume.clone() })?;
@@ -330,6 +341,17 @@ fn relative(container: &str, mount: &Mount) -> Result<String, RenderError> {
         return Err(RenderError::Path { container: container.to_owned(), path: mount.path.clone() });
     }
     Ok(names.join("/"))
+}
+
+/// An image, which the container runtime mounts.
+fn image<'a>(path: String, volume: &str, reference: &str, sub_path: &SubPath) -> Place<'a> {
+    let part = match sub_path {
+        SubPath::At(sub_path) => format!(", subPath {sub_path}"),
+        SubPath::Expression(text) => format!(", subPathExpr {text}"),
+        SubPath::Whole | SubPath::Both => String::new(),
+    };
+    let line = format!("the image {reference}{part}, which the container runtime mounts");
+    Place { path, volume: volume.to_owned(), kind: "image".to_owned(), content: Content::OfNode(line) }
 }
 
 /// One line about a volume whose content is not that of objects.

@@ -1,6 +1,6 @@
 //! Volumes of kinds that this version of podfs does not serve. Such a volume waits, and holds up no other.
 //!
-//! There are two sorts of them: kinds of the API that podfs does not mount, such as `csi` and `image`, and kinds of an API
+//! There are two sorts of them: kinds of the API that podfs does not mount, such as `rbd` and `gitRepo`, and kinds of an API
 //! that is newer than podfs. Those are fields that the typed volume does not have, so they are looked for in the fields as
 //! they stand in the manifest. A field that is spelled almost like a kind of the first sort or one that podfs serves would
 //! be a new kind, too; it is taken for a mistake.

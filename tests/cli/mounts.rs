@@ -372,3 +372,30 @@ fn a_part_that_a_program_of_the_node_uses_goes_at_release() {
     assert_eq!((released.code, is_gone), (Some(0), true), "{}", released.stderr);
     pod.stop();
 }
+
+#[test]
+fn images_are_passed_on_to_runtimes_that_mount_them() {
+    let mounts = "
+    - {name: app, mountPath: /app, readOnly: true}
+    - {name: config, mountPath: /etc/app}";
+    let fixture = Fixture::new(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers:\n  - name: web\n    \
+         volumeMounts:{mounts}\n  volumes:\n  - {{name: config, configMap: {{name: app}}}}\n  \
+         - {{name: app, image: {{reference: \"registry.example/app:1\"}}}}\n"
+    ));
+    write(&fixture, &[("a", "1")]);
+    let mut running = fixture.run();
+    let prepare = |output: &str| {
+        finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web", "--output", output]))
+    };
+    let cri: Vec<Value> = serde_json::from_str(&prepare("cri").stdout).expect("JSON");
+    assert_eq!(cri[0]["image"]["image"], "registry.example/app:1", "{cri:?}");
+    let podman = prepare("podman").stdout;
+    assert!(podman.contains("--mount=type=image,source=registry.example/app:1,target=/app"), "{podman}");
+    for output in ["oci", "docker"] {
+        prepare(output).says(1, &["app", "an image"]);
+    }
+    running.signal(Signal::SIGTERM);
+    assert!(running.wait().success(), "{}", running.log());
+    fixture.assert_nothing_left();
+}

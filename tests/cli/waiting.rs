@@ -81,7 +81,6 @@ fn a_source_that_manifest_files_do_not_give_says_so_and_the_other_volumes_run() 
 #[test]
 fn a_volume_of_a_kind_that_podfs_does_not_serve_waits_and_the_others_run() {
     for (kind, source, instead) in [
-        ("image", "image: {reference: example.com/model, pullPolicy: Always}", "the container runtime mounts it"),
         ("ofALaterApi", "ofALaterApi: {some: [thing]}", "supported are configMap, secret"),
         ("rbd", "rbd: {monitors: [a], image: i}", "use a PersistentVolume of the CSI driver rbd.csi.ceph.com"),
     ] {

@@ -2,6 +2,7 @@
 
 mod old;
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -123,7 +124,7 @@ impl Render {
                 let old = old.read(&self.pod, pod, &snapshot)?;
                 let old = match &old {
                     Some((pod, snapshot)) => self.render(pod, snapshot)?,
-                    None => Rendering::of_volumes(inputs(pod, &snapshot), &[]),
+                    None => Rendering::of_volumes(inputs(pod, &snapshot), &[], &BTreeMap::new()),
                 };
                 print(&diff::text(&old, &rendering, self.reveal))?;
             }
@@ -135,8 +136,10 @@ impl Render {
     fn render<'a>(&self, pod: &'a Pod, snapshot: &'a Snapshot) -> Result<Rendering<'a>, Failure> {
         let inputs = inputs(pod, snapshot);
         match &self.container {
-            Some(name) => Rendering::of_container(inputs, &pod.volumes, &pod.mounts, name).map_err(Failure::input),
-            None => Ok(Rendering::of_volumes(inputs, &pod.volumes)),
+            Some(name) => {
+                Rendering::of_container(inputs, &pod.volumes, &pod.images, &pod.mounts, name).map_err(Failure::input)
+            }
+            None => Ok(Rendering::of_volumes(inputs, &pod.volumes, &pod.images)),
         }
     }
 

@@ -31,7 +31,7 @@ pub struct Pod {
     pub identity: PodIdentity,
     /// What downwardAPI volumes show of it, and what decides about modes and owners.
     pub facts: PodFacts,
-    /// Its volumes, in the manifest's order; no name is there twice.
+    /// Its volumes but those of kind `image`, in the manifest's order; no name is there twice.
     pub volumes: Vec<Volume>,
     /// Where its containers mount them.
     pub mounts: Vec<ContainerMounts>,
@@ -90,16 +90,20 @@ pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<
 fn parse(pod: core::Pod, fields: &[Fields]) -> Result<Pod, InvalidField> {
     let spec = pod.spec.ok_or_else(|| InvalidField::new("spec", "is required"))?;
     let identity = PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?;
+    let images = images(&spec);
     let mut volumes = volumes(&spec, fields).map_err(|error| error.under("spec"))?;
+    volumes.retain(|volume| !images.contains_key(volume.name.as_str()));
     Preferences::apply(pod.metadata.annotations.as_ref(), &mut volumes)?;
     let mounts = mounts::of_containers(&spec);
-    let (images, network) = (images(&spec), PodNetwork::of(&spec));
+    let network = PodNetwork::of(&spec);
     let facts = PodFacts::parse(pod.metadata, &spec).map_err(|error| error.under("spec"))?;
     Ok(Pod { identity, volumes, mounts, images, network, facts })
 }
 
 fn images(spec: &core::PodSpec) -> BTreeMap<String, String> {
-    let image = |volume: &core::Volume| Some((volume.name.clone(), volume.image.as_ref()?.reference.clone()?));
+    let image = |volume: &core::Volume| {
+        Some((volume.name.clone(), volume.image.as_ref()?.reference.clone().unwrap_or_default()))
+    };
     spec.volumes.iter().flatten().filter_map(image).collect()
 }
 

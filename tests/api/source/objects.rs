@@ -209,12 +209,13 @@ fn an_event_that_cannot_be_posted_is_posted_later() {
 
 #[test]
 fn a_volume_of_a_kind_that_podfs_does_not_serve_has_an_event() {
-    let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: data, image: {reference: r}}]");
+    let rig = Rig::new("[{name: config, configMap: {name: app}}, {name: data, gitRepo: {repository: r}}]");
     rig.put_config("1");
     let running = rig.start();
     eventually("the pod has an event", || rig.server.objects("Event").len() == 1);
     let message = rig.server.objects("Event").remove(0)["message"].as_str().expect("a message").to_owned();
-    let expected = r#"MountVolume.SetUp failed for volume "data" : image volumes are not supported by this version; "#;
+    let expected =
+        r#"MountVolume.SetUp failed for volume "data" : gitRepo volumes are not supported by this version; "#;
     assert!(message.starts_with(expected), "{message}");
     assert_eq!(rig.status()["volumes"][0]["state"], "live", "{}", running.log());
 }

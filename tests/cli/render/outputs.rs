@@ -138,7 +138,7 @@ fn volumes_of_the_node_are_one_line_each() {
     let volumes = "[{name: logs, hostPath: {path: /var/log}}, {name: work, emptyDir: {sizeLimit: 1Mi}},
         {name: fast, emptyDir: {medium: Memory}}, {name: share, nfs: {server: files, path: /srv, readOnly: true}},
         {name: data, persistentVolumeClaim: {claimName: data}}, {name: own, ephemeral: {volumeClaimTemplate: {spec: {}}}},
-        {name: odd, iscsi: {targetPortal: a, iqn: b, lun: 0}}]";
+        {name: odd, iscsi: {targetPortal: a, iqn: b, lun: 0}}, {name: model, image: {reference: \"registry.example/model:1\"}}]";
     let fixture = Fixture::new(&pod(volumes));
     let outcome = fixture.render(&[]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
@@ -146,6 +146,7 @@ fn volumes_of_the_node_are_one_line_each() {
         "logs  hostPath: /var/log of the node",
         "work  emptyDir: an empty directory on the node's disk, at most 1048576 bytes",
         "fast  emptyDir: an empty directory in memory",
+        "model  image: the image registry.example/model:1, which the container runtime mounts",
         "share  nfs: files:/srv of an NFS server, read-only",
         "data  persistentVolumeClaim: what claim data is bound to",
         "own  ephemeral: what claim web-own is bound to",
