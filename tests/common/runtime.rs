@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use super::idmap::FIRST_ID;
 
 /// Where Debian's busybox-static is: it needs no library.
 const BUSYBOX: &str = "/bin/busybox";
@@ -57,9 +59,32 @@ impl RuntimeContainer {
     /// Starts a shell with these entries of `mounts` in the container's `config.json`.
     #[track_caller]
     pub fn start(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
+        Self::of_config(runtime, &config(mounts))
+    }
+
+    /// Likewise, in a user namespace of its own whose ids begin at [`FIRST_ID`] of the host.
+    #[track_caller]
+    pub fn start_in_user_namespace(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
+        let mut config = config(mounts);
+        let ids = json!([{"containerID": 0, "hostID": FIRST_ID, "size": 1 << 16}]);
+        config["linux"]["uidMappings"] = ids.clone();
+        config["linux"]["gidMappings"] = ids;
+        config["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+        Self::of_config(runtime, &config)
+    }
+
+    #[track_caller]
+    fn of_config(runtime: Runtime, config: &Value) -> RuntimeContainer {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-        make_root(&directory.path().join("rootfs"));
-        let config = serde_json::to_vec(&config(mounts)).expect("JSON");
+        // Ids of a container's own may pass through it, too.
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+        let root = directory.path().join("rootfs");
+        make_root(&root);
+        if let Some(first) = config["linux"]["uidMappings"][0]["hostID"].as_u64() {
+            let given = Command::new("chown").arg("--recursive").arg(format!("{first}:{first}")).arg(&root).status();
+            assert!(given.expect("chown").success());
+        }
+        let config = serde_json::to_vec(config).expect("JSON");
         fs::write(directory.path().join("config.json"), config).expect("written");
         let name = directory.path().file_name().expect("a name").to_str().expect("text").to_owned();
         let mut command = runtime.command(&directory.path().join("state"));

@@ -1,10 +1,14 @@
 //! Real containers, of runc and crun, on what `podfs mounts prepare` has made ready.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::fchdir;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
 
 use crate::common::namespace::mount_tmpfs;
@@ -24,23 +28,36 @@ struct Pod {
     fixture: Fixture,
     _shared: SharedDirectory,
     host: TempDir,
+    claimed: TempDir,
 }
+
+const CLAIM: &str = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
+                     status: {phase: Bound}}";
+const VOLUME: &str = "{apiVersion: v1, kind: PersistentVolume, metadata: {name: pv-1}, spec: {claimRef: {namespace: default, \
+                      name: data, uid: c-1}, local: {path: PATH}}}";
 
 impl Pod {
     fn new(mounts: &str) -> Pod {
-        let (shared, host) = (SharedDirectory::new(), disk_directory());
+        Self::with_spec(mounts, "")
+    }
+
+    /// Also with these fields in its spec.
+    fn with_spec(mounts: &str, spec: &str) -> Pod {
+        let (shared, host, claimed) = (SharedDirectory::new(), disk_directory(), disk_directory());
         let manifest = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec:\n  containers:\n  - name: web\n    \
              volumeMounts:{mounts}\n  volumes:\n  - {{name: config, configMap: {{name: app}}}}\n  \
              - {{name: keys, secret: {{secretName: keys}}}}\n  - {{name: scratch, emptyDir: {{}}}}\n  \
-             - {{name: host, hostPath: {{path: {}}}}}\n",
+             - {{name: host, hostPath: {{path: {}}}}}\n  - {{name: data, persistentVolumeClaim: {{claimName: data}}}}\n{spec}",
             host.path().display()
         );
         let fixture = Fixture::new_in(&shared.path(), &manifest);
         write(&fixture, "1");
+        fixture.write("objects/claim.yaml", CLAIM);
+        fixture.write("objects/volume.yaml", &VOLUME.replace("PATH", claimed.path().to_str().expect("text")));
         fixture.write("objects/keys.json", &secret("keys", &[("password", "opensesame")]));
         let running = fixture.run();
-        Pod { running, fixture, _shared: shared, host }
+        Pod { running, fixture, _shared: shared, host, claimed }
     }
 
     fn with_all() -> Pod {
@@ -146,7 +163,7 @@ fn no_call_of_a_container_fails_when_the_server_and_the_supervisor_are_killed() 
             eventually(what, || rounds() > before + 10);
         };
         go_on("the container reads");
-        let Pod { mut running, fixture, _shared, host: _host } = pod;
+        let Pod { mut running, fixture, _shared, host: _host, claimed: _claimed } = pod;
         for _ in 0..3 {
             kill(running.server(), Signal::SIGKILL).expect("there is a server");
             go_on("it reads with another server");
@@ -164,8 +181,34 @@ fn no_call_of_a_container_fails_when_the_server_and_the_supervisor_are_killed() 
     }
 }
 
-/// How often a part is asked for while the container swaps it. The unit tests of `host::sub_path` look 100 000 times.
-const LOOKS: usize = 400;
+#[test]
+fn a_container_with_a_user_namespace_has_the_ids_of_the_volumes() {
+    // FU-04. runc maps ids of mounts from 1.2 on, and Debian 12 has an older one.
+    let pod = Pod::with_spec(
+        "
+    - {name: config, mountPath: /etc/app}
+    - {name: keys, mountPath: /key, subPath: password}
+    - {name: scratch, mountPath: /scratch}",
+        "  hostUsers: false\n",
+    );
+    let mounts = pod.mounts();
+    let is_mapped =
+        |mount: &&Value| mount["options"].as_array().is_some_and(|options| options.contains(&"idmap".into()));
+    assert_eq!(mounts.iter().filter(is_mapped).count(), mounts.len(), "{mounts:?}");
+    let mut container = RuntimeContainer::start_in_user_namespace(Runtime::Crun, &mounts);
+    assert_eq!(container.says("cat /etc/app/setting /key; cat /proc/self/uid_map"), {
+        let map = fs::read_to_string(format!("/proc/{}/uid_map", container.pid())).expect("a map");
+        format!("1opensesame{}", map.trim_end_matches('\n'))
+    });
+    assert_eq!(container.says("ls -ln /etc/app/..data/setting /key").matches(" 0        0 ").count(), 2);
+    container.says("echo x >/scratch/f");
+    let made = fs::metadata(pod.running.volume("scratch").join("f")).expect("the file");
+    assert_eq!((made.uid(), made.gid()), (0, 0), "the volume has the ids of the container");
+    assert!(container.says("echo x >/etc/app/setting").contains("Read-only file system"));
+}
+
+/// How often processes of the container swap a part with a link while it is asked for, in each of the volumes.
+const SWAPS: usize = 34_000;
 
 #[test]
 fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() {
@@ -173,24 +216,21 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
         "
     - {name: host, mountPath: /host}
     - {name: scratch, mountPath: /scratch}
+    - {name: data, mountPath: /claim}
     - {name: host, mountPath: /a, subPath: swapped}
     - {name: host, mountPath: /b, subPath: swapped/made}
-    - {name: scratch, mountPath: /c, subPath: swapped/deep/er}",
+    - {name: scratch, mountPath: /c, subPath: swapped/deep/er}
+    - {name: data, mountPath: /d, subPath: swapped/made}",
     );
     let outside = TempDir::new().expect("a directory");
     fs::create_dir(outside.path().join("made")).expect("a directory");
-    let mut container = pod.start(Runtime::Runc);
-    for volume in ["/host", "/scratch"] {
-        let link = outside.path().display();
-        container.begin(&format!(
-            "cd {volume}; while :; do rm -rf swapped; ln -s {link} swapped; rm -f swapped; mkdir -p swapped/made; done"
-        ));
-    }
+    let container = pod.start(Runtime::Runc);
+    let swappers = ["/host", "/scratch", "/claim"].map(|volume| swap(&container, volume, outside.path()));
     let forbidden: Vec<(u64, u64)> =
         [outside.path(), &outside.path().join("made"), Path::new("/")].iter().map(|path| file(path)).collect();
     let directory = pod.fixture.path("run").join(UID);
     let (mut prepared, mut refused) = (0, 0);
-    for _ in 0..LOOKS {
+    while !swappers.iter().all(JoinHandle::is_finished) {
         let request = ContainerRequest {
             container: "web".to_owned(),
             environment: Environment::default(),
@@ -211,12 +251,31 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
             other => panic!("{other:?}"),
         }
     }
+    swappers.into_iter().for_each(|swapper| swapper.join().expect("it swaps"));
     println!("{prepared} times prepared, {refused} times refused");
     let left: Vec<_> =
         fs::read_dir(outside.path()).expect("a listing").map(|entry| entry.expect("one").file_name()).collect();
     assert_eq!(left, ["made"], "nothing was made outside");
     assert_eq!(fs::read_dir(outside.path().join("made")).expect("a listing").count(), 0);
     assert!(prepared > 0 && refused > 0, "{prepared} prepared, {refused} refused: there was no race");
+    assert!(pod.claimed.path().join("swapped").symlink_metadata().is_ok());
+}
+
+/// Swaps a directory with a link that leads outside, in the mount namespace of a container.
+fn swap(container: &RuntimeContainer, volume: &str, outside: &Path) -> JoinHandle<()> {
+    let namespace = File::open(format!("/proc/{}/ns/mnt", container.pid())).expect("a mount namespace");
+    let root = File::open(format!("/proc/{}/root{volume}", container.pid())).expect("the volume");
+    let outside = outside.to_owned();
+    thread::spawn(move || {
+        unshare(CloneFlags::CLONE_FS).expect("a working directory of its own");
+        setns(namespace, CloneFlags::CLONE_NEWNS).expect("the container's");
+        fchdir(&root).expect("the volume");
+        fs::create_dir_all("swapped/made").expect("a directory");
+        symlink(&outside, "link").expect("a link");
+        for _ in 0..SWAPS {
+            renameat_with(CWD, "swapped", CWD, "link", RenameFlags::EXCHANGE).expect("swapped");
+        }
+    })
 }
 
 fn file(path: &Path) -> (u64, u64) {
