@@ -2,29 +2,37 @@
 # What podfs-agent(7) asks of an agent of a node, and no more: starts podfs node on a directory of manifests, waits for the
 # volumes of each pod, runs a container on them, changes an object, and takes every pod through its end.
 #
-#   agent.sh [--fork] [PODS [AGENT]]
+#   agent.sh [--fork] [--podman] [PODS [AGENT]]
 #
 # Where systemd runs, podfs node is a unit of it; elsewhere, and with --fork, it is a process of this one.
 #   PODS           manifests of pods and of the objects that they refer to
 #   AGENT/NAME.sh  what runs in the container of the pod NAME
 #   AGENT/changes  files that take the place of those of the same name in PODS, while the containers run
 #
-# A container is one of runc where that is installed (runc.sh), else a few namespaces (container.sh). It is called like its pod.
+# A container is one of runc where that is installed (runc.sh), else a few namespaces (container.sh), with --podman one of podman
+# (podman.sh). It is called like its pod.
 #
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
 # Exit code 0: every pod was served and has stopped well. Nothing is left behind in any case.
 set -euo pipefail
 units=no
 [ ! -d /run/systemd/system ] || units=yes
-if [ "${1:-}" = --fork ]; then units=no; shift; fi
+runtime=namespaces # or runc, or podman
+! command -v runc >/dev/null || runtime=runc
+while :; do
+  case ${1:-} in
+    --fork) units=no ;;
+    --podman) runtime=podman ;;
+    *) break ;;
+  esac
+  shift
+done
 here=$(cd "$(dirname "$0")" && pwd)
 pods=${1:-$here/pods} agent=${2:-$here/agent}
 work=$(mktemp -d)
 cp -r "$pods" "$work/pods"
 # Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
-runtime=namespaces   # or runc
-! command -v runc >/dev/null || runtime=runc
 seconds=30           # how long a pod may take
 waiting=             # the process that waits for volumes
 node=                # the process of podfs node, unless it is a unit
@@ -75,10 +83,10 @@ start_pod() {
   mkdir "$work/$name.root"
   mkfifo "$work/$name.started"
   uids[$pod]=$(podfs node state --output json | jq -r --arg pod "$pod" '.pods[] | select("\(.namespace)/\(.name)" == $pod) | .uid')
-  if [ $runtime = runc ]; then
-    setsid sh "$here/runc.sh" "$work/$name.root" "${uids[$pod]}" "$name" "$agent/$name.sh" 3</dev/null 4>"$work/$name.started" &
-  else
+  if [ $runtime = namespaces ]; then
     setsid sh "$here/container.sh" "$work/$name.root" "$agent/$name.sh" <"$work/$name.volumes" 4>"$work/$name.started" &
+  else
+    setsid sh "$here/$runtime.sh" "$work/$name.root" "${uids[$pod]}" "$name" "$agent/$name.sh" 3</dev/null 4>"$work/$name.started" &
   fi
   containers[$pod]=$!
   grep -q . "$work/$name.started" &
@@ -88,8 +96,15 @@ start_pod() {
 # Ends a pod: first the container, then its manifest, then the pod is released, and its volumes are unmounted.
 end_pod() {
   local pod=$1 name=${1#*/} file
-  if [ $runtime = runc ] && [ -e "$work/$name.root/state" ]; then
-    runc --root "$work/$name.root/state" delete --force "${uids[$pod]}-$name" 2>/dev/null || true
+  local state=$work/$name.root/state
+  if [ -e "$state" ]; then
+    case $runtime in
+      runc) runc --root "$state" delete --force "${uids[$pod]}-$name" 2>/dev/null || true ;;
+      podman)
+        podman --root "$state" --runroot "/run/pod-${uids[$pod]}" --tmpdir "$state/tmp" --runtime runc \
+          --cgroup-manager cgroupfs --events-backend none rm --force --time 0 --ignore "${uids[$pod]}-$name" >/dev/null 2>&1 || true
+        rm -rf --one-file-system "/run/pod-${uids[$pod]}" ;;
+    esac
     podfs mounts release --pod "${uids[$pod]}" --container "$name" 2>/dev/null || true
   fi
   if [ -n "${containers[$pod]:-}" ]; then

@@ -32,10 +32,14 @@ impl Agent {
 
     /// Starts it, with the podfs of this build in its PATH.
     fn start(&self) -> Working<'_> {
+        self.start_with(&["--fork"])
+    }
+
+    fn start_with(&self, options: &[&str]) -> Working<'_> {
         let programs = Path::new(PODFS).parent().expect("a directory").display().to_string();
         let path = programs + ":" + &std::env::var("PATH").expect("a PATH");
         let mut command = Command::new(examples().join("agent.sh"));
-        command.arg("--fork").arg(self.fixture.path("pods")).arg(self.fixture.path("agent"));
+        command.args(options).arg(self.fixture.path("pods")).arg(self.fixture.path("agent"));
         command.env("PATH", path).env("TMPDIR", self.temporary());
         let output = fs::File::create(self.fixture.path("said")).expect("a file");
         command.stdin(Stdio::null()).stderr(output.try_clone().expect("a descriptor")).stdout(output);
@@ -95,8 +99,15 @@ fn examples() -> PathBuf {
 
 #[test]
 fn containers_of_two_pods_use_their_volumes_and_see_a_change() {
+    for options in [&["--fork"][..], &["--fork", "--podman"]] {
+        sees_a_change(options);
+    }
+}
+
+#[track_caller]
+fn sees_a_change(options: &[&str]) {
     let agent = Agent::new();
-    let (code, output) = agent.start().end();
+    let (code, output) = agent.start_with(options).end();
     for line in [
         "agent: pod default/web has the volumes config, about",
         "web: I am app=\"web\", and listen on 8080",
