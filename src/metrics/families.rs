@@ -134,6 +134,12 @@ families! {
         "Volumes of an earlier daemon that podfs node has found; as told by the kubelet";
     RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []
         "Those of them that could not be made out; as told by the kubelet";
+    LOCAL_VOLUMES: Gauge "podfs_local_volumes" ["state"]
+        "Local volumes that podfs node has offered, by what has become of them, entries that are unfit, and steps that fail";
+    LOCAL_VOLUME_SIZE: Gauge "podfs_local_volume_to_erase_bytes" ["persistentvolume"]
+        "Size of a device that is being erased";
+    LOCAL_VOLUME_ERASED: Gauge "podfs_local_volume_erased_bytes" ["persistentvolume"]
+        "Bytes of it that are erased";
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tracing::warn;
 use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
-use super::local_volumes::{self, ClassDirectory, Place};
+use super::local_volumes::{self, Board, ClassDirectory, Place};
 use super::manager::recovery::recover;
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
@@ -105,7 +105,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     };
     let driver = csi.map(take_over).transpose()?;
     if let Some(listener) = metrics
-        && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder)
+        && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder.clone())
     {
         warn!("metrics are not served: {error}");
     }
@@ -115,15 +115,10 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         }
         if !discover.is_empty() {
             let (directories, handle) = (discover, handle.clone());
-            let root_directory = root_directory.clone();
-            tokio::spawn(local_volumes::serve(Place {
-                client,
-                node,
-                directories,
-                root_directory,
-                kubelet_root,
-                handle,
-            }));
+            let (root_directory, board) = (root_directory.clone(), Board::default());
+            recorder.local_volumes(board.clone());
+            let place = Place { client, node, directories, root_directory, kubelet_root, handle, board };
+            tokio::spawn(local_volumes::serve(place));
         }
     }
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::csi::DRIVER;
+use super::local_volumes::Board;
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
@@ -34,6 +35,7 @@ struct Counts {
     csi: BTreeMap<(&'static str, String), Distribution>,
     reconstructions: u64,
     reconstruction_errors: u64,
+    local_volumes: Option<Board>,
 }
 
 impl Recorder {
@@ -61,6 +63,11 @@ impl Recorder {
         counts.reconstruction_errors += u64::from(!has_succeeded);
     }
 
+    /// The node offers local volumes, of which this tells.
+    pub fn local_volumes(&self, board: Board) {
+        self.counts().local_volumes = Some(board);
+    }
+
     /// The numbers of the node at this moment.
     pub fn reading(&self, state: &NodeState) -> Reading {
         let mut reading = Reading::of_node();
@@ -79,6 +86,9 @@ impl Recorder {
         }
         reading.tell(&RECONSTRUCTIONS, &[], counts.reconstructions as f64);
         reading.tell(&RECONSTRUCTION_ERRORS, &[], counts.reconstruction_errors as f64);
+        if let Some(board) = &counts.local_volumes {
+            board.tell(&mut reading);
+        }
         reading
     }
 

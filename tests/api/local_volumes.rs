@@ -1,17 +1,21 @@
 //! `podfs node --discover`: entries of directories become PersistentVolumes, are cleaned when they are released, and offered again.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 
-use crate::api_server::{Answer, ApiServer, Style, User};
+use crate::api_server::{Answer, ApiServer, InitialEvents, Style, User};
 use crate::common::loop_device::LoopDevice;
 use crate::common::node::Node;
+use crate::common::tracer::killed_at;
 use crate::common::{Running, eventually};
 use crate::rig::NODE;
+use crate::source::permissions::rules_of;
 
 /// A server with a StorageClass `fast`, and a node with a directory for it.
 struct Rig {
@@ -25,8 +29,9 @@ impl Rig {
     fn new(reclaim: &str) -> Rig {
         let server = ApiServer::start();
         let user = User::node(NODE);
-        server.permit(&user, &["get", "list", "watch", "create", "delete"], "persistentvolumes");
-        server.permit(&user, &["list", "watch"], "storageclasses");
+        for (verb, resource) in rules_of("podfs-local-volumes") {
+            server.permit(&user, &[&verb], &resource);
+        }
         let labels = json!({"kubernetes.io/hostname": "host-1"});
         server.put_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}));
         server.put_value(json!({
@@ -200,6 +205,8 @@ fn a_released_volume_is_cleaned_and_offered_again_and_one_to_retain_is_not() {
     for (reclaim, is_cleaned) in [("Delete", true), ("Retain", false)] {
         let mut rig = Rig::new(reclaim);
         let (path, other) = (rig.mount("one"), rig.mount("two"));
+        // It is asked for lists, too.
+        rig.server.initial_events(InitialEvents::Refused);
         let _daemon = rig.start();
         rig.wait_offered(&path);
         rig.set_phase(&path, "Bound");
@@ -210,6 +217,9 @@ fn a_released_volume_is_cleaned_and_offered_again_and_one_to_retain_is_not() {
             rig.wait_offered_again(&path, &uid);
             assert!(is_empty(&path));
             assert!(rig.records().is_empty(), "{:?}", rig.records());
+            let is_unused = |(verb, resource): &(String, String)| rig.server.count(verb, resource) == 0;
+            let unused: Vec<_> = rules_of("podfs-local-volumes").into_iter().filter(is_unused).collect();
+            assert_eq!(unused, [], "rules that podfs does not need");
         } else {
             let third = rig.mount("three");
             rig.wait_offered(&third);
@@ -397,4 +407,74 @@ fn a_block_device_is_offered_and_erased_to_its_last_byte() {
     let bytes = fs::read(disk.path()).expect("it can be read");
     assert!(bytes.len() == 128 << 20 && bytes.iter().all(|byte| *byte == 0));
     assert!(rig.records().is_empty());
+}
+
+/// Every so many system calls, podfs is killed once.
+const STRIDE: usize = 97;
+
+#[test]
+fn at_whichever_step_of_a_cleaning_podfs_is_killed_nothing_half_clean_is_offered() {
+    let mut rig = Rig::new("Delete");
+    let path = rig.mount("one");
+    for kills in 0.. {
+        let mut daemon = rig.start();
+        rig.wait_offered(&path);
+        rig.set_phase(&path, "Bound");
+        write(&path);
+        let pid = daemon.pid();
+        let is_offered_again = |uid: &str| rig.volume(&path).is_some_and(|volume| volume["metadata"]["uid"] != uid);
+        let (uid, killed) = killed_at(pid, kills * STRIDE, || {
+            let uid = rig.set_phase(&path, "Released");
+            eventually("it is offered again, or podfs is killed", || is_offered_again(&uid) || has_ended(pid));
+            uid
+        });
+        assert!(!is_offered_again(&uid) || is_empty(&path), "it is offered, and not empty: kill {kills}");
+        if !killed {
+            assert!(kills > 3, "there are that many steps: {kills}");
+            daemon.signal(nix::sys::signal::Signal::SIGKILL);
+            daemon.wait();
+            break;
+        }
+        daemon.was_reaped();
+        let _next = rig.start();
+        rig.wait_offered_again(&path, &uid);
+        assert!(is_empty(&path), "kill {kills}");
+        eventually("no record is left", || rig.records().is_empty());
+    }
+}
+
+/// Whether a process has ended, though its parent may not know yet.
+fn has_ended(pid: nix::unistd::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
+#[test]
+fn what_becomes_of_the_entries_is_told_as_metrics() {
+    let mut rig = Rig::new("Delete");
+    let (path, inside) = (rig.mount("one"), rig.mount("two"));
+    fs::create_dir(rig.directory.join("plain")).expect("a directory");
+    let mut command = rig.command();
+    command.args(["--metrics-addr", "127.0.0.1:0"]);
+    let _daemon = rig.node.start_command(command);
+    rig.wait_offered(&path);
+    rig.wait_offered(&inside);
+    rig.mount("two/inner");
+    rig.set_phase(&inside, "Bound");
+    rig.set_phase(&inside, "Released");
+    rig.wait_log("is not clean: podfs cannot delete 1 entry");
+    let log = rig.node.log();
+    let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
+    for (state, count) in [("free", 1), ("released", 1), ("bound", 0), ("unfit", 1), ("failing", 1)] {
+        let line = format!("podfs_local_volumes{{state=\"{state}\"}} {count}");
+        eventually(&line, || scrape(&address).lines().any(|told| told == line));
+    }
+}
+
+fn scrape(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("the daemon listens");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("asked");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
 }

@@ -12,6 +12,7 @@
 //! | `record` | what was begun to be cleaned, in a file |
 //! | `plan` | from all of these to the next steps; a pure function |
 //! | `clean` | erasing what a user has left |
+//! | `board` | what the metrics tell |
 //! | `provisioner` | the task that does the steps |
 //!
 //! Why no data of a user is lost, or seen by another user, whenever podfs is killed:
@@ -27,6 +28,7 @@
 //! 6. The name of a PersistentVolume follows from the node, the class and the path. The server has one of each name, so two podfs
 //!    cannot offer an entry twice.
 
+mod board;
 mod clean;
 mod directory;
 mod entries;
@@ -38,5 +40,6 @@ mod record;
 mod volume;
 mod wake;
 
+pub use board::Board;
 pub use directory::{ClassDirectory, InvalidClassDirectory};
 pub(super) use provisioner::{Place, serve};

@@ -13,13 +13,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use super::board::Counts;
 use super::clean::{Cleaned, Cleaning, Progress};
 use super::entries::Look;
 use super::inspection::{Fit, inspect};
 use super::plan::{Class, Step, World, is_about, is_to_be_cleaned, plan, remarks};
 use super::record::{Record, Records};
-use super::volume::{HOSTNAME, NodeNames, Offer, Reclaim, Volume};
-use super::{ClassDirectory, wake};
+use super::volume::{HOSTNAME, NodeNames, Offer, Phase, Reclaim, Volume};
+use super::{Board, ClassDirectory, wake};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::Client;
 use crate::kube::error::ApiError;
@@ -45,6 +46,7 @@ pub(in crate::node) struct Place {
     pub(in crate::node) root_directory: PathBuf,
     pub(in crate::node) kubelet_root: PathBuf,
     pub(in crate::node) handle: NodeHandle,
+    pub(in crate::node) board: Board,
 }
 
 /// Something new.
@@ -175,6 +177,7 @@ impl Provisioner {
             }
             let steps = self.plan();
             self.stop_cleanings(&steps);
+            self.place.board.set(self.counts());
             let now = Instant::now();
             match steps.into_iter().find(|step| self.may_do(step, now)) {
                 Some(step) => self.perform(step).await,
@@ -218,6 +221,21 @@ impl Provisioner {
         steps
     }
 
+    fn counts(&self) -> Counts {
+        let own = |phase: Phase| {
+            let volumes = self.volumes.iter().flat_map(BTreeMap::values);
+            volumes.filter(|volume| volume.own.is_some() && volume.is_here && volume.phase == phase).count()
+        };
+        let entries = self.look.iter().flat_map(|look| look.entries.values());
+        Counts {
+            free: own(Phase::Free),
+            bound: own(Phase::Other),
+            released: own(Phase::Released),
+            unfit: entries.filter(|entry| entry.mode.is_err()).count() + self.unfit.len(),
+            failing: self.pauses.len(),
+        }
+    }
+
     fn may_do(&self, step: &Step, now: Instant) -> bool {
         let volume = step.volume();
         let is_paused = self.pauses.get(volume).is_some_and(|(until, _)| *until > now);
@@ -251,6 +269,7 @@ impl Provisioner {
             Input::Class(name, news) => self.take_class(name, news),
             Input::Cleaned(name, Cleaned { record, result }) => {
                 self.cleanings.remove(&name);
+                self.place.board.end(&name);
                 let path = self.path_of(&name, record.as_ref());
                 if let Some(record) = record {
                     self.records.by_name.insert(name.clone(), Some(record));
@@ -456,6 +475,7 @@ impl Provisioner {
         match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {
             Ok(_) => {
                 info!("{path} of PersistentVolume {name} was released and is being cleaned");
+                self.place.board.begin(&name, &progress);
                 self.cleanings.insert(name, progress);
             }
             Err(cause) => self.pause(&name, &format!("{path} is not cleaned: there is no thread: {cause}")),

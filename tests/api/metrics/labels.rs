@@ -77,9 +77,15 @@ fn what_is_told_is_what_is_described() {
     // Those of an API server are told where there is one, and those of a node by podfs node.
     let of_server = |name: &str| name.starts_with("podfs_source_") || name.starts_with("podfs_token_");
     let of_node = |name: &str| {
-        ["csi_operations_", "reconstruct_volume_operations_", "volume_manager_", "volume_operation_"]
-            .iter()
-            .any(|all| name.starts_with(all))
+        [
+            "csi_operations_",
+            "podfs_local_volume",
+            "reconstruct_volume_operations_",
+            "volume_manager_",
+            "volume_operation_",
+        ]
+        .iter()
+        .any(|all| name.starts_with(all))
     };
     let all: BTreeSet<_> = FAMILIES.iter().map(|family| family.name.to_owned()).collect();
     let expected: BTreeSet<_> = all.into_iter().filter(|name| !of_server(name) && !of_node(name)).collect();

@@ -6,7 +6,7 @@ mod crowd;
 mod node;
 mod objects;
 mod outages;
-mod permissions;
+pub mod permissions;
 mod pods;
 mod refusals;
 mod tokens;

@@ -31,10 +31,16 @@ const IN_A_POD: &str = r#"
     exec "$@"
 "#;
 
-/// Verb and resource of each rule of the manifest's cluster roles.
+/// Verb and resource of each rule of the manifest's cluster roles for podfs in a pod.
 fn rules() -> BTreeSet<(String, String)> {
+    ["podfs", "podfs-cluster"].into_iter().flat_map(rules_of).collect()
+}
+
+/// Verb and resource of each rule of a cluster role of the manifest.
+pub fn rules_of(role: &str) -> BTreeSet<(String, String)> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(RULES).expect("YAML documents");
     let roles = documents.iter().filter(|document| document["kind"] == "ClusterRole");
+    let roles = roles.filter(|document| document["metadata"]["name"] == role);
     let texts = |value: &Value| -> Vec<String> {
         value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
     };

@@ -1,0 +1,70 @@
+//! What the metrics tell of local volumes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::clean::Progress;
+use crate::metrics::Reading;
+use crate::metrics::families::{LOCAL_VOLUME_ERASED, LOCAL_VOLUME_SIZE, LOCAL_VOLUMES};
+
+/// Numbers of local volumes. Cheap to clone; all clones are one board.
+#[derive(Clone, Debug, Default)]
+pub struct Board(Arc<Mutex<Numbers>>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    counts: Counts,
+    cleanings: BTreeMap<String, Arc<Progress>>,
+}
+
+/// How many there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Offered, and no claim has them.
+    pub(super) free: usize,
+    /// A claim has them.
+    pub(super) bound: usize,
+    /// Their claim is gone.
+    pub(super) released: usize,
+    /// Entries that are not offered.
+    pub(super) unfit: usize,
+    /// Steps that failed and are done again.
+    pub(super) failing: usize,
+}
+
+impl Board {
+    pub(super) fn set(&self, counts: Counts) {
+        self.numbers().counts = counts;
+    }
+
+    /// A device or file system is being cleaned.
+    pub(super) fn begin(&self, volume: &str, progress: &Arc<Progress>) {
+        self.numbers().cleanings.insert(volume.to_owned(), Arc::clone(progress));
+    }
+
+    pub(super) fn end(&self, volume: &str) {
+        self.numbers().cleanings.remove(volume);
+    }
+
+    /// Tells the numbers of this moment.
+    pub fn tell(&self, reading: &mut Reading) {
+        let numbers = self.numbers();
+        let Counts { free, bound, released, unfit, failing } = numbers.counts;
+        let states = [("free", free), ("bound", bound), ("released", released), ("unfit", unfit), ("failing", failing)];
+        for (state, count) in states {
+            reading.tell(&LOCAL_VOLUMES, &[state], count as f64);
+        }
+        for (volume, progress) in &numbers.cleanings {
+            let size = progress.total.load(Ordering::Relaxed);
+            if size > 0 {
+                reading.tell(&LOCAL_VOLUME_SIZE, &[volume], size as f64);
+                reading.tell(&LOCAL_VOLUME_ERASED, &[volume], progress.erased.load(Ordering::Relaxed) as f64);
+            }
+        }
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.0.lock().expect("no code panics while it is locked")
+    }
+}
