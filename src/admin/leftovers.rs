@@ -36,7 +36,7 @@ pub(super) struct Leftovers<'a> {
 }
 
 /// Where podfs keeps the content of emptyDirs, in the pod's directory. A cleanup never enters it.
-pub(super) const HOMES: &str = "plugins/kubernetes.io~empty-dir";
+pub(crate) const HOMES: &str = "plugins/kubernetes.io~empty-dir";
 
 const IN_PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 

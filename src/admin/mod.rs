@@ -10,7 +10,7 @@
 //! | `probe` | whether a mount answers, without waiting for it |
 
 pub mod cleanup;
-mod leftovers;
+pub(crate) mod leftovers;
 mod probe;
 pub mod readings;
 pub mod survey;

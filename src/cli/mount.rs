@@ -127,6 +127,7 @@ impl Mount {
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: SubPathMode::default(),
             agent_watches_mounts: false,
+            keep_empty_dirs: false,
             server_memory: None,
             metrics: None,
         };

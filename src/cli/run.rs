@@ -87,6 +87,10 @@ pub(super) struct Run {
     /// unmounted or covered. A hundred pods of a node then do not read the table at each mount of each other.
     #[arg(long)]
     agent_watches_mounts: bool,
+    /// Keep the content of emptyDirs when this process is told to end: the agent deletes it with the pod. So it is there after a
+    /// shutdown of the node.
+    #[arg(long)]
+    keep_empty_dirs: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
@@ -214,6 +218,7 @@ impl Run {
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: self.sub_paths.sub_path.into(),
             agent_watches_mounts: self.agent_watches_mounts,
+            keep_empty_dirs: self.keep_empty_dirs,
             server_memory: self.memory.server_memory_max,
             metrics,
         };

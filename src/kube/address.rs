@@ -116,8 +116,10 @@ impl Resource {
 pub(crate) enum Since<'a> {
     /// Those after this version.
     Version(&'a str),
-    /// First every object that there is, and then each change.
+    /// First every object that there is, and then each change. A bookmark says where the one ends and the other begins.
     Beginning,
+    /// The same, without that bookmark. Any server can do so.
+    Now,
 }
 
 /// What is told of objects.
@@ -218,11 +220,12 @@ impl Collection {
         let mut query = url.query_pairs_mut();
         query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
         match since {
-            Since::Version(version) => query.append_pair("resourceVersion", version),
+            Since::Version(version) => drop(query.append_pair("resourceVersion", version)),
             Since::Beginning => {
-                query.append_pair("sendInitialEvents", "true").append_pair("resourceVersionMatch", "NotOlderThan")
+                query.append_pair("sendInitialEvents", "true").append_pair("resourceVersionMatch", "NotOlderThan");
             }
-        };
+            Since::Now => {}
+        }
         query.append_pair("timeoutSeconds", &seconds.to_string());
         drop(query);
         url

@@ -13,6 +13,9 @@
 //! 4. A watch lasts for some minutes, a different time each, and ends by itself. One that does not end when it should is given
 //!    up, and so is one on a connection that answers no pings.
 //! 5. After a failure comes a pause, see `retry`.
+//! 6. A server that forbids the list of a single object is asked for the object itself (`get`). The watch begins before that, so
+//!    no change after the answer is missed. It begins with what there is and not at the object's version, which is too old
+//!    for most servers when the object has not changed for long.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,6 +52,8 @@ pub(crate) struct Follower {
     version: Option<String>,
     /// Whether a 410 has led to the last list, and no watch has gone on since.
     relisted: bool,
+    /// Whether the server has forbidden to list the one object.
+    is_list_forbidden: bool,
 }
 
 /// What a follower does next.
@@ -104,7 +109,7 @@ impl Follower {
     pub(crate) fn new(client: Client, collection: Collection) -> Self {
         let retry = Retry::new(client.clone());
         let (part, state) = (Part::Whole, State::Unlisted);
-        Self { client, collection, part, state, retry, version: None, relisted: false }
+        Self { client, collection, part, state, retry, version: None, relisted: false, is_list_forbidden: false }
     }
 
     /// Up to which version everything is known.
@@ -146,7 +151,8 @@ impl Follower {
         loop {
             let news = match std::mem::replace(&mut self.state, State::Unlisted) {
                 State::Unlisted if self.client.may_send_initial_events() => self.begin().await,
-                State::Unlisted => Some(self.list().await),
+                State::Unlisted if self.is_list_forbidden => Some(self.get().await),
+                State::Unlisted => self.list().await,
                 State::Beginning(beginning) => self.hear_what_there_is(beginning).await,
                 State::Listed => self.begin_watch().await,
                 State::Watching(watching) => self.hear(watching).await,
@@ -162,18 +168,41 @@ impl Follower {
         }
     }
 
-    async fn list(&mut self) -> News {
+    async fn list(&mut self) -> Option<News> {
         match self.client.list(&self.collection, self.part).await {
             Ok(List { version, items }) => match self.check_version(&version) {
                 Ok(()) => {
                     self.version = Some(version);
                     self.state = State::Listed;
-                    News::Listed(items)
+                    Some(News::Listed(items))
                 }
-                Err(error) => self.fail(error, State::Unlisted),
+                Err(error) => Some(self.fail(error, State::Unlisted)),
             },
-            Err(error) => self.fail_to_list(error),
+            Err(error) if error.class == Class::Forbidden && self.collection.is_single() => {
+                self.is_list_forbidden = true;
+                None
+            }
+            Err(error) => Some(self.fail_to_list(error)),
         }
+    }
+
+    /// Begins a watch, and asks for the one object.
+    async fn get(&mut self) -> News {
+        let watching = match self.watch(Since::Now).await {
+            Ok(watching) => watching,
+            Err(error) => return self.fail_to_list(error),
+        };
+        let object = match self.client.get_part(&self.collection, self.part).await {
+            Ok(object) => object,
+            Err(error) => return self.fail_to_list(error),
+        };
+        if let Some(version) = object.as_ref().and_then(version_of)
+            && self.version.as_deref().is_none_or(|known| !is_not_newer(&version, known))
+        {
+            self.version = Some(version);
+        }
+        self.state = State::Watching(Box::new(watching));
+        News::Listed(object.into_iter().collect())
     }
 
     /// Asks for what there is and for its changes in one request.

@@ -101,8 +101,9 @@ fn query(asked: &Asked, problems: &mut Vec<String>) {
     if has("resourceVersionMatch") && !has("resourceVersion") && !has("sendInitialEvents") {
         problems.push("resourceVersionMatch says nothing without resourceVersion".to_owned());
     }
-    if asked.verb == "watch" && !has("resourceVersion") && !has("sendInitialEvents") {
-        problems.push("a watch without resourceVersion begins anywhere".to_owned());
+    let is_single = asked.parameter("fieldSelector").is_some_and(|selector| selector.starts_with("metadata.name="));
+    if asked.verb == "watch" && !has("resourceVersion") && !has("sendInitialEvents") && !is_single {
+        problems.push("a watch of many without resourceVersion begins with no end of what there was".to_owned());
     }
     if asked.wants_initial_events() && !asked.is_set("allowWatchBookmarks") {
         problems.push("initial events end with a bookmark".to_owned());

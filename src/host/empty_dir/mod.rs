@@ -2,7 +2,8 @@
 //!
 //! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which says what the content is
 //! kept on. `ready` comes last and goes first, so content without it is incomplete, and nothing complete is ever
-//! mistaken for rubbish.
+//! mistaken for rubbish. The file `agent` beside them says that the content outlives shutdowns of the node, and that the agent which
+//! knows the node's pods deletes it when the pod is gone.
 
 mod plan;
 
@@ -24,6 +25,7 @@ pub use plan::{Backing, Plan, PlanError};
 
 const CONTENT: &CStr = c"content";
 const READY: &str = "ready";
+const AGENT: &str = "agent";
 
 /// The content of an emptyDir.
 #[derive(Debug)]
@@ -58,6 +60,15 @@ impl Content {
         let written = fs::write(home.join(READY), plan.backing.to_string());
         written.map_err(|cause| HostError::system("write", &home.join(READY), cause))?;
         Ok(Content { home: home.to_owned(), source, is_new: true })
+    }
+
+    /// Writes down that an agent deletes it when the pod is gone.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn leave_to_agent(&self) -> Result<(), HostError> {
+        let path = self.home.join(AGENT);
+        File::create(&path).map(drop).map_err(|cause| HostError::system("write", &path, cause))
     }
 
     /// Where the files are.
@@ -96,6 +107,11 @@ pub fn remove(home: &Path) -> Result<Left, HostError> {
     Ok(left)
 }
 
+/// Whether the content in `home` is an agent's to delete when the pod is gone.
+pub fn is_left_to_agent(home: &Path) -> bool {
+    home.join(AGENT).symlink_metadata().is_ok_and(|found| found.is_file())
+}
+
 /// Deletes whatever content there is. What is mounted on it is unmounted if it is a file system of podfs' own making;
 /// anything else that is mounted is left alone (ED-08).
 fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
@@ -110,7 +126,11 @@ fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
         drop(mounted);
         memory::take_off(&content_path(home)).map_err(failed)?;
     }
-    delete(directory.as_fd(), CONTENT).map_err(failed)
+    let left = delete(directory.as_fd(), CONTENT).map_err(failed)?;
+    if left.is_empty() {
+        let _there_is_none = fs::remove_file(home.join(AGENT));
+    }
+    Ok(left)
 }
 
 /// The content, if it is there as it should be.

@@ -149,9 +149,14 @@ impl Client {
 
     /// The one object of a collection that is one; none if there is no such object.
     pub(crate) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
+        self.get_part(collection, Part::Whole).await
+    }
+
+    /// A part of that object.
+    pub(crate) async fn get_part(&self, collection: &Collection, part: Part) -> Result<Option<Value>, ApiError> {
         let asked = format!("get {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.object(server), None);
-        match self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await {
+        match self.ask(&asked, MAX_OBJECT, part.accept(), request).await {
             Ok(body) => parse(&asked, &body).map(Some),
             Err(error) if error.class == Class::NotFound => Ok(None),
             Err(error) => Err(error),

@@ -7,6 +7,8 @@
 //!    `volume-subpaths`, which are mount points of containers. Nothing else is ever removed, so no file of a volume is (OR-02).
 //! 3. The way down is by descriptors, without links, and stops in front of a mount: the kernel refuses (`RESOLVE_NO_XDEV`), so
 //!    a mount that comes meanwhile is not entered either.
+//!    One thing is deleted before: the content of emptyDirs that supervisors of this daemon kept over a shutdown of the node. A
+//!    file beside it says so (`host::empty_dir`), and the pod has not come again.
 //! 4. What stays is reported when that changes, all of it in one report (OR-03), and is looked at again after 2, 4, 8 seconds, at last every 30, or
 //!    when something has come or gone in the pod's directory.
 
@@ -23,7 +25,10 @@ use std::time::{Duration, Instant};
 use podfs_fuse::mount::table::mounts;
 use rustix::fs::{AtFlags, FileType, statat, unlinkat};
 use rustix::io::Errno;
+use tracing::{debug, info};
 
+use crate::admin::leftovers::HOMES;
+use crate::host::empty_dir;
 use crate::host::walk::{Crossing, Found, Place, Visitor, enter, walk};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
@@ -173,6 +178,7 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
         Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Some(format!("{} is not a directory", path.display()))),
         Err(errno) => return Ok(Some(format!("cannot open {}: {}", path.display(), io::Error::from(errno)))),
     };
+    delete_kept_content(&path);
     let mut removal = Removal { pod: &path, stays: Vec::new(), count: 0 };
     walk(pod, Crossing::Stop, &mut removal)?;
     if removal.count > 0 {
@@ -181,6 +187,21 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
     match unlinkat(directory, &name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(None),
         Err(errno) => Ok(Some(format!("failed to rmdir() {}: {}", path.display(), io::Error::from(errno)))),
+    }
+}
+
+/// Deletes the content of emptyDirs that was kept over a shutdown. What stays is found by the walk.
+fn delete_kept_content(pod: &Path) {
+    let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten();
+    let homes = homes.filter(|home| home.file_type().is_ok_and(|kind| kind.is_dir())).map(|home| home.path());
+    for home in homes.filter(|home| empty_dir::is_left_to_agent(home)) {
+        match empty_dir::remove(&home) {
+            Ok(left) if left.is_empty() => {
+                info!("{}: the content of the emptyDir is deleted with its pod", home.display())
+            }
+            Ok(left) => debug!("{}: what is left of its content are {left}", home.display()),
+            Err(error) => debug!("{}: {error}", home.display()),
+        }
     }
 }
 

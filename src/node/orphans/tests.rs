@@ -66,6 +66,26 @@ fn or_01_empty_directories_of_unknown_pods_are_removed() {
 }
 
 #[test]
+fn or_02_content_of_empty_dirs_goes_only_where_it_was_kept_over_a_shutdown_by_this_daemon() {
+    let homes = ["a", "b", "known"].map(|pod| format!("{pod}/{HOMES}/scratch"));
+    let mut node = Node::with(&[]);
+    for (home, is_kept) in homes.iter().zip([true, false, true]) {
+        let files = ["content/deep/file", "ready"].into_iter().chain(is_kept.then_some("agent"));
+        for file in files {
+            let path = node.path(&format!("{home}/{file}"));
+            fs::create_dir_all(path.parent().expect("a directory")).expect("directories");
+            fs::write(path, "").expect("written");
+        }
+    }
+    let pass = node.pass();
+    assert_eq!(pass.removed, [PodUid::parse("a").expect("a uid")]);
+    assert!(pass.report.expect("a report").to_string().contains("orphaned pod \"b\" found"));
+    for home in &homes[1..] {
+        assert!(node.path(&format!("{home}/content/deep/file")).exists(), "{home}");
+    }
+}
+
+#[test]
 fn or_01_nothing_is_done_where_there_is_nothing_to_do() {
     let mut none = Node::new();
     assert!(none.pass().removed.is_empty(), "no pod has been here");

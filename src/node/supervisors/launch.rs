@@ -75,8 +75,8 @@ impl Launcher {
 
     /// The command line behind the program's name.
     fn words(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
-        let fixed = ["run", "--push", "--pod-once", "--agent-watches-mounts", "--uid", uid.as_str(), "--pod"]
-            .map(OsString::from);
+        let role = ["--push", "--pod-once", "--agent-watches-mounts", "--keep-empty-dirs"];
+        let fixed = ["run"].into_iter().chain(role).chain(["--uid", uid.as_str(), "--pod"]).map(OsString::from);
         fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
     }
 

@@ -39,6 +39,8 @@ pub struct Assignment {
     pub sub_path: SubPathMode,
     /// Whether an agent watches the mount table, and asks for a Remount of volumes that another process has unmounted.
     pub agent_watches_mounts: bool,
+    /// Whether the content of emptyDirs stays when the supervisor is told to end, and an agent deletes it.
+    pub keep_empty_dirs: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
     /// Where metrics are served over HTTP, too.

@@ -61,6 +61,7 @@ pub(super) struct Prepared {
     keep_old_generations: Duration,
     sub_path: SubPathMode,
     agent_watches_mounts: bool,
+    keep_empty_dirs: bool,
     refresh: Refresh,
     source: Source,
     report: Report,
@@ -85,7 +86,7 @@ impl Prepared {
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
-        let Assignment { agent_watches_mounts, flex_volumes, sub_path, .. } = assignment;
+        let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, .. } = assignment;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -123,6 +124,7 @@ impl Prepared {
             keep_old_generations,
             sub_path,
             agent_watches_mounts,
+            keep_empty_dirs,
             refresh,
             source,
             report,
@@ -141,7 +143,7 @@ impl Prepared {
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let Prepared { trace, keep_old_generations, agent_watches_mounts, refresh, source, report, control, .. } = self;
-        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, .. } = self;
+        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, keep_empty_dirs, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes);
@@ -174,6 +176,7 @@ impl Prepared {
             trace,
             keep_old_generations,
             sub_path,
+            keep_empty_dirs,
         };
         let mut turns = HashMap::new();
         let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {

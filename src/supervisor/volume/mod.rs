@@ -76,6 +76,8 @@ pub struct Setting {
     pub keep_old_generations: Duration,
     /// What containers that mount parts of projections see after a change, where a volume does not say it.
     pub sub_path: SubPathMode,
+    /// Whether the content of emptyDirs stays when the supervisor is told to end, and an agent deletes it.
+    pub keep_empty_dirs: bool,
 }
 
 impl Setting {

@@ -280,7 +280,7 @@ impl PassthroughVolume {
             warn!("volume {volume:?}: {error}");
         }
         // Without a pod, nobody would find the content again.
-        let goes = end == End::Clean || matches!(setting.site, Site::Exactly(_));
+        let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
             match content.delete() {
                 Ok(left) if left.is_empty() => {}
@@ -403,7 +403,11 @@ impl PassthroughVolume {
 
     fn set_up_content(&self, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
         let home = self.setting.mount_points().make_home(self.setting.site.home(spec.name.as_str()));
-        Ok(Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?)
+        let content = Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;
+        if self.setting.keep_empty_dirs {
+            content.leave_to_agent()?;
+        }
+        Ok(content)
     }
 
     fn nfs(&mut self, spec: &Volume, source: &Nfs, refresh: &Refresh) -> Result<MountPlan, Trouble> {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::api_server::{MASTERS, Style, User};
+use crate::api_server::{InitialEvents, MASTERS, Order, Style, User};
 use crate::common::fuse_user::{USER, as_user, is_mounted, read, wait_read, where_users_may_mount};
 use crate::common::outcome::{Outcome, finish};
 use crate::common::terminal::Terminal;
@@ -84,6 +84,38 @@ fn a_view_asks_for_no_list_of_a_server_that_sends_initial_events() {
 }
 
 #[test]
+fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
+    where_users_may_mount(|| {
+        for initial in [InitialEvents::Refused, InitialEvents::Ignored] {
+            let (rig, _) =
+                rig_of_user("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]");
+            rig.server.initial_events(initial);
+            rig.put_config("1");
+            let directory = rig.fixture.path("view");
+            let mut viewing = rig.view(&directory);
+            wait_read(&directory.join("config/key"), "1");
+            rig.server.put(&config_map("late", &[("key", "there")]));
+            wait_read(&directory.join("late/key"), "there");
+            rig.put_config("2");
+            wait_read(&directory.join("config/key"), "2");
+            // A version that the server does not know any more costs another get.
+            rig.server.crash();
+            rig.put_config("3");
+            rig.server.restart();
+            wait_read(&directory.join("config/key"), "3");
+            rig.server.delete("ConfigMap", "default", "late");
+            viewing.wait_log("late");
+            rig.server.put(&config_map("late", &[("key", "again")]));
+            wait_read(&directory.join("late/key"), "again");
+            rig.server.delete("Pod", "default", "web");
+            viewing.wait_log("the pod is gone from the API server; its volumes stay as they are");
+            assert!(rig.server.count("get", "configmaps") >= 2, "lists are forbidden");
+            assert!(viewing.stop().success() && !is_mounted(&directory));
+        }
+    });
+}
+
+#[test]
 fn podfs_is_a_plugin_of_kubectl_by_the_names_of_its_links() {
     where_users_may_mount(|| {
         let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
@@ -125,24 +157,69 @@ fn podfs_is_a_plugin_of_kubectl_by_the_names_of_its_links() {
     });
 }
 
-#[test]
-fn a_program_for_credentials_may_ask_the_person_at_the_terminal() {
-    let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
-    rig.put_config("1");
-    let (stem, token) = ("asking", rig.server.new_token(&jane));
-    let credential =
-        json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": token}});
-    let script = format!(
-        "#!/bin/sh\nprintf 'Password: ' >&2\nread -r password || exit 1\n[ \"$password\" = sesame ] || exit 1\n\
-         printf '%s' '{credential}'\n"
-    );
-    let program = rig.server.write(&format!("{stem}.sh"), &script);
+/// A kubeconfig with a program that asks for the password `sesame`, and then says the token of the user, which is new.
+fn asking(rig: &Rig, user: &User) -> PathBuf {
+    write_token(rig, user);
+    let program = "#!/bin/sh
+printf 'Password: ' >&2
+read -r password || exit 1
+[ \"$password\" = sesame ] || exit 1
+printf '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\"status\":{\"token\":\"%s\"}}' \
+    \"$(cat \"${0%.sh}.token\")\"
+";
+    let program = rig.server.write("asking.sh", program);
     fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("a program");
     let kubeconfig = fs::read_to_string(&rig.kubeconfig).expect("a kubeconfig");
     let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("JSON");
     kubeconfig["users"][0]["user"] = json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1", "command": program, "interactiveMode": "Always"}});
-    let kubeconfig = rig.server.write("asking.kubeconfig", &kubeconfig.to_string());
+    rig.server.write("asking.kubeconfig", &kubeconfig.to_string())
+}
+
+/// Writes a new token for the program to say. The server does not know the one before any more.
+fn write_token(rig: &Rig, user: &User) {
+    let token = rig.server.write("asking.token", &rig.server.new_token(user));
+    fs::set_permissions(token, Permissions::from_mode(0o644)).expect("the mode is set");
+}
+
+#[test]
+fn a_view_asks_for_credentials_that_have_expired_and_its_volumes_stay_meanwhile() {
+    where_users_may_mount(|| {
+        let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
+        rig.put_config("1");
+        let (kubeconfig, directory) = (asking(&rig, &jane), rig.fixture.path("view"));
+        let mut terminal = Terminal::new(40, 160);
+        let mut command = rig.as_user(Path::new(PODFS), &["view", "--pod-name", "default/web", "--kubeconfig"]);
+        terminal.is_read_by(rig.fixture.mark(command.arg(&kubeconfig).arg(&directory)));
+        let mut viewing = command.stdout(Stdio::null()).spawn().expect("podfs starts");
+        let asked = |terminal: &Terminal, times: usize| {
+            let has_asked = || terminal.written().matches("Password: ").count() >= times;
+            eventually(&format!("it asks {times} times"), has_asked);
+        };
+        asked(&terminal, 1);
+        terminal.types(b"sesame\n");
+        wait_read(&directory.join("config/key"), "1");
+        write_token(&rig, &jane);
+        rig.server.connections(Order::Break);
+        rig.put_config("2");
+        asked(&terminal, 2);
+        terminal.types(b"wrong\n");
+        eventually("it says what failed", || terminal.written().contains("asking.sh failed (exit status: 1)"));
+        assert_eq!(read(&directory.join("config/key")).as_deref(), Some("1"), "the last content stays");
+        asked(&terminal, 3);
+        terminal.types(b"sesame\n");
+        wait_read(&directory.join("config/key"), "2");
+        terminal.types(b"\x03");
+        let ended = viewing.wait().expect("it ends");
+        assert!(ended.success() && !is_mounted(&directory), "{}", terminal.written());
+    });
+}
+
+#[test]
+fn a_program_for_credentials_may_ask_the_person_at_the_terminal() {
+    let (rig, jane) = rig_of_user("[{name: config, configMap: {name: app}}]");
+    rig.put_config("1");
+    let kubeconfig = asking(&rig, &jane);
     let render = || {
         let mut command = Command::new(PODFS);
         command.args(["render", "--pod-name", "default/web", "--kubeconfig"]).arg(&kubeconfig);

@@ -105,6 +105,34 @@ fn rc_05_after_a_reboot_the_volumes_are_mounted_again() {
     wait_content(&config.join("key"), "one");
 }
 
+/// What a shutdown of the node does: all processes end, and the run directory is gone.
+fn shut_down(node: &Node, daemon: crate::common::Running) {
+    let supervisor = node.supervisor("web");
+    drop(daemon);
+    kill(supervisor, Signal::SIGTERM).expect("told to end");
+    eventually("the supervisor and its server have ended", || node.fixture.processes().is_empty());
+    assert!(node.fixture.mounts().is_empty(), "a shutdown unmounts");
+    fs::remove_dir_all(node.fixture.path("run")).expect("the run directory is gone with a reboot");
+}
+
+#[test]
+fn ed_06_rc_05_a_shutdown_keeps_the_files_of_empty_dirs_and_the_end_of_the_pod_deletes_them() {
+    let node = node_with_a_pod();
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let file = node.path("web", "scratch").join("file");
+    fs::write(&file, "data").expect("written");
+    shut_down(&node, daemon);
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    assert_eq!(fs::read_to_string(&file).expect("it is there again"), "data");
+    shut_down(&node, daemon);
+    // The pod is deleted while the node is down.
+    node.remove("web.yaml");
+    let _daemon = node.start();
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+}
+
 #[test]
 fn a_supervisor_that_follows_another_one_begins_with_the_labels_that_the_pod_has_now() {
     let node = Node::new();

@@ -12,6 +12,10 @@ pub const CONFIG: &str =
 /// Its volume of the directory `/srv/host`.
 pub const HOST: &str = "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~host-path/host";
 
+/// Its emptyDir on disk.
+pub const SCRATCH: &str =
+    "/var/lib/podfs/pods/6f0c1f0e-0000-4000-8000-000000000001/volumes/kubernetes.io~empty-dir/scratch";
+
 /// Writes the pod's manifests where its unit looks for them.
 pub fn write_manifests(machine: &Machine) {
     let pod = format!(
@@ -21,6 +25,24 @@ pub fn write_manifests(machine: &Machine) {
     );
     machine.write(&manifest("pod.yaml"), pod);
     write_config(machine, "1");
+    machine.does("mkdir -p /srv/host");
+}
+
+/// Writes two static pods where `podfs node` looks for them: the pod of this module, and one that only has a configMap volume.
+pub fn write_node_manifests(machine: &Machine) {
+    let pod = |name: &str, uid: &str, volumes: &str, mounts: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: {uid}}}\nspec:\n  containers:\n  - name: c\n    \
+             image: none\n    volumeMounts: [{mounts}]\n  volumes: [{volumes}]\n"
+        )
+    };
+    let config = "{name: config, configMap: {name: app}}";
+    let both = format!("{config}, {{name: host, hostPath: {{path: /srv/host}}}}, {{name: scratch, emptyDir: {{}}}}");
+    let mounts = "{name: config, mountPath: /c}, {name: host, mountPath: /h}, {name: scratch, mountPath: /s}";
+    machine.write("/etc/podfs/manifests/web.yaml", pod("web", UID, &both, mounts));
+    let other = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
+    machine.write("/etc/podfs/manifests/other.yaml", pod("other", other, config, "{name: config, mountPath: /c}"));
+    machine.write("/etc/podfs/manifests/app.json", crate::common::config_map("app", &[("a", "1\n")]));
     machine.does("mkdir -p /srv/host");
 }
 
