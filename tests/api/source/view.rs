@@ -109,7 +109,10 @@ fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
             wait_read(&directory.join("late/key"), "again");
             rig.server.delete("Pod", "default", "web");
             viewing.wait_log("the pod is gone from the API server; its volumes stay as they are");
-            assert!(rig.server.count("get", "configmaps") >= 2, "lists are forbidden");
+            // A server that ignores the parameter sends what there is all the same, and podfs may need no `get`.
+            if initial == InitialEvents::Refused {
+                assert!(rig.server.count("get", "configmaps") >= 2, "lists are forbidden");
+            }
             assert!(viewing.stop().success() && !is_mounted(&directory));
         }
     });
