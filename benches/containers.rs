@@ -63,6 +63,7 @@ impl Pod {
             container: "web".to_owned(),
             environment: Environment::default(),
             recursive_read_only: false,
+            only_volumes: false,
         };
         let prepare = || match ask(&directory, &Question::PrepareContainer(request()), None).expect("an answer") {
             Answer::Prepared(mounts) => assert!(mounts.len() >= 10, "{mounts:?}"),
@@ -88,6 +89,7 @@ impl Pod {
             container: "web".to_owned(),
             environment: Environment::default(),
             recursive_read_only: false,
+            only_volumes: false,
         };
         let asked = ask(&self.fixture.path("run").join(UID), &Question::PrepareContainer(request), None);
         let Answer::Prepared(mounts) = asked.expect("an answer") else { panic!("no mounts") };

@@ -127,6 +127,7 @@ impl Mounts {
             container: self.container.ok_or_else(needed)?,
             environment,
             recursive_read_only: format.has_recursive_read_only() && !self.no_recursive_read_only,
+            only_volumes: false,
         };
         let directory = pod_directory(&self.run_dir, &self.pod)?;
         let mounts: Vec<ContainerMount> = match answer(&directory, &Question::PrepareContainer(request))? {

@@ -3,6 +3,7 @@
 //! it. Claims, PersistentVolumes and VolumeAttachments may only be got.
 //! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch those that are on it.
 //! To offer local volumes, podfs needs more than a node may: it lists and watches all PersistentVolumes.
+//! Namespaces are listed where pods are chosen by them; a node's own credentials do not allow that.
 
 use reqwest::Url;
 
@@ -63,6 +64,7 @@ impl Resource {
     pub(crate) const EVENT: Resource = core("Event", "events");
     pub(crate) const CONFIG_MAP: Resource = core("ConfigMap", "configmaps");
     pub(crate) const SECRET: Resource = core("Secret", "secrets");
+    pub(crate) const NAMESPACE: Resource = core("Namespace", "namespaces");
     pub(crate) const NODE: Resource = core("Node", "nodes");
     pub(crate) const PERSISTENT_VOLUME: Resource = core("PersistentVolume", "persistentvolumes");
     pub(crate) const PERSISTENT_VOLUME_CLAIM: Resource = core("PersistentVolumeClaim", "persistentvolumeclaims");
@@ -183,6 +185,11 @@ impl Collection {
     /// All objects of a resource, of all namespaces.
     pub(crate) fn all(resource: Resource) -> Collection {
         Collection { resource, namespace: None, field: None, labels: None }
+    }
+
+    /// The namespaces whose labels this selects.
+    pub(crate) fn of_namespaces(labels: String) -> Collection {
+        Collection { resource: Resource::NAMESPACE, namespace: None, field: None, labels: Some(labels) }
     }
 
     /// The ClusterTrustBundles of a signer.

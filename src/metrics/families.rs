@@ -130,6 +130,14 @@ families! {
         "Volumes in the desired and in the actual state of the world; told by podfs node, as by the kubelet";
     CSI_OPERATIONS: Histogram "csi_operations_seconds" ["driver_name" "method_name" "grpc_status_code"]
         "How long calls of the CSI driver took that podfs node answered";
+    NRI_CONNECTED: Gauge "podfs_nri_connected" []
+        "Whether the container runtime knows podfs node as its plugin";
+    NRI_REQUESTS: Histogram "podfs_nri_request_duration_seconds" ["method"]
+        "How long podfs node took to answer a request of the container runtime";
+    NRI_MOUNTS: Counter "podfs_nri_mounts_total" ["source" "reason"]
+        "Mounts of volumes in new containers of chosen pods: from podfs, or from the kubelet for a reason";
+    NRI_CONTAINERS: Gauge "podfs_nri_containers" ["source"]
+        "Containers of the runtime with volumes from podfs, and containers of chosen pods with volumes from the kubelet";
     RECONSTRUCTIONS: Counter "reconstruct_volume_operations_total" []
         "Volumes of an earlier daemon that podfs node has found; as told by the kubelet";
     RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []

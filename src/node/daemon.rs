@@ -17,7 +17,9 @@ use super::local_volumes::{self, Board, ClassDirectory, Place};
 use super::manager::recovery::recover;
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
+use super::nri::{self, Chosen, NriError, NriSettings, Plugin};
 use super::orphans::Orphans;
+use super::pod::{NodePod, PodOrigin};
 use super::reconstruct::reconstruct;
 use super::run_directory;
 use super::service::{DaemonError, DaemonLock};
@@ -41,8 +43,11 @@ pub struct NodeOptions {
     pub kubelet_root: PathBuf,
     /// Where metrics are served over HTTP.
     pub metrics: Option<TcpListener>,
-    /// How the CSI driver is started, if a kubelet decides which volumes there are. It is the only one of the `sources` then.
+    /// How the CSI driver is started, if a kubelet decides which volumes there are. The kubelet is one of the `sources` then.
     pub csi: Option<CsiSettings>,
+    /// How the plugin of the container runtime is started, if its containers have volumes of podfs in the place of the kubelet's.
+    /// The runtime is one of the `sources` then.
+    pub nri: Option<NriSettings>,
 }
 
 /// Why the daemon does not start.
@@ -65,6 +70,9 @@ pub enum NodeError {
     /// The CSI driver cannot be served.
     #[error(transparent)]
     Csi(#[from] CsiError),
+    /// The plugin of the container runtime cannot be served.
+    #[error(transparent)]
+    Nri(#[from] NriError),
     /// The socket for agents cannot be served.
     #[error("cannot serve agents: {0}")]
     Service(#[source] io::Error),
@@ -76,7 +84,7 @@ pub enum NodeError {
 /// When the daemon cannot start.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, .. } = options;
-    let NodeOptions { report_volumes_in_use, metrics, csi, discover, kubelet_root, .. } = options;
+    let NodeOptions { report_volumes_in_use, metrics, csi, nri, discover, kubelet_root, .. } = options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
@@ -88,6 +96,12 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
     let csi = csi.map(|settings| Sockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
+    let plugin = match nri {
+        Some(settings) => Some(Plugin::open(settings).await?),
+        None => None,
+    };
+    let of_runtime = |pod: &&NodePod| pod.origin == PodOrigin::Runtime;
+    let earlier: Vec<NodePod> = feed.earlier.iter().filter(of_runtime).cloned().collect();
     let mut feed = Feed::open(feed).await?;
     let files = supervisors.clone();
     let orphans = Orphans::new(&run_directory, &root_directory);
@@ -104,6 +118,11 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         Driver::take_over(settings, sockets, written, &mut feed, handle.clone(), recorder.clone())
     };
     let driver = csi.map(take_over).transpose()?;
+    let plugin = plugin.map(|plugin| {
+        let uids = earlier.iter().map(|pod| pod.pod.identity.uid.clone());
+        let changes = Box::new(feed.follow_runtime(Chosen::new(plugin.settings().choice, uids), &earlier));
+        nri::serve(plugin, root_directory.clone(), run_directory.clone(), handle.clone(), recorder.clone(), changes)
+    });
     if let Some(listener) = metrics
         && let Err(error) = metrics::serve(listener, run_directory, handle.clone(), recorder.clone())
     {
@@ -130,7 +149,14 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
             None => std::future::pending().await,
         }
     };
+    let serve_runtime = async {
+        match plugin {
+            Some(serving) => match serving.await {},
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
+        () = serve_runtime => Ok(()),
         served = serve_kubelet => served.map_err(NodeError::Csi),
         () = manager.run(feed, reports) => Ok(()),
         served = run_directory::serve(lock, handle, files) => served,

@@ -16,7 +16,8 @@ use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::families::{
-    CSI_OPERATIONS, OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS, RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
+    CSI_OPERATIONS, NRI_CONNECTED, NRI_CONTAINERS, NRI_MOUNTS, NRI_REQUESTS, OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS,
+    RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
 };
 use crate::metrics::{Exposition, Reading, exporter};
 use crate::supervisor::status::OPERATION_BOUNDS;
@@ -33,9 +34,23 @@ struct Counts {
     overall: BTreeMap<(String, &'static str), Distribution>,
     /// By method and status of gRPC.
     csi: BTreeMap<(&'static str, String), Distribution>,
+    nri: Nri,
     reconstructions: u64,
     reconstruction_errors: u64,
     local_volumes: Option<Board>,
+}
+
+/// What is told of the container runtime.
+#[derive(Debug, Default)]
+struct Nri {
+    /// Nothing where podfs node is no plugin.
+    is_connected: Option<bool>,
+    /// By method.
+    requests: BTreeMap<String, Distribution>,
+    /// By source and reason.
+    mounts: BTreeMap<(&'static str, &'static str), u64>,
+    /// By source.
+    containers: BTreeMap<&'static str, usize>,
 }
 
 impl Recorder {
@@ -54,6 +69,26 @@ impl Recorder {
     /// A method of the CSI driver was answered that a kubelet called at `started`.
     pub fn csi(&self, method: &'static str, status: &str, started: Instant) {
         count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
+    }
+
+    /// Whether a container runtime knows the daemon as its plugin.
+    pub fn nri_connected(&self, is_connected: bool) {
+        self.counts().nri.is_connected = Some(is_connected);
+    }
+
+    /// A request of the container runtime was answered that began at `started`.
+    pub fn nri(&self, method: &str, started: Instant) {
+        count(self.counts().nri.requests.entry(method.to_owned()).or_insert_with(none), started);
+    }
+
+    /// A container has a volume from this source, `podfs` or `kubelet`, for this reason.
+    pub fn nri_mount(&self, source: &'static str, reason: &'static str) {
+        *self.counts().nri.mounts.entry((source, reason)).or_default() += 1;
+    }
+
+    /// So many containers have volumes from this source.
+    pub fn nri_containers(&self, source: &'static str, containers: usize) {
+        self.counts().nri.containers.insert(source, containers);
     }
 
     /// A volume of an earlier daemon was found.
@@ -80,6 +115,19 @@ impl Recorder {
         }
         for ((method, status), durations) in &counts.csi {
             reading.tell_durations(&CSI_OPERATIONS, &[DRIVER, method, status], durations);
+        }
+        let Nri { is_connected, requests, mounts, containers } = &counts.nri;
+        if let Some(is_connected) = is_connected {
+            reading.tell(&NRI_CONNECTED, &[], f64::from(u8::from(*is_connected)));
+        }
+        for (method, durations) in requests {
+            reading.tell_durations(&NRI_REQUESTS, &[method], durations);
+        }
+        for ((source, reason), mounts) in mounts {
+            reading.tell(&NRI_MOUNTS, &[source, reason], *mounts as f64);
+        }
+        for (source, containers) in containers {
+            reading.tell(&NRI_CONTAINERS, &[source], *containers as f64);
         }
         for ((plugin, world), volumes) in volumes(state) {
             reading.tell(&TOTAL_VOLUMES, &[plugin, world], f64::from(volumes));

@@ -5,6 +5,8 @@
 //! | [`daemon`] | the parts below, put together and started |
 //! | [`manager`] | the one task that knows the pods, decides what has to be done, and publishes what is |
 //! | [`csi`] | the CSI driver: a kubelet decides which volumes there are |
+//! | [`nri`] | the plugin of a container runtime: volumes of podfs in the place of the kubelet's |
+//! | [`kubelet_pods`] | the pods of a node with a kubelet, and which of their volumes podfs serves |
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
@@ -30,9 +32,11 @@ pub mod daemon;
 pub mod feed;
 pub mod handle;
 mod in_use;
+pub mod kubelet_pods;
 pub mod local_volumes;
 pub mod manager;
 pub mod metrics;
+pub mod nri;
 pub mod operation;
 pub mod orphans;
 pub mod plugin;

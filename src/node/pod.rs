@@ -31,6 +31,8 @@ pub enum PodOrigin {
     Api,
     /// A kubelet that has published CSI volumes of it.
     Kubelet,
+    /// The operator has chosen it: a container runtime mounts volumes of podfs in the place of the kubelet's.
+    Runtime,
 }
 
 /// How far a pod is in its life, as its source says.

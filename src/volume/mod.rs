@@ -34,7 +34,7 @@ pub use empty_dir::{EmptyDir, Storage};
 pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
-pub use preferences::{Preferences, ServedBy, SubPathMode};
+pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
 pub use selector::Selector;
 pub use unsupported::Fields;

@@ -1,5 +1,6 @@
 //! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
-//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>` and `podfs.io/sub-path.<volume>`.
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>` and `podfs.io/sub-path.<volume>`; and of all of them,
+//! `podfs.io/volumes`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -15,6 +16,10 @@ const CACHE: &str = "podfs.io/cache.";
 const AUDIT: &str = "podfs.io/audit.";
 const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
+
+/// The label or annotation of a pod, and the label of a namespace, whose containers have volumes of podfs in the place of the
+/// kubelet's (`podfs node --nri`): `"true"` or `"false"`.
+pub const MARK: &str = "podfs.io/volumes";
 
 /// How a volume is to be served, as far as the user said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,3 +12,4 @@ mod node;
 mod rig;
 mod soak;
 mod source;
+mod transparent;

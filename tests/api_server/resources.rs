@@ -21,7 +21,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 12] = [
+pub const RESOURCES: [Resource; 13] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -29,6 +29,7 @@ pub const RESOURCES: [Resource; 12] = [
     core("serviceaccounts", "ServiceAccount", true, &[]),
     core("persistentvolumeclaims", "PersistentVolumeClaim", true, &[]),
     core("persistentvolumes", "PersistentVolume", false, &[]),
+    core("namespaces", "Namespace", false, &[]),
     core("nodes", "Node", false, &[("spec.unschedulable", "/spec/unschedulable")]),
     bundles("v1beta1"),
     bundles("v1"),

@@ -235,6 +235,7 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
             container: "web".to_owned(),
             environment: Environment::default(),
             recursive_read_only: false,
+            only_volumes: false,
         };
         match ask(&directory, &Question::PrepareContainer(request), None).expect("an answer") {
             Answer::Prepared(mounts) => {

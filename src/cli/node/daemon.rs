@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 
 use anyhow::anyhow;
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use sd_notify::NotifyState;
 use tracing::info;
 
@@ -17,6 +17,7 @@ use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRE
 use crate::node::csi::{AllowList, CsiError, CsiSettings};
 use crate::node::feed::{FeedSettings, PodSource};
 use crate::node::local_volumes::ClassDirectory;
+use crate::node::nri::{Choice, NriError, NriSettings};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
 use crate::node::{self, NodeError, NodeOptions};
@@ -31,6 +32,29 @@ const BLOCKING_THREADS: usize = 16;
 
 /// The root directory of a kubelet by default.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
+
+/// The NRI socket of a container runtime by default.
+const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
+
+/// The place among plugins by default.
+const NRI_INDEX: &str = "90";
+
+/// Which pods are chosen for the runtime's containers.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum NriPods {
+    /// Those that are marked, or whose namespaces are
+    #[default]
+    Labeled,
+    /// All but those that are marked not to be
+    All,
+}
+
+fn index(text: &str) -> Result<String, String> {
+    match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => Ok(text.to_owned()),
+        false => Err("it has two digits, as 05 or 90".to_owned()),
+    }
+}
 
 /// What the daemon serves, and how.
 #[derive(Args)]
@@ -53,7 +77,19 @@ pub(super) struct Options {
     /// the sources only describe pods and have their objects. Needs --node-name.
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::AnyPath)]
     csi: Option<PathBuf>,
-    /// The directory of the kubelet, its own --root-dir. Volumes appear below pods/UID/volumes/kubernetes.io~csi there.
+    /// Be a plugin of the container runtime at this NRI socket: containers of chosen pods have podfs's volumes of kind configMap,
+    /// secret, downwardAPI and projected in the place of the kubelet's.
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = NRI_SOCKET, value_hint = ValueHint::AnyPath)]
+    nri: Option<PathBuf>,
+    /// Which pods are chosen: those with the label or annotation podfs.io/volumes "true" and those of namespaces with that label,
+    /// or all but those that say "false".
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t)]
+    nri_pods: NriPods,
+    /// The place of podfs among the plugins of the container runtime: two digits.
+    #[arg(long, value_name = "NN", default_value = NRI_INDEX, value_parser = index)]
+    nri_index: String,
+    /// The directory of the kubelet, its own --root-dir. Volumes of --csi appear below pods/UID/volumes/kubernetes.io~csi there, and
+    /// --nri knows the kubelet's volumes by it.
     #[arg(long, value_name = "DIR", default_value = KUBELET_ROOT, value_hint = ValueHint::DirPath)]
     kubelet_root: PathBuf,
     /// The directories of the node, each with everything below it, and the NFS servers that CSI volumes may show, separated by
@@ -108,6 +144,7 @@ impl Options {
         }
         ClassDirectory::check(&self.discover).map_err(Failure::input)?;
         let csi = self.csi()?;
+        let nri = self.nri()?;
         let arguments = self.arguments_of_supervisors();
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {
@@ -117,10 +154,14 @@ impl Options {
             info!("metrics are served at http://{address}/metrics");
             listener
         });
-        let sources = match csi {
-            Some(_) => [Some(PodSource::Kubelet), None],
-            None => [self.manifests.is_some().then_some(PodSource::Files), api.is_some().then_some(PodSource::Api)],
-        };
+        let (files, server) = (self.manifests.is_some(), api.is_some());
+        let sources = [
+            csi.is_some().then_some(PodSource::Kubelet),
+            nri.is_some().then_some(PodSource::Runtime),
+            // With the CSI driver alone, they only describe pods.
+            (files && (csi.is_none() || nri.is_some())).then_some(PodSource::Files),
+            (server && (csi.is_none() || nri.is_some())).then_some(PodSource::Api),
+        ];
         let supervisors = Settings::new(&run_directory, &self.root_dir);
         let supervisors = supervisors.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
         let supervisors = supervisors.with_arguments(arguments);
@@ -128,13 +169,14 @@ impl Options {
             sources: sources.into_iter().flatten().collect(),
             feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
             supervisors,
-            // A kubelet says itself when volumes have to go.
-            release_when_gone: self.release_when_gone || csi.is_some(),
+            // A kubelet and its runtime say themselves when volumes have to go.
+            release_when_gone: self.release_when_gone || csi.is_some() || nri.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
             discover: self.discover,
             kubelet_root: self.kubelet_root,
             metrics,
             csi,
+            nri,
         };
         serve(options)
     }
@@ -161,6 +203,25 @@ impl Options {
                 "the kubelet asks the CSI driver for the node's name; give --node-name"
             )));
         };
+        self.check_beside_kubelet()?;
+        let allow = AllowList::new(self.csi_allow.iter().map(String::as_str));
+        Ok(Some(CsiSettings { socket, kubelet_root: self.kubelet_root.clone(), node, allow }))
+    }
+
+    /// How the plugin of the container runtime is started, if it is to be.
+    fn nri(&self) -> Result<Option<NriSettings>, Failure> {
+        let Some(socket) = self.nri.clone() else { return Ok(None) };
+        self.check_beside_kubelet()?;
+        let choice = match self.nri_pods {
+            NriPods::Labeled => Choice::Labeled,
+            NriPods::All => Choice::All,
+        };
+        let (index, kubelet_root) = (self.nri_index.clone(), self.kubelet_root.clone());
+        Ok(Some(NriSettings { socket, index, kubelet_root, choice }))
+    }
+
+    /// What a podfs node beside a kubelet cannot do.
+    fn check_beside_kubelet(&self) -> Result<(), Failure> {
         if self.report_volumes_in_use {
             return Err(Failure::input(anyhow!(
                 "the kubelet reports its volumes in use itself; leave out --report-volumes-in-use"
@@ -172,8 +233,7 @@ impl Options {
                 self.root_dir.display()
             )));
         }
-        let allow = AllowList::new(self.csi_allow.iter().map(String::as_str));
-        Ok(Some(CsiSettings { socket, kubelet_root: self.kubelet_root.clone(), node, allow }))
+        Ok(())
     }
 
     /// How the API server is reached, if it is to be asked.
@@ -224,9 +284,9 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
 impl From<NodeError> for Failure {
     fn from(error: NodeError) -> Failure {
         match error {
-            NodeError::Daemon(DaemonError::Untrusted(_)) | NodeError::Csi(CsiError::KubeletRoot(_)) => {
-                Failure::input(error)
-            }
+            NodeError::Daemon(DaemonError::Untrusted(_))
+            | NodeError::Csi(CsiError::KubeletRoot(_))
+            | NodeError::Nri(NriError::KubeletRoot(_)) => Failure::input(error),
             error => Failure::general(error),
         }
     }

@@ -25,6 +25,9 @@ use super::run::RUN_DIRECTORY;
 /// With --csi, podfs node is the CSI driver podfs.io of this node's kubelet. Then the kubelet decides which volumes there are and
 /// when they go, and the sources describe its pods.
 ///
+/// With --nri, podfs node is a plugin of this node's container runtime. Containers of chosen pods then have podfs's volumes of the
+/// kinds configMap, secret, downwardAPI and projected in the place of the kubelet's, and the kubelet's wherever podfs is not ready.
+///
 /// podfs node makes no mount but those at the kubelet's directories. When it is killed, no call of a container fails, and volumes show what they showed. When it is
 /// started again, it finds all pods by the run directory, and volumes follow their objects again. SIGTERM leaves the pods
 /// alone, too.
@@ -45,6 +48,7 @@ EXIT STATUS:
 EXAMPLES:
   podfs node --manifests /etc/podfs/manifests
   podfs node --kubeconfig /etc/kubernetes/kubelet.conf --node-name worker-1
+  podfs node --nri --kubeconfig /etc/kubernetes/kubelet.conf --node-name worker-1
   podfs node wait default/web && podfs node volumes default/web --output json
   podfs node release default/web && podfs node wait default/web --unmounted"
 )]

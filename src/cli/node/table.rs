@@ -13,6 +13,7 @@ pub(super) fn pods(state: &NodeState) -> String {
             Some(PodOrigin::File(path)) => path.display().to_string(),
             Some(PodOrigin::Api) => "API server".to_owned(),
             Some(PodOrigin::Kubelet) => "kubelet".to_owned(),
+            Some(PodOrigin::Runtime) => "runtime".to_owned(),
             None => "-".to_owned(),
         };
         let volumes = format!("{mounted}/{}", wanted.max(mounted));

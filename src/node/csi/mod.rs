@@ -5,7 +5,6 @@
 //! | [`attributes`] | from `volumeAttributes` to a volume of a pod |
 //! | [`request`] | from a NodePublishVolume request to a publication |
 //! | [`publication`] | what a kubelet has published, written down for the next daemon |
-//! | [`pods`] | the pods that the publications make, with what the sources say of them |
 //! | [`target`] | the directories of the kubelet that volumes appear at |
 //! | `service` | the services Identity and Node |
 //! | `operations` | publish, unpublish and the state of a volume |
@@ -21,7 +20,6 @@
 
 pub mod attributes;
 mod operations;
-pub mod pods;
 pub mod publication;
 pub mod request;
 mod service;
@@ -30,7 +28,6 @@ pub mod target;
 
 use std::path::PathBuf;
 
-pub use pods::KubeletPods;
 pub use publication::{Publication, Publications};
 pub use service::{Driver, serve};
 pub use sockets::{CsiError, Sockets};

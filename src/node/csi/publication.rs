@@ -62,7 +62,7 @@ pub struct PublishedPod {
 
 impl Publication {
     /// A publication; its fields are checked by [`request`](super::request).
-    pub(super) fn new(
+    pub(in crate::node) fn new(
         volume_id: String,
         target: PathBuf,
         pod: PublishedPod,

@@ -12,7 +12,7 @@ use super::operations::{Operations, Stats};
 use super::request::{parse, required, target};
 use super::sockets::{CsiError, Sockets, register};
 use super::target::Usage;
-use super::{CsiSettings, DRIVER, KubeletPods, Publications};
+use super::{CsiSettings, DRIVER, Publications};
 use crate::csi::v1::identity_server::{Identity, IdentityServer};
 use crate::csi::v1::node_server::{Node, NodeServer};
 use crate::csi::v1::node_service_capability::{Rpc, Type, rpc};
@@ -61,7 +61,7 @@ impl Driver {
         if !known.is_empty() {
             info!("{} CSI volumes of an earlier podfs node are known", known.len());
         }
-        let tell = feed.follow_kubelet(KubeletPods::new(known.clone()));
+        let tell = feed.follow_kubelet(known.clone());
         let (changes, mut changed) = unbounded_channel();
         tokio::spawn(async move {
             while let Some(change) = changed.recv().await {

@@ -161,7 +161,7 @@ mod tests {
         let whole = sum.add_up(&files).expect("never fails");
         let pods = whole.pods.iter().map(|pod| match &pod.origin {
             PodOrigin::File(file) => format!("{} of {}", pod.pod.identity, file.display()),
-            PodOrigin::Api | PodOrigin::Kubelet => unreachable!("it was in a file"),
+            PodOrigin::Api | PodOrigin::Kubelet | PodOrigin::Runtime => unreachable!("it was in a file"),
         });
         (pods.collect(), sum.problems().iter().map(ToString::to_string).collect())
     }

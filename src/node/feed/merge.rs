@@ -117,6 +117,7 @@ fn source(pod: &NodePod) -> PodSource {
         PodOrigin::File(_) => PodSource::Files,
         PodOrigin::Api => PodSource::Api,
         PodOrigin::Kubelet => PodSource::Kubelet,
+        PodOrigin::Runtime => PodSource::Runtime,
     }
 }
 

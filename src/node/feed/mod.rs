@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `directory` | the manifest directory: static pods and objects |
 //! | `pods` | the pods that the API server has put on the node |
+//! | `namespaces` | the namespaces whose pods are chosen for the runtime's containers |
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
 //! | `registry` | which pods refer to which objects, and what is known of them |
@@ -19,6 +20,7 @@ mod directory;
 mod follower;
 mod journal;
 mod merge;
+mod namespaces;
 mod object;
 mod pods;
 mod registry;
@@ -27,14 +29,15 @@ mod server;
 mod tests;
 mod update;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::csi::KubeletPods;
-use super::csi::pods::KubeletChange;
+use super::csi::Publication;
+use super::kubelet_pods::{KubeletChange, KubeletPods};
+use super::nri::chosen::{Chosen, RuntimeChange};
 use super::pod::NodePod;
 use crate::kube::client::Client;
 use crate::kube::settings::SettingsError;
@@ -70,6 +73,8 @@ pub enum PodSource {
     Api,
     /// A kubelet, which publishes CSI volumes.
     Kubelet,
+    /// A container runtime, whose containers have volumes of podfs in the place of the kubelet's.
+    Runtime,
 }
 
 /// What the manager hears of the pods of the node.
@@ -110,8 +115,10 @@ pub struct Feed {
     objects: PodObjects,
     contacts: Contacts,
     client: Option<Client>,
-    /// The pods of a kubelet, where it decides which pods there are.
+    /// The pods of a node with a kubelet, where that or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
+    /// Where pods are chosen by their namespaces.
+    _namespaces: Option<Task>,
     _files: Option<SummedFiles>,
     _pods: Option<Task>,
 }
@@ -127,6 +134,8 @@ enum Input {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
     Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
     Kubelet(KubeletChange),
+    Runtime(RuntimeChange),
+    Namespaces(BTreeSet<String>),
 }
 
 /// What is known of the files.
@@ -171,6 +180,7 @@ impl Feed {
             contacts,
             client,
             kubelet: None,
+            _namespaces: None,
             _files: files,
             _pods: pods,
         })
@@ -187,11 +197,28 @@ impl Feed {
     }
 
     /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the way for its changes.
-    pub fn follow_kubelet(&mut self, pods: KubeletPods) -> impl Fn(KubeletChange) -> bool + Send + Sync + 'static {
-        self.events.push_back(pods.first());
-        self.kubelet = Some(pods);
+    pub fn follow_kubelet(
+        &mut self,
+        publications: BTreeMap<PathBuf, Publication>,
+    ) -> impl Fn(KubeletChange) -> bool + Send + Sync + 'static {
+        self.events.push_back(self.kubelet.get_or_insert_default().publish(publications));
         let input = self.input.clone();
         move |change| input.send(Input::Kubelet(change)).is_ok()
+    }
+
+    /// From now on pods are served only if they are chosen for the runtime's containers, or the kubelet has published volumes of
+    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the way for the runtime's changes.
+    pub fn follow_runtime(
+        &mut self,
+        chosen: Chosen,
+        earlier: &[NodePod],
+    ) -> impl Fn(RuntimeChange) -> bool + Send + Sync + 'static {
+        if let Some(client) = self.client.clone().filter(|_| chosen.wants_namespaces()) {
+            self._namespaces = Some(Task::spawn(namespaces::follow(client, self.input.clone())));
+        }
+        self.events.push_back(self.kubelet.get_or_insert_default().choose(chosen, earlier));
+        let input = self.input.clone();
+        move |change| input.send(Input::Runtime(change)).is_ok()
     }
 
     /// The objects of the pods.
@@ -211,6 +238,14 @@ impl Feed {
                 Input::Kubelet(change) => {
                     let event = self.kubelet.as_mut().and_then(|kubelet| kubelet.change(change));
                     self.events.extend(event);
+                }
+                Input::Namespaces(names) => {
+                    let kubelet = self.kubelet.as_mut();
+                    self.events.extend(kubelet.map(|kubelet| kubelet.take_namespaces(names)).unwrap_or_default());
+                }
+                Input::Runtime(change) => {
+                    let kubelet = self.kubelet.as_mut();
+                    self.events.extend(kubelet.map(|kubelet| kubelet.change_runtime(change)).unwrap_or_default());
                 }
             }
         }

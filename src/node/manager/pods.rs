@@ -22,6 +22,7 @@ fn source_of(origin: &PodOrigin) -> PodSource {
         PodOrigin::File(_) => PodSource::Files,
         PodOrigin::Api => PodSource::Api,
         PodOrigin::Kubelet => PodSource::Kubelet,
+        PodOrigin::Runtime => PodSource::Runtime,
     }
 }
 

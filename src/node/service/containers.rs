@@ -44,7 +44,8 @@ pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<Contain
         hostname,
         host_network,
     };
-    Ok(ContainerRequest { container, environment, recursive_read_only: message.recursive_read_only })
+    let recursive_read_only = message.recursive_read_only;
+    Ok(ContainerRequest { container, environment, recursive_read_only, only_volumes: false })
 }
 
 /// A mount as the service tells it. A path that is no text cannot be told.

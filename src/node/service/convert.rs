@@ -24,6 +24,7 @@ pub(super) fn pod_message(pod: &PodEntry) -> proto::Pod {
         Some(PodOrigin::File(path)) => (proto::Origin::File, path.display().to_string()),
         Some(PodOrigin::Api) => (proto::Origin::Api, String::new()),
         Some(PodOrigin::Kubelet) => (proto::Origin::Kubelet, String::new()),
+        Some(PodOrigin::Runtime) => (proto::Origin::Runtime, String::new()),
     };
     let stage = match pod.stage {
         None => proto::Stage::Unspecified,
@@ -101,6 +102,7 @@ fn pod(message: proto::Pod) -> PodEntry {
         proto::Origin::File => Some(PodOrigin::File(PathBuf::from(&message.file))),
         proto::Origin::Api => Some(PodOrigin::Api),
         proto::Origin::Kubelet => Some(PodOrigin::Kubelet),
+        proto::Origin::Runtime => Some(PodOrigin::Runtime),
     };
     let stage = match message.stage() {
         proto::Stage::Unspecified => None,

@@ -74,6 +74,9 @@ pub struct ContainerRequest {
     /// Its runtime can make mounts read-only with everything below them.
     #[serde(default)]
     pub recursive_read_only: bool,
+    /// Nothing but volumes is asked for: another program has the pod's `/etc/hosts` and the termination log.
+    #[serde(default)]
+    pub only_volumes: bool,
 }
 
 /// The manifest of the pod with the volumes that it has from now on, besides those that are mounted already.

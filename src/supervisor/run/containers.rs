@@ -217,13 +217,16 @@ impl Supervisor {
     }
 
     fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, Part)>, LastStep), String> {
-        let ContainerRequest { container, environment, recursive_read_only } = request;
+        let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
         let pod = self.containers.pod.as_ref().ok_or("a volume without its pod has no containers")?;
         check_name(container)?;
         let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
         let volumes = self.mounted_volumes();
         let inputs = Inputs { pod, container, volumes: &volumes, environment, features };
-        let mounts = plan(inputs).map_err(|error| error.to_string())?;
+        let mut mounts = plan(inputs).map_err(|error| error.to_string())?;
+        mounts.retain(|mount| {
+            !only_volumes || !matches!(mount.source, PlannedSource::Hosts | PlannedSource::TerminationLog)
+        });
         let mut parts: BTreeMap<usize, Vec<SubPathRequest>> = BTreeMap::new();
         for mount in &mounts {
             let PlannedSource::SubPath(path) = &mount.source else { continue };

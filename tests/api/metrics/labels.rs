@@ -80,6 +80,7 @@ fn what_is_told_is_what_is_described() {
         [
             "csi_operations_",
             "podfs_local_volume",
+            "podfs_nri_",
             "reconstruct_volume_operations_",
             "volume_manager_",
             "volume_operation_",

@@ -25,7 +25,7 @@ fn between<'a>(text: &'a str, begin: &'a str, ends: &'static [char]) -> impl Ite
 fn annotations(text: &str) -> BTreeSet<String> {
     // A directory of the kubelet's plugins has the name of podfs, too, and so has what podfs itself writes into PersistentVolumes.
     let text = text.replace("plugins/podfs.io/", "").replace("local.podfs.io/", "");
-    let found = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<']).map(str::to_owned);
+    let found = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<', '\n']).map(str::to_owned);
     found.filter(|name| !name.is_empty()).collect()
 }
 
@@ -33,7 +33,11 @@ fn annotations(text: &str) -> BTreeSet<String> {
 fn annotations_are_those_of_the_source() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/volume/preferences.rs");
     let source = fs::read_to_string(source).expect("the source");
-    let constants = source.lines().filter(|line| line.starts_with("const ")).collect::<Vec<_>>().join("\n");
+    let constants = source
+        .lines()
+        .filter(|line| line.trim_start_matches("pub ").starts_with("const "))
+        .collect::<Vec<_>>()
+        .join("\n");
     let known = annotations(&constants);
     assert!(known.len() >= 2, "{known:?}");
     assert_eq!(annotations(&hand_written()["podfs-pod.5"]), known);

@@ -5,6 +5,7 @@ mod csi;
 mod daemon;
 mod faults;
 mod lifecycle;
+mod nri;
 mod readme;
 mod recovery;
 mod service;

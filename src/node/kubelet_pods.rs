@@ -1,30 +1,36 @@
-//! The pods that the publications of a kubelet make: each has the volumes that the kubelet wants, and everything else from the
-//! pod's source, the API server or a manifest file. Plain data.
+//! The pods of a node with a kubelet. The sources, the API server or manifest files, describe the pods; the publications of the
+//! kubelet ([`csi`](super::csi)) and the choice of the operator ([`nri`](super::nri)) say which volumes of them podfs serves.
+//! Plain data.
 //!
-//! 1. A pod is there while it has a publication. Pods without one are known, and never mounted.
+//! 1. A pod is there while it has a publication or is chosen. Other pods are known, and never mounted.
 //! 2. A volume with fields of the pod waits until a source has told of the pod; others need not wait.
 //! 3. A pod that its source does not have any more keeps what the source said last: its containers may still run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use super::Publication;
+use super::csi::Publication;
+use super::feed::{FeedEvent, PodSource};
+use super::nri::chosen::{Chosen, RuntimeChange, with_payload_volumes};
+use super::pod::{NodePod, PodOrigin, PodStage};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
-use crate::node::feed::{FeedEvent, PodSource};
-use crate::node::pod::{NodePod, PodOrigin, PodStage};
 
-/// The pods of a kubelet's publications.
+/// The pods of a node with a kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletPods {
     /// What the sources say, by uid.
     described: BTreeMap<PodUid, NodePod>,
     /// The publications, by target.
     publications: BTreeMap<PathBuf, Publication>,
+    /// The pods that are chosen, where podfs serves the containers of the runtime.
+    chosen: Option<Chosen>,
+    /// What is told of those.
+    told: BTreeSet<PodUid>,
 }
 
 /// What a kubelet has changed.
@@ -38,28 +44,50 @@ pub enum KubeletChange {
 
 impl KubeletPods {
     /// Begins with the publications that an earlier daemon wrote down.
-    pub fn new(publications: BTreeMap<PathBuf, Publication>) -> KubeletPods {
-        KubeletPods { described: BTreeMap::new(), publications }
-    }
-
-    /// What the manager hears first: all pods.
-    pub fn first(&self) -> FeedEvent {
+    pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>) -> FeedEvent {
+        self.publications = publications;
         let mut uids: Vec<PodUid> = self.publications.values().map(Publication::uid).collect();
         uids.sort();
         uids.dedup();
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
+    /// Begins with the pods that an earlier daemon served for the runtime.
+    pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
+        self.chosen = Some(chosen);
+        let mut pods = Vec::new();
+        for pod in earlier {
+            let uid = pod.pod.identity.uid.clone();
+            self.described.insert(uid.clone(), pod.clone());
+            self.told.insert(uid.clone());
+            if self.holds(&uid) {
+                pods.extend(self.pod(&uid));
+            }
+        }
+        FeedEvent::Pods(PodSource::Runtime, pods)
+    }
+
     /// Takes what a source says of pods. Gives what the manager hears.
     pub fn hear(&mut self, event: FeedEvent) -> Vec<FeedEvent> {
         match event {
-            FeedEvent::Pods(_, pods) => pods.into_iter().filter_map(|pod| self.describe(pod)).collect(),
+            FeedEvent::Pods(source, pods) => {
+                let mut events: Vec<_> = pods.into_iter().filter_map(|pod| self.describe(pod)).collect();
+                if let Some(chosen) = &mut self.chosen {
+                    for uid in chosen.hear_all() {
+                        events.extend(self.tell(&uid));
+                        self.forget_gone(&uid);
+                    }
+                    // Nothing is unmounted before the sources have told their pods.
+                    events.push(FeedEvent::Pods(source, Vec::new()));
+                }
+                events
+            }
             FeedEvent::Put(pod) => self.describe(pod).into_iter().collect(),
             FeedEvent::Gone(_, uid) => {
-                if !self.is_published(&uid) {
-                    self.described.remove(&uid);
-                }
-                Vec::new()
+                self.note(&uid, false);
+                let event = if self.is_chosen(&uid) { self.tell(&uid) } else { None };
+                self.forget_gone(&uid);
+                event.into_iter().collect()
             }
             trouble @ FeedEvent::Trouble(..) => vec![trouble],
         }
@@ -75,16 +103,87 @@ impl KubeletPods {
             }
             KubeletChange::Unpublished(target) => self.publications.remove(&target)?.uid(),
         };
-        match self.is_published(&uid) {
+        match self.is_published(&uid) || self.holds(&uid) {
             true => self.pod(&uid).map(FeedEvent::Put),
             false => Some(FeedEvent::Gone(PodSource::Kubelet, uid)),
         }
     }
 
+    /// Takes what the runtime says. Gives what the manager hears.
+    pub fn change_runtime(&mut self, change: RuntimeChange) -> Vec<FeedEvent> {
+        let Some(chosen) = &mut self.chosen else { return Vec::new() };
+        let concerned = chosen.change(&change);
+        match change {
+            RuntimeChange::Trouble(trouble) => vec![FeedEvent::Trouble(PodSource::Runtime, trouble)],
+            _ => {
+                let events = concerned.iter().filter_map(|uid| self.tell_end(uid)).collect();
+                concerned.iter().for_each(|uid| self.forget_gone(uid));
+                events
+            }
+        }
+    }
+
+    /// The namespaces that are marked are these. Gives what the manager hears.
+    pub fn take_namespaces(&mut self, namespaces: BTreeSet<String>) -> Vec<FeedEvent> {
+        if !self.chosen.as_mut().is_some_and(|chosen| chosen.take_namespaces(namespaces)) {
+            return Vec::new();
+        }
+        let known: Vec<PodUid> = self.described.keys().cloned().collect();
+        known.iter().filter_map(|uid| self.tell(uid)).collect()
+    }
+
     fn describe(&mut self, pod: NodePod) -> Option<FeedEvent> {
         let uid = self.uid_for(&pod);
         self.described.insert(uid.clone(), pod);
-        self.pod(&uid).map(FeedEvent::Put)
+        self.note(&uid, true);
+        self.tell(&uid)
+    }
+
+    fn note(&mut self, uid: &PodUid, has_it: bool) {
+        if let Some(chosen) = &mut self.chosen {
+            chosen.hear(uid, has_it);
+        }
+    }
+
+    /// What the manager has to hear of a pod after a change.
+    fn tell(&mut self, uid: &PodUid) -> Option<FeedEvent> {
+        let is_held = self.holds(uid);
+        if is_held {
+            self.told.insert(uid.clone());
+        }
+        match is_held || self.is_published(uid) {
+            true => self.pod(uid).map(FeedEvent::Put),
+            false => self.told.remove(uid).then(|| FeedEvent::Gone(PodSource::Runtime, uid.clone())),
+        }
+    }
+
+    /// What the manager has to hear of a pod of which a sandbox has ended: that it is gone, or nothing.
+    fn tell_end(&mut self, uid: &PodUid) -> Option<FeedEvent> {
+        match self.holds(uid) {
+            true => None,
+            false => self.tell(uid),
+        }
+    }
+
+    /// Forgets a pod that no source has and that nothing needs.
+    fn forget_gone(&mut self, uid: &PodUid) {
+        let is_gone = self.chosen.as_ref().is_none_or(|chosen| chosen.is_gone(uid));
+        if is_gone && !self.is_published(uid) && !self.holds(uid) {
+            self.described.remove(uid);
+            if let Some(chosen) = &mut self.chosen {
+                chosen.forget(uid);
+            }
+        }
+    }
+
+    /// Whether the pod is served for the runtime.
+    fn holds(&mut self, uid: &PodUid) -> bool {
+        let described = self.described.get(uid);
+        self.chosen.as_mut().is_some_and(|chosen| chosen.holds(uid, described))
+    }
+
+    fn is_chosen(&self, uid: &PodUid) -> bool {
+        self.told.contains(uid)
     }
 
     /// The kubelet may give a static pod another uid than podfs: then the name decides.
@@ -118,19 +217,26 @@ impl KubeletPods {
 
     /// The pod with the volumes that the kubelet wants now, if it wants any.
     fn pod(&self, uid: &PodUid) -> Option<NodePod> {
-        let first = self.of(uid).next()?;
-        let described = self.description(uid, first);
-        let manifest = described.map(|pod| Value::clone(&pod.manifest)).unwrap_or_else(|| bare(first));
+        let first = self.of(uid).next();
+        let described = first.map_or_else(|| self.described.get(uid), |first| self.description(uid, first));
+        let is_chosen = self.told.contains(uid);
+        let manifest = match (described, first) {
+            (Some(pod), _) if is_chosen => with_payload_volumes(&pod.manifest),
+            (Some(pod), _) => without_volumes(Value::clone(&pod.manifest)),
+            (None, Some(first)) => bare(first),
+            (None, None) => return None,
+        };
         let volumes = self.of(uid).filter(|publication| described.is_some() || !publication.needs_pod);
         let manifest = with_volumes(manifest, uid, &volumes.collect::<Vec<_>>());
         let document = Document::of_server(Origin::file(Path::new("pod of the kubelet")), manifest.clone());
         match document.and_then(Pod::parse) {
             Ok(pod) => {
                 let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
-                Some(NodePod { pod, manifest, origin: PodOrigin::Kubelet, stage: PodStage::Desired })
+                let origin = if first.is_some() { PodOrigin::Kubelet } else { PodOrigin::Runtime };
+                Some(NodePod { pod, manifest, origin, stage: PodStage::Desired })
             }
             Err(error) => {
-                warn!("pod {}/{}: its volumes stay as they are: {error}", first.pod.namespace, first.pod.name);
+                warn!("pod {uid}: its volumes stay as they are: {error}");
                 None
             }
         }
@@ -151,7 +257,12 @@ fn bare(publication: &Publication) -> Value {
     })
 }
 
-/// The manifest with these volumes and no others, each used by a container.
+fn without_volumes(mut manifest: Value) -> Value {
+    manifest["spec"]["volumes"] = json!([]);
+    manifest
+}
+
+/// The manifest with these volumes besides its own, each used by a container.
 fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]) -> Value {
     manifest["metadata"]["uid"] = json!(uid.as_str());
     let spec = &mut manifest["spec"];
@@ -160,7 +271,10 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
         volume["name"] = json!(publication.name);
         volume
     });
-    spec["volumes"] = volumes.collect();
+    match spec["volumes"].as_array_mut() {
+        Some(all) => all.extend(volumes),
+        None => spec["volumes"] = volumes.collect(),
+    }
     if let Some(group) = publications.iter().find_map(|publication| publication.group) {
         if !spec["securityContext"].is_object() {
             spec["securityContext"] = Value::Object(Map::new());
@@ -193,8 +307,9 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
 
 #[cfg(test)]
 mod tests {
-    use super::super::publication::PublishedPod;
     use super::*;
+    use crate::node::csi::publication::PublishedPod;
+    use crate::node::nri::chosen::Choice;
     use crate::node::sample;
 
     fn publication(volume: &str, needs_pod: bool) -> Publication {
@@ -227,7 +342,9 @@ mod tests {
     fn a_pod_has_the_volumes_that_the_kubelet_wants_and_goes_with_the_last() {
         let mut pods = KubeletPods::default();
         let published = |publication: Publication| KubeletChange::Published(Box::new(publication));
-        let FeedEvent::Pods(PodSource::Kubelet, none) = pods.first() else { panic!("all pods come first") };
+        let FeedEvent::Pods(PodSource::Kubelet, none) = pods.publish(BTreeMap::new()) else {
+            panic!("all pods come first")
+        };
         assert!(none.is_empty());
         assert_eq!(names(pods.change(published(publication("a", false)))), ["a"]);
         assert_eq!(names(pods.change(published(publication("d", true)))), ["a"], "its pod is not known yet");
@@ -239,5 +356,37 @@ mod tests {
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("a", false).target))), ["d"]);
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
         assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
+    }
+    #[test]
+    fn a_chosen_pod_has_its_payload_volumes_and_those_of_the_kubelet_and_goes_with_its_sandbox() {
+        let mut pods = KubeletPods::default();
+        let FeedEvent::Pods(PodSource::Runtime, none) = pods.choose(Chosen::new(Choice::All, []), &[]) else {
+            panic!("all pods come first")
+        };
+        assert!(none.is_empty());
+        pods.change_runtime(RuntimeChange::Synchronized(BTreeMap::new()));
+        let volumes = ["{name: app, configMap: {name: app}}", "{name: data, emptyDir: {}}"];
+        let described = sample::pod("u", &volumes, &["app", "data"]);
+        let volumes_of = |event: Option<&FeedEvent>| match event {
+            Some(FeedEvent::Put(pod)) => {
+                let names = pod.pod.volumes.iter().map(|volume| volume.name.to_string()).collect::<Vec<_>>();
+                (pod.origin.clone(), names)
+            }
+            other => panic!("{other:?}"),
+        };
+        let of_runtime = (PodOrigin::Runtime, vec!["app".to_owned()]);
+        assert_eq!(volumes_of(pods.hear(FeedEvent::Put(described)).first()), of_runtime);
+        let published = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
+        let both = (PodOrigin::Kubelet, vec!["app".to_owned(), "a".to_owned()]);
+        assert_eq!(volumes_of(published.as_ref()), both);
+        let unpublished = pods.change(KubeletChange::Unpublished(publication("a", false).target));
+        assert_eq!(volumes_of(unpublished.as_ref()), of_runtime);
+        let uid = sample::uid("u");
+        pods.change_runtime(RuntimeChange::Started("s".to_owned(), uid.clone()));
+        let gone = pods.hear(FeedEvent::Gone(PodSource::Api, uid.clone()));
+        assert_eq!(volumes_of(gone.first()), of_runtime, "its sandbox runs");
+        let ended = pods.change_runtime(RuntimeChange::Removed("s".to_owned()));
+        assert!(matches!(&ended[..], [FeedEvent::Gone(PodSource::Runtime, gone)] if *gone == uid), "{ended:?}");
+        assert!(pods.change_runtime(RuntimeChange::Removed("s".to_owned())).is_empty());
     }
 }

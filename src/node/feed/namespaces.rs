@@ -1,0 +1,51 @@
+//! The namespaces whose pods are chosen for the runtime's containers: those with the label [`MARK`].
+//!
+//! Credentials of a node may not list namespaces. Then pods are chosen by their own labels alone, and the log says so once.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{debug, info};
+
+use super::Input;
+use crate::kube::address::Collection;
+use crate::kube::client::Client;
+use crate::kube::error::Class;
+use crate::kube::follower::{Follower, News};
+use crate::volume::MARK;
+
+/// Tells the names of the namespaces after each change, for as long as the feed is there.
+pub(super) async fn follow(client: Client, input: UnboundedSender<Input>) {
+    let mut follower = Follower::new(client, Collection::of_namespaces(format!("{MARK}=true")));
+    let (mut names, mut was_refused) = (BTreeSet::new(), false);
+    loop {
+        match follower.next().await {
+            News::Listed(namespaces) => names = namespaces.iter().filter_map(name_of).collect(),
+            News::Put(namespace) => names.extend(name_of(&namespace)),
+            News::Deleted(namespace) => {
+                if let Some(name) = name_of(&namespace) {
+                    names.remove(&name);
+                }
+            }
+            News::Alive => continue,
+            News::Trouble(error) => {
+                let is_refused = matches!(error.class, Class::Forbidden);
+                if is_refused && !std::mem::replace(&mut was_refused, true) {
+                    info!("{error}; pods are chosen by their own label or annotation {MARK} alone");
+                } else {
+                    debug!("namespaces cannot be followed: {error}");
+                }
+                continue;
+            }
+        }
+        was_refused = false;
+        if input.send(Input::Namespaces(names.clone())).is_err() {
+            return;
+        }
+    }
+}
+
+fn name_of(namespace: &Value) -> Option<String> {
+    namespace["metadata"]["name"].as_str().map(str::to_owned)
+}

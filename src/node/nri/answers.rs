@@ -1,0 +1,274 @@
+//! A request of the runtime and its answer.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use prost::Message;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::NriSettings;
+use super::chosen::{Choice, RuntimeChange};
+use super::messages::nri::*;
+use super::places::{Roots, is_bound_to_its_source, with_source};
+use super::volumes::{Reason, Sources, Wanted, find};
+use crate::manifest::pod::PodUid;
+use crate::node::NodeHandle;
+use crate::node::metrics::Recorder;
+use crate::node::pod::PodOrigin;
+use crate::node::state::PodEntry;
+use crate::volume::MARK;
+
+/// The events that podfs wants. Every version of NRI that podfs can talk to has them.
+const EVENTS: [Event; 5] = [
+    Event::RunPodSandbox,
+    Event::StopPodSandbox,
+    Event::RemovePodSandbox,
+    Event::CreateContainer,
+    Event::RemoveContainer,
+];
+/// The longest time for one answer.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Where the source of a volume is, as metrics have it.
+const PODFS: &str = "podfs";
+const KUBELET: &str = "kubelet";
+
+/// What the runtime's requests are answered from.
+pub(super) struct Answers {
+    settings: NriSettings,
+    roots: Roots,
+    /// Where podfs has its volumes.
+    own: PathBuf,
+    run_directory: PathBuf,
+    node: NodeHandle,
+    recorder: Recorder,
+    changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
+    /// The time for one answer.
+    allowed: Duration,
+    /// The containers that there are with volumes of chosen pods: whether those are podfs's.
+    containers: BTreeMap<String, bool>,
+    /// What has come of the runtime's list: pods by their sandboxes, and containers.
+    listed: (BTreeMap<String, PodSandbox>, Vec<Container>),
+    /// The pods whose volumes did not come in time.
+    late: HashSet<PodUid>,
+}
+
+/// An answer.
+pub(super) enum Answered {
+    /// Bytes of the message; whether it is the one to the runtime's last list.
+    Message(Vec<u8>, bool),
+    /// The method is not known.
+    Unimplemented,
+}
+
+impl Answers {
+    pub(super) fn new(
+        settings: NriSettings,
+        own: PathBuf,
+        run_directory: PathBuf,
+        node: NodeHandle,
+        recorder: Recorder,
+        changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
+    ) -> Answers {
+        let roots = Roots::of(&settings.kubelet_root);
+        let own = own.join("pods");
+        Answers {
+            settings,
+            roots,
+            own,
+            run_directory,
+            node,
+            recorder,
+            changes,
+            allowed: LONGEST,
+            containers: BTreeMap::new(),
+            listed: Default::default(),
+            late: HashSet::new(),
+        }
+    }
+
+    /// Answers a request. What cannot be read has an empty answer: an error would fail a container.
+    pub(super) async fn answer(&mut self, method: &str, payload: &[u8]) -> Answered {
+        let started = Instant::now();
+        let answer = match method {
+            "Configure" => self.configure(read(method, payload)).encode_to_vec(),
+            "Synchronize" => {
+                let (answer, is_last) = self.synchronize(read(method, payload));
+                return Answered::Message(answer.encode_to_vec(), is_last);
+            }
+            "CreateContainer" => self.create_container(read(method, payload), started).await.encode_to_vec(),
+            "StateChange" => {
+                self.take_state(read(method, payload));
+                Vec::new()
+            }
+            "Shutdown" => Vec::new(),
+            other => {
+                debug!("the container runtime asks for {other}, which podfs does not know");
+                return Answered::Unimplemented;
+            }
+        };
+        self.recorder.nri(method, started);
+        Answered::Message(answer, false)
+    }
+
+    /// Tells the manager.
+    pub(super) fn tell(&self, change: RuntimeChange) {
+        // Fails only while the daemon ends.
+        let _ = (self.changes)(change);
+    }
+
+    /// The pods that podfs serves for the runtime and of which the kubelet has no directory any more.
+    pub(super) fn without_directory(&self) -> Vec<PodUid> {
+        let state = self.node.state();
+        let ours =
+            state.pods.iter().filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime)).map(|(uid, _)| uid.clone());
+        ours.filter(|uid| !self.settings.kubelet_root.join("pods").join(uid.as_str()).exists()).collect()
+    }
+
+    fn configure(&mut self, request: ConfigureRequest) -> ConfigureResponse {
+        let ConfigureRequest { runtime_name, runtime_version, request_timeout, .. } = request;
+        let half = u64::try_from(request_timeout).ok().filter(|timeout| *timeout > 0).map(|timeout| timeout / 2);
+        self.allowed = half.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        self.roots = Roots::of(&self.settings.kubelet_root);
+        self.listed = Default::default();
+        info!("{runtime_name} {runtime_version} knows podfs as a plugin; podfs answers it within {:?}", self.allowed);
+        ConfigureResponse { events: EVENTS.into_iter().fold(0, |mask, event| mask | 1 << (event as i32 - 1)) }
+    }
+
+    fn synchronize(&mut self, request: SynchronizeRequest) -> (SynchronizeResponse, bool) {
+        let SynchronizeRequest { pods, containers, more } = request;
+        self.listed.0.extend(pods.into_iter().map(|pod| (pod.id.clone(), pod)));
+        self.listed.1.extend(containers);
+        if !more {
+            let (pods, containers) = std::mem::take(&mut self.listed);
+            let source = |one: &Container| self.listed_source(one, pods.get(&one.pod_sandbox_id));
+            self.containers = containers.iter().filter_map(source).collect();
+            self.count_containers();
+            let uid = |(id, pod): (String, PodSandbox)| Some((id, PodUid::parse(&pod.uid).ok()?));
+            self.tell(RuntimeChange::Synchronized(pods.into_iter().filter_map(uid).collect()));
+        }
+        (SynchronizeResponse { more }, !more)
+    }
+
+    /// Whether a container that was there before has volumes of podfs; nothing if it has none that concern podfs.
+    fn listed_source(&self, container: &Container, pod: Option<&PodSandbox>) -> Option<(String, bool)> {
+        let is_own = |mount: &Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
+        let has_own = container.mounts.iter().any(is_own);
+        let could = || container.mounts.iter().any(|mount| self.roots.place(&mount.source).is_some());
+        let concerns = has_own || (pod.is_some_and(|pod| self.is_chosen(pod)) && could());
+        concerns.then(|| (container.id.clone(), has_own))
+    }
+
+    fn take_state(&mut self, change: StateChangeEvent) {
+        let event = change.event();
+        let StateChangeEvent { pod, container, .. } = change;
+        let sandbox = pod.unwrap_or_default();
+        match (event, PodUid::parse(&sandbox.uid)) {
+            (Event::RunPodSandbox, Ok(uid)) => self.tell(RuntimeChange::Started(sandbox.id, uid)),
+            (Event::StopPodSandbox, _) => self.tell(RuntimeChange::Stopped(sandbox.id)),
+            (Event::RemovePodSandbox, uid) => {
+                self.late.retain(|late| Some(late) != uid.as_ref().ok());
+                self.tell(RuntimeChange::Removed(sandbox.id));
+            }
+            (Event::RemoveContainer, _) => {
+                self.containers.remove(&container.unwrap_or_default().id);
+                self.count_containers();
+            }
+            _ => {}
+        }
+    }
+
+    async fn create_container(&mut self, request: CreateContainerRequest, started: Instant) -> CreateContainerResponse {
+        let (pod, container) = (request.pod.unwrap_or_default(), request.container.unwrap_or_default());
+        let place = |mount: &Mount| Some((mount.clone(), self.roots.place(&mount.source)?));
+        let mounts: Vec<_> =
+            container.mounts.iter().filter_map(place).filter(|(_, place)| place.pod == pod.uid).collect();
+        let Ok(uid) = PodUid::parse(&pod.uid) else { return CreateContainerResponse::default() };
+        if mounts.is_empty() || !self.is_chosen(&pod) {
+            return CreateContainerResponse::default();
+        }
+        // A part may be one of a volume of another kind; and a pod that only has CSI volumes of podfs is not chosen.
+        let known = self.entry(&uid);
+        let is_left = |place: &super::places::Place| {
+            known.as_ref().is_some_and(|pod| {
+                let is_unknown = pod.volumes.iter().all(|one| one.name != place.volume);
+                is_unknown && (place.is_part || pod.origin == Some(PodOrigin::Kubelet))
+            })
+        };
+        let mounts: Vec<_> = mounts.into_iter().filter(|(_, place)| !is_left(place)).collect();
+        let (bound, free): (Vec<_>, Vec<_>) = mounts.into_iter().partition(|(mount, _)| is_bound_to_its_source(mount));
+        let wanted: Vec<Wanted> = free
+            .iter()
+            .map(|(mount, place)| Wanted { destination: mount.destination.clone(), place: place.clone() })
+            .collect();
+        let until = started + self.allowed;
+        let may_wait = !self.late.contains(&uid);
+        let mut sources = find(&self.node, &self.run_directory, &uid, &container, &wanted, until, may_wait).await;
+        sources.extend(bound.iter().map(|(mount, _)| (mount.destination.clone(), Err(Reason::Options))));
+        if Instant::now() >= until {
+            self.late.insert(uid);
+        }
+        self.note(&pod, &container, &sources);
+        let replaced = free.iter().filter_map(|(mount, _)| {
+            let source = sources.get(&mount.destination)?.clone().ok()?;
+            Some(with_source(mount, source))
+        });
+        CreateContainerResponse { adjust: Some(ContainerAdjustment { mounts: replaced.collect() }) }
+    }
+
+    /// Counts and logs where a container has its volumes from.
+    fn note(&mut self, pod: &PodSandbox, container: &Container, sources: &Sources) {
+        for (destination, source) in sources {
+            match source {
+                Ok(source) => {
+                    self.recorder.nri_mount(PODFS, "");
+                    debug!("container {}: {destination} is {source}", container.name);
+                }
+                Err(reason) => {
+                    self.recorder.nri_mount(KUBELET, reason.word());
+                    warn!(
+                        "pod {}/{}, container {}: {destination} is the kubelet's volume: {}",
+                        pod.namespace,
+                        pod.name,
+                        container.name,
+                        reason.sentence()
+                    );
+                }
+            }
+        }
+        if !sources.is_empty() {
+            self.containers.insert(container.id.clone(), sources.values().any(Result::is_ok));
+            self.count_containers();
+        }
+    }
+
+    fn count_containers(&self) {
+        let of_podfs = self.containers.values().filter(|of_podfs| **of_podfs).count();
+        self.recorder.nri_containers(PODFS, of_podfs);
+        self.recorder.nri_containers(KUBELET, self.containers.len() - of_podfs);
+    }
+
+    /// Whether podfs serves the pod, or is about to. Its namespace's label is known to the manager alone.
+    fn is_chosen(&self, pod: &PodSandbox) -> bool {
+        let mark = pod.labels.get(MARK).or_else(|| pod.annotations.get(MARK)).map(String::as_str);
+        let is_served = || PodUid::parse(&pod.uid).is_ok_and(|uid| self.entry(&uid).is_some());
+        match mark {
+            Some(mark) => mark == "true",
+            None => self.settings.choice == Choice::All || is_served(),
+        }
+    }
+
+    fn entry(&self, uid: &PodUid) -> Option<std::sync::Arc<PodEntry>> {
+        let entry = self.node.state().pods.get(uid).cloned()?;
+        matches!(entry.origin, Some(PodOrigin::Runtime | PodOrigin::Kubelet)).then_some(entry)
+    }
+}
+
+fn read<T: Message + Default>(method: &str, payload: &[u8]) -> T {
+    T::decode(payload).unwrap_or_else(|error| {
+        warn!("a request {method} of the container runtime cannot be read: {error}; podfs leaves everything as it is");
+        T::default()
+    })
+}

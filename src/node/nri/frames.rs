@@ -1,0 +1,227 @@
+//! Bytes of an NRI connection: ttrpc messages of several connections in frames on one socket. Plain data.
+//!
+//! A frame is the number of its connection, its length and a part of that connection's bytes; nothing opens or closes a
+//! connection. A message is a header of ten bytes (length, stream, type, flags) and an envelope. Frames and messages need not
+//! begin together. Numbers are big endian.
+//!
+//! podfs reads and writes these itself instead of with the crate ttrpc: that crate would bring a second library for the messages
+//! of protobuf, and would still need a mux. What podfs needs of both is on this page.
+
+use std::collections::BTreeMap;
+
+/// The connection on which the runtime asks the plugin.
+pub const TO_PLUGIN: u32 = 1;
+/// The connection on which the plugin asks the runtime.
+pub const TO_RUNTIME: u32 = 2;
+/// The longest part of a connection in a frame to a runtime: a longer one breaks the connection.
+pub const LONGEST_PART: usize = 4096;
+/// The longest message.
+const LONGEST_MESSAGE: usize = 4 << 20;
+/// The longest part of a connection in a frame from a runtime: a message and its header.
+const LONGEST_RECEIVED: usize = LONGEST_MESSAGE + MESSAGE_HEADER;
+const FRAME_HEADER: usize = 8;
+const MESSAGE_HEADER: usize = 10;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A question.
+    Request,
+    /// The answer to the request of the same stream.
+    Response,
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The connection that it is of.
+    pub connection: u32,
+    /// Which request it is, or answers.
+    pub stream: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// The envelope.
+    pub body: Vec<u8>,
+}
+
+/// Why bytes are not those of an NRI connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Garbage {
+    /// There are two connections.
+    #[error("a frame for connection {0}, and there are 1 and 2")]
+    Connection(u32),
+    /// A frame or a message is too long.
+    #[error("{0} bytes at once, and there are at most {LONGEST_RECEIVED}")]
+    Length(usize),
+    /// Neither a request nor a response.
+    #[error("a message of type {0}, and there are 1 and 2")]
+    Kind(u8),
+}
+
+/// Puts messages together from the bytes that come in.
+#[derive(Debug, Default)]
+pub struct Reader {
+    socket: Vec<u8>,
+    connections: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Reader {
+    /// Takes bytes of the socket.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.socket.extend_from_slice(bytes);
+    }
+
+    /// The next message that is whole.
+    ///
+    /// # Errors
+    /// When the bytes are garbage: nothing after them can be understood.
+    pub fn message(&mut self) -> Result<Option<Message>, Garbage> {
+        self.take_frames()?;
+        for (connection, bytes) in &mut self.connections {
+            let Some(([length, stream], [kind, _flags])) = header(bytes) else { continue };
+            let length = length as usize;
+            if length > LONGEST_MESSAGE {
+                return Err(Garbage::Length(length));
+            }
+            let kind = match kind {
+                1 => Kind::Request,
+                2 => Kind::Response,
+                other => return Err(Garbage::Kind(other)),
+            };
+            if bytes.len() < MESSAGE_HEADER + length {
+                continue;
+            }
+            let body = bytes[MESSAGE_HEADER..MESSAGE_HEADER + length].to_vec();
+            bytes.drain(..MESSAGE_HEADER + length);
+            return Ok(Some(Message { connection: *connection, stream, kind, body }));
+        }
+        Ok(None)
+    }
+
+    /// Gives each connection its bytes, also of frames that are not whole yet to their end.
+    fn take_frames(&mut self) -> Result<(), Garbage> {
+        while let Some([connection, length]) = self.socket.first_chunk::<FRAME_HEADER>().map(numbers) {
+            let length = length as usize;
+            if ![TO_PLUGIN, TO_RUNTIME].contains(&connection) {
+                return Err(Garbage::Connection(connection));
+            }
+            if length > LONGEST_RECEIVED {
+                return Err(Garbage::Length(length));
+            }
+            let end = FRAME_HEADER + length;
+            let Some(part) = self.socket.get(FRAME_HEADER..end) else { return Ok(()) };
+            self.connections.entry(connection).or_default().extend_from_slice(part);
+            self.socket.drain(..end);
+        }
+        Ok(())
+    }
+}
+
+fn header(bytes: &[u8]) -> Option<([u32; 2], [u8; 2])> {
+    let (front, rest) = bytes.split_first_chunk::<FRAME_HEADER>()?;
+    Some((numbers(front), *rest.first_chunk()?))
+}
+
+fn numbers(bytes: &[u8; FRAME_HEADER]) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = *bytes;
+    [u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h])]
+}
+
+impl Message {
+    /// Its bytes on the socket, in frames that a runtime takes.
+    pub fn frames(&self) -> Vec<u8> {
+        let mut message = Vec::with_capacity(MESSAGE_HEADER + self.body.len());
+        message.extend_from_slice(&length(&self.body));
+        message.extend_from_slice(&self.stream.to_be_bytes());
+        let kind = match self.kind {
+            Kind::Request => 1,
+            Kind::Response => 2,
+        };
+        message.extend_from_slice(&[kind, 0]);
+        message.extend_from_slice(&self.body);
+        let mut frames = Vec::with_capacity(message.len() + FRAME_HEADER);
+        for part in message.chunks(LONGEST_PART) {
+            frames.extend_from_slice(&self.connection.to_be_bytes());
+            frames.extend_from_slice(&length(part));
+            frames.extend_from_slice(part);
+        }
+        frames
+    }
+}
+
+fn length(bytes: &[u8]) -> [u8; 4] {
+    u32::try_from(bytes.len()).expect("messages are short").to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(connection: u32, stream: u32, length: usize) -> Message {
+        let body = (0..length).map(|index| (index % 251) as u8).collect();
+        Message { connection, stream, kind: Kind::Response, body }
+    }
+
+    fn all(reader: &mut Reader) -> Vec<Message> {
+        std::iter::from_fn(|| reader.message().expect("no garbage")).collect()
+    }
+
+    #[test]
+    fn a_long_message_goes_in_frames_that_a_runtime_takes_and_comes_out_whole() {
+        let long = message(TO_PLUGIN, 3, 10_000);
+        let frames = long.frames();
+        let mut rest = frames.as_slice();
+        let mut lengths = Vec::new();
+        while let Some((front, after)) = rest.split_first_chunk::<FRAME_HEADER>() {
+            let [connection, length] = numbers(front);
+            assert_eq!(connection, TO_PLUGIN);
+            lengths.push(length);
+            rest = &after[length as usize..];
+        }
+        assert_eq!(lengths, [4096, 4096, 10_010 - 2 * 4096]);
+        let mut reader = Reader::default();
+        reader.feed(&frames);
+        assert_eq!(all(&mut reader), [long]);
+    }
+
+    #[test]
+    fn messages_come_out_however_their_bytes_are_cut_and_mixed() {
+        let (one, other) = (message(TO_PLUGIN, 1, 5000), message(TO_RUNTIME, 1, 5));
+        let (front, back) = (one.frames(), other.frames());
+        // The second frame of the first message comes after the other connection's message.
+        let cut = FRAME_HEADER + LONGEST_PART;
+        let bytes = [&front[..cut], &back, &front[cut..]].concat();
+        let mut reader = Reader::default();
+        let mut read = Vec::new();
+        for byte in bytes {
+            reader.feed(&[byte]);
+            read.extend(all(&mut reader));
+        }
+        assert_eq!(read, [other, one]);
+    }
+
+    #[test]
+    fn two_messages_in_one_frame_are_two() {
+        let messages = [message(TO_PLUGIN, 1, 7), message(TO_PLUGIN, 3, 0)];
+        let bytes: Vec<u8> = messages.iter().flat_map(|one| one.frames().split_off(FRAME_HEADER)).collect();
+        let mut reader = Reader::default();
+        reader.feed(&[&TO_PLUGIN.to_be_bytes(), &length(&bytes)[..], &bytes].concat());
+        assert_eq!(all(&mut reader), messages);
+    }
+
+    #[test]
+    fn garbage_is_told_before_its_length_is_kept_in_memory() {
+        let read = |bytes: &[u8]| {
+            let mut reader = Reader::default();
+            reader.feed(bytes);
+            reader.message()
+        };
+        assert_eq!(read(b"HTTP/1.1 400 Bad"), Err(Garbage::Connection(0x4854_5450)));
+        assert_eq!(read(&[0, 0, 0, 1, 255, 0, 0, 0]), Err(Garbage::Length(0xff00_0000)));
+        let message = [0, 0, 0, 1, 0, 0, 0, 10, 0, 0, 0, 1, 0, 0, 0, 1, 9, 0];
+        assert_eq!(read(&message), Err(Garbage::Kind(9)));
+        let long = [0, 0, 0, 1, 0, 0, 0, 10, 255, 0, 0, 0, 0, 0, 0, 1, 1, 0];
+        assert_eq!(read(&long), Err(Garbage::Length(0xff00_0000)));
+        assert_eq!(read(&[0, 0]), Ok(None));
+    }
+}

@@ -1,0 +1,267 @@
+//! The connection to the container runtime: its beginning, the requests on it, and its next beginning after it was lost.
+//!
+//! The plugin dials and registers itself. The runtime may send its first request before it answers that. Requests are answered in
+//! their order.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use prost::Message as _;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::info;
+
+use super::answers::{Answered, Answers};
+use super::chosen::RuntimeChange;
+use super::frames::{Garbage, Kind, Message, Reader, TO_PLUGIN, TO_RUNTIME};
+use super::messages::nri::RegisterPluginRequest;
+use super::messages::ttrpc::{Request, Response, Status};
+use super::{NriSettings, PLUGIN};
+use crate::node::NodeHandle;
+use crate::node::csi::target::KubeletRoot;
+use crate::node::metrics::Recorder;
+
+/// The service of the runtime.
+const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
+/// The status of ttrpc, as of gRPC, for a method that is not known.
+const UNIMPLEMENTED: i32 = 12;
+/// How long a runtime may take from the connection to its list of all containers.
+const BEGIN: Duration = Duration::from_secs(30);
+/// How long a runtime may take to read an answer.
+const WRITE: Duration = Duration::from_secs(2);
+/// The pauses between attempts to connect: each is twice the one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How often podfs looks for directories of pods while it is not connected.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long another podfs node that ends may take.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// Why podfs node cannot be a plugin of the runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum NriError {
+    /// The directory of the kubelet is not one.
+    #[error("{0}")]
+    KubeletRoot(String),
+    /// Another podfs node is the plugin.
+    #[error("another podfs node is the plugin of the container runtime at {}; one on a node can be: stop that one first", .0.display())]
+    InUse(PathBuf),
+}
+
+/// The plugin, ready to be connected.
+pub struct Plugin {
+    settings: NriSettings,
+    right: Option<Flock<File>>,
+}
+
+/// Why a connection has ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("the runtime has closed the connection")]
+    Closed,
+    #[error("the connection is lost: {0}")]
+    Lost(#[from] io::Error),
+    #[error("the runtime does not speak NRI: {0}")]
+    Garbage(#[from] Garbage),
+    #[error("the runtime does not take podfs as a plugin: {0}")]
+    Refused(String),
+    #[error("the runtime has not registered podfs within {} s", BEGIN.as_secs())]
+    Silent,
+    #[error("the runtime does not read its answers")]
+    Full,
+}
+
+impl Plugin {
+    /// Takes the right to be the plugin: a lock on the directory of the runtime's socket, if it is there. Waits for a podfs node that
+    /// ends.
+    ///
+    /// # Errors
+    /// When another podfs node is the plugin, or the kubelet's directory is none.
+    pub async fn open(settings: NriSettings) -> Result<Plugin, NriError> {
+        KubeletRoot::open(&settings.kubelet_root).map_err(NriError::KubeletRoot)?;
+        let until = Instant::now() + ENDING;
+        loop {
+            match lock(&settings.socket) {
+                Some(Ok(right)) => return Ok(Plugin { settings, right: Some(right) }),
+                Some(Err(())) if Instant::now() > until => return Err(NriError::InUse(settings.socket)),
+                Some(Err(())) => sleep(PAUSES.0).await,
+                None => return Ok(Plugin { settings, right: None }),
+            }
+        }
+    }
+
+    /// How it is started.
+    pub fn settings(&self) -> &NriSettings {
+        &self.settings
+    }
+}
+
+/// The lock, unless another process has it; nothing if there is no directory.
+fn lock(socket: &Path) -> Option<Result<Flock<File>, ()>> {
+    let directory = File::open(socket.parent()?).ok()?;
+    Some(Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(drop))
+}
+
+/// Serves the runtime, and connects again when it is gone, for as long as the future is not dropped.
+pub async fn serve(
+    plugin: Plugin,
+    own: PathBuf,
+    run_directory: PathBuf,
+    node: NodeHandle,
+    recorder: Recorder,
+    changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
+) -> Infallible {
+    let Plugin { settings, mut right } = plugin;
+    recorder.nri_connected(false);
+    let socket = settings.socket.clone();
+    let index = settings.index.clone();
+    let mut answers = Answers::new(settings, own, run_directory, node, recorder.clone(), changes);
+    let (mut pause, mut told, mut look) = (PAUSES.0, None, Instant::now() + LOOK);
+    loop {
+        if right.is_none() {
+            right = lock(&socket).and_then(Result::ok);
+        }
+        let trouble = match UnixStream::connect(&socket).await {
+            Err(error) => no_runtime(&socket, &error),
+            Ok(_) if right.is_none() => format!("{}; podfs tries again", NriError::InUse(socket.clone())),
+            Ok(stream) => {
+                let mut session = Session { stream, reader: Reader::default(), is_synchronized: false };
+                let end = session.run(&index, &mut answers, || {
+                    pause = PAUSES.0;
+                    recorder.nri_connected(true);
+                    if told.take().is_some() {
+                        info!("the container runtime at {} is connected again", socket.display());
+                    }
+                });
+                let end = end.await;
+                recorder.nri_connected(false);
+                answers.tell(RuntimeChange::Lost);
+                format!(
+                    "container runtime at {}: {end}; new containers have the kubelet's volumes; podfs connects again",
+                    socket.display()
+                )
+            }
+        };
+        if told.as_ref() != Some(&trouble) {
+            answers.tell(RuntimeChange::Trouble(vec![trouble.clone()]));
+            told = Some(trouble);
+        }
+        if Instant::now() > look {
+            answers.without_directory().into_iter().for_each(|uid| answers.tell(RuntimeChange::NoDirectory(uid)));
+            look = Instant::now() + LOOK;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+fn no_runtime(socket: &Path, error: &io::Error) -> String {
+    let reason = match error.kind() {
+        ErrorKind::NotFound => "there is no such socket: the runtime does not run, or has no NRI".to_owned(),
+        ErrorKind::ConnectionRefused => "no runtime listens there".to_owned(),
+        _ => error.to_string(),
+    };
+    format!(
+        "container runtime at {}: {reason}; new containers have the kubelet's volumes; enable NRI in the runtime's settings \
+         (containerd 1.7: disable = false in [plugins.\"io.containerd.nri.v1.nri\"]), or give its socket with --nri",
+        socket.display()
+    )
+}
+
+/// One connection.
+struct Session {
+    stream: UnixStream,
+    reader: Reader,
+    is_synchronized: bool,
+}
+
+impl Session {
+    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has told what there is.
+    async fn run(&mut self, index: &str, answers: &mut Answers, mut begun: impl FnMut()) -> End {
+        match self.serve(index, answers, &mut begun).await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        }
+    }
+
+    async fn serve(&mut self, index: &str, answers: &mut Answers, begun: &mut impl FnMut()) -> Result<Infallible, End> {
+        let until = Instant::now() + BEGIN;
+        self.register(index).await?;
+        loop {
+            let message = match self.is_synchronized {
+                true => self.receive().await?,
+                false => timeout_at(until, self.receive()).await.map_err(|_| End::Silent)??,
+            };
+            match (message.connection, message.kind) {
+                (TO_PLUGIN, Kind::Request) => {
+                    let was_synchronized = self.is_synchronized;
+                    self.answer(&message, answers).await?;
+                    if self.is_synchronized && !was_synchronized {
+                        answers.tell(RuntimeChange::Trouble(Vec::new()));
+                        begun();
+                    }
+                }
+                (TO_RUNTIME, Kind::Response) => {
+                    let status = Response::decode(message.body.as_slice()).ok().and_then(|response| response.status);
+                    if let Some(Status { message, .. }) = status.filter(|status| status.code != 0) {
+                        return Err(End::Refused(message));
+                    }
+                }
+                // Nothing else is asked for.
+                _ => {}
+            }
+        }
+    }
+
+    async fn register(&mut self, index: &str) -> Result<(), End> {
+        let plugin = RegisterPluginRequest { plugin_name: PLUGIN.to_owned(), plugin_idx: index.to_owned() };
+        let request = Request {
+            service: RUNTIME_SERVICE.to_owned(),
+            method: "RegisterPlugin".to_owned(),
+            payload: plugin.encode_to_vec(),
+            timeout_nano: 0,
+        };
+        let body = request.encode_to_vec();
+        self.send(&Message { connection: TO_RUNTIME, stream: 1, kind: Kind::Request, body }).await
+    }
+
+    async fn answer(&mut self, message: &Message, answers: &mut Answers) -> Result<(), End> {
+        let response = match Request::decode(message.body.as_slice()) {
+            Ok(request) => match answers.answer(&request.method, &request.payload).await {
+                Answered::Message(payload, is_last_list) => {
+                    self.is_synchronized |= is_last_list;
+                    Response { status: None, payload }
+                }
+                Answered::Unimplemented => {
+                    let message = format!("podfs does not implement {}", request.method);
+                    Response { status: Some(Status { code: UNIMPLEMENTED, message }), payload: Vec::new() }
+                }
+            },
+            Err(_) => Response::default(),
+        };
+        let body = response.encode_to_vec();
+        self.send(&Message { connection: TO_PLUGIN, stream: message.stream, kind: Kind::Response, body }).await
+    }
+
+    async fn receive(&mut self) -> Result<Message, End> {
+        let mut bytes = [0; 16 << 10];
+        loop {
+            if let Some(message) = self.reader.message()? {
+                return Ok(message);
+            }
+            match self.stream.read(&mut bytes).await? {
+                0 => return Err(End::Closed),
+                read => self.reader.feed(&bytes[..read]),
+            }
+        }
+    }
+
+    async fn send(&mut self, message: &Message) -> Result<(), End> {
+        let frames = message.frames();
+        timeout(WRITE, self.stream.write_all(&frames)).await.map_err(|_| End::Full)?.map_err(End::Lost)
+    }
+}

@@ -1,0 +1,170 @@
+//! What stands in the place of the kubelet's volumes: the mounts that podfs has of the same volumes, as soon as they are there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+use tracing::debug;
+
+use super::messages::nri::Container;
+use super::places::Place;
+use crate::manifest::pod::PodUid;
+use crate::mounts::{Environment, MountSource};
+use crate::node::NodeHandle;
+use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
+use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+
+/// How long to wait until a supervisor that is busy is asked again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a container has a volume of the kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// podfs does not know the pod.
+    UnknownPod,
+    /// podfs does not serve the volume.
+    UnknownVolume,
+    /// The volume was not mounted in time.
+    NotReady,
+    /// The part of the volume could not be prepared.
+    SubPath,
+    /// The mount needs the kubelet's source.
+    Options,
+}
+
+impl Reason {
+    /// As the metric has it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Reason::UnknownPod => "unknown_pod",
+            Reason::UnknownVolume => "unknown_volume",
+            Reason::NotReady => "not_ready",
+            Reason::SubPath => "sub_path",
+            Reason::Options => "mount_options",
+        }
+    }
+
+    /// As the log says it.
+    pub(super) fn sentence(self) -> &'static str {
+        match self {
+            Reason::UnknownPod => "podfs has not heard of the pod from the API server or a manifest file",
+            Reason::UnknownVolume => "podfs does not serve this volume; podfs node state says more",
+            Reason::NotReady => "podfs did not have it mounted in time; podfs node state says why",
+            Reason::SubPath => "its subPath could not be prepared; the log of the pod's supervisor says why",
+            Reason::Options => "the mount propagates or maps ids, which podfs leaves to the kubelet",
+        }
+    }
+}
+
+/// Where podfs has volumes, by the destinations of a container's mounts.
+pub(super) type Sources = BTreeMap<String, Result<String, Reason>>;
+
+/// A mount of a container that podfs is to replace.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) destination: String,
+    pub(super) place: Place,
+}
+
+/// Finds the sources of a container's mounts. Waits until `until` for volumes that are not there, if it may.
+pub(super) async fn find(
+    node: &NodeHandle,
+    run_directory: &Path,
+    uid: &PodUid,
+    container: &Container,
+    wanted: &[Wanted],
+    until: Instant,
+    may_wait: bool,
+) -> Sources {
+    let mut states = node.follow();
+    let found = loop {
+        let state = std::sync::Arc::clone(&states.borrow_and_update());
+        let found: Vec<_> = wanted.iter().map(|one| (one, look(&state, uid, &one.place.volume))).collect();
+        let may_come = |found: &Result<PathBuf, Reason>| matches!(found, Err(Reason::NotReady | Reason::UnknownPod));
+        if !may_wait || !found.iter().any(|(_, found)| may_come(found)) {
+            break found;
+        }
+        match timeout_at(until, states.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => break found,
+        }
+    };
+    let has_parts = found.iter().any(|(one, found)| one.place.is_part && found.is_ok());
+    let parts = match has_parts {
+        true => prepare(run_directory.join(uid.as_str()), container, until).await,
+        false => BTreeMap::new(),
+    };
+    let source = |(one, found): (&Wanted, Result<PathBuf, Reason>)| {
+        let path = match found {
+            Ok(_) if one.place.is_part => parts.get(&normal(&one.destination)).cloned().ok_or(Reason::SubPath),
+            found => found,
+        };
+        let absent = if one.place.is_part { Reason::SubPath } else { Reason::NotReady };
+        let is_there = |path: PathBuf| path.to_str().filter(|_| is_mounted(&path)).map(str::to_owned).ok_or(absent);
+        (one.destination.clone(), path.and_then(is_there))
+    };
+    found.into_iter().map(source).collect()
+}
+
+/// What the manager says of a volume.
+fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
+    let pod = state.pods.get(uid).filter(|pod| pod.origin.is_some()).ok_or(Reason::UnknownPod)?;
+    let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
+    let entry = pod.volumes.iter().find(is_wanted).ok_or(Reason::UnknownVolume)?;
+    match (entry.mount, &entry.path) {
+        (VolumeMount::Mounted, Some(path)) => Ok(path.clone()),
+        _ => Err(Reason::NotReady),
+    }
+}
+
+/// Has the pod's supervisor prepare the parts of volumes that a container mounts. Gives where, by their paths in the container.
+async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> BTreeMap<PathBuf, PathBuf> {
+    let variable =
+        |variable: &String| variable.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let environment =
+        Environment { variables: container.env.iter().filter_map(variable).collect(), ..Environment::default() };
+    let name = container.name.clone();
+    let request =
+        ContainerRequest { container: name.clone(), environment, recursive_read_only: false, only_volumes: true };
+    let asked = spawn_blocking(move || {
+        let question = Question::PrepareContainer(request);
+        loop {
+            match ask(&directory, &question, None) {
+                Ok(Answer::Prepared(mounts)) => return Ok(mounts),
+                Ok(Answer::Busy(reason)) if Instant::now() > until => return Err(reason),
+                Ok(Answer::Busy(_)) => std::thread::sleep(PAUSE),
+                Ok(Answer::Refused(reason)) => return Err(reason),
+                Ok(_) => return Err("it gave an answer to another question".to_owned()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    });
+    let mounts = match timeout_at(until, asked).await {
+        Ok(Ok(Ok(mounts))) => mounts,
+        Ok(Ok(Err(reason))) => {
+            debug!("container {name:?}: its parts of volumes are not prepared: {reason}");
+            Vec::new()
+        }
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    };
+    let place = |mount: crate::mounts::ContainerMount| match mount.source {
+        MountSource::HostPath(path) => Some((normal(&mount.container_path), path)),
+        _ => None,
+    };
+    mounts.into_iter().filter_map(place).collect()
+}
+
+/// A path of the container without what does not matter.
+fn normal(path: &str) -> PathBuf {
+    Path::new(path).components().collect()
+}
+
+/// Whether something is mounted there. The kernel knows without asking the server of the volume.
+fn is_mounted(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let looked = statx(CWD, path, flags, StatxFlags::empty());
+    looked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}

@@ -1,0 +1,84 @@
+//! Until when podfs serves the pods of a runtime's sandboxes: restarts of either side, and pods that go.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use podfs::node::nri::messages::nri::*;
+
+use super::replaced::{create_with, machine, start};
+use super::runtime::container;
+use crate::common::{config_map, eventually, wait_content};
+
+const CONFIG: &str = "volumes/kubernetes.io~configmap/config";
+
+#[test]
+fn a_pod_is_released_when_its_sandbox_is_removed_and_not_before() {
+    let machine = machine();
+    let runtime = machine.listen();
+    let _daemon = start(&machine);
+    let pod = machine.sandbox("web", Some("true"));
+    let mut plugin = runtime.begin(Vec::new(), Vec::new());
+    plugin.event(Event::RunPodSandbox, &pod, None);
+    let one = container(&pod, "c", vec![machine.mount("web", CONFIG, "/config")]);
+    let path = std::path::PathBuf::from(&create_with(&mut plugin, &pod, &one, 1)[0].source);
+    // The source forgets it while its containers run still.
+    machine.node.remove("web.yaml");
+    machine.node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
+    eventually("podfs has read the manifests", || machine.node.volume("db", "config").is_some());
+    assert_eq!(fs::read_to_string(path.join("b")).expect("it is served"), "other");
+    plugin.event(Event::StopPodSandbox, &pod, None);
+    machine.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "changed")]));
+    wait_content(&path.join("b"), "changed");
+    plugin.event(Event::RemovePodSandbox, &pod, None);
+    eventually("nothing of the pod is left", || machine.node.is_clean("uid-web"));
+}
+
+#[test]
+fn another_daemon_goes_on_and_learns_from_the_runtime_which_containers_have_its_volumes() {
+    let machine = machine();
+    let runtime = machine.listen();
+    let mut daemon = start(&machine);
+    let pod = machine.sandbox("web", Some("true"));
+    let mut plugin = runtime.begin(Vec::new(), Vec::new());
+    plugin.event(Event::RunPodSandbox, &pod, None);
+    let mut one = container(&pod, "c", vec![machine.mount("web", CONFIG, "/config")]);
+    let replaced = create_with(&mut plugin, &pod, &one, 1);
+    let supervisor = machine.node.supervisor("web");
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    // The pod goes while no daemon sees it; its containers run.
+    machine.node.remove("web.yaml");
+    one.mounts = replaced.clone();
+    let of_kubelet = container(&pod, "d", vec![machine.mount("web", CONFIG, "/config")]);
+    let _daemon = start(&machine);
+    let mut plugin = runtime.begin(vec![pod.clone()], vec![one, of_kubelet]);
+    for source in ["podfs", "kubelet"] {
+        let line = format!("podfs_nri_containers{{source=\"{source}\"}}");
+        eventually("the runtime's list is counted", || machine.metric(&line).as_deref() == Some("1"));
+    }
+    let path = std::path::Path::new(&replaced[0].source);
+    machine.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
+    wait_content(&path.join("a.conf"), "second");
+    assert_eq!(machine.node.supervisor("web"), supervisor, "the same supervisor serves the pod");
+    plugin.event(Event::RemovePodSandbox, &pod, None);
+    eventually("nothing of the pod is left", || machine.node.is_clean("uid-web"));
+}
+
+#[test]
+fn a_runtime_that_comes_back_without_the_sandbox_releases_the_pod() {
+    let machine = machine();
+    let runtime = machine.listen();
+    let _daemon = start(&machine);
+    let pod = machine.sandbox("web", Some("true"));
+    let mut plugin = runtime.begin(vec![pod.clone()], Vec::new());
+    let one = container(&pod, "c", vec![machine.mount("web", CONFIG, "/config")]);
+    let path = std::path::PathBuf::from(&create_with(&mut plugin, &pod, &one, 1)[0].source);
+    fs::create_dir_all(machine.root().join("pods/uid-web")).expect("the kubelet's directory");
+    drop(plugin);
+    machine.node.remove("web.yaml");
+    machine.node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
+    eventually("podfs has read the manifests", || machine.node.volume("db", "config").is_some());
+    assert_eq!(fs::read_to_string(path.join("b")).expect("it is served"), "other");
+    let _plugin = runtime.begin(Vec::new(), Vec::new());
+    eventually("nothing of the pod is left", || machine.node.is_clean("uid-web"));
+}

@@ -1,0 +1,9 @@
+//! Transparent volumes: podfs node as a plugin of a container runtime, over its real socket.
+
+mod containerd;
+mod cri;
+mod lifecycle;
+mod protocol;
+mod real;
+mod replaced;
+mod runtime;
