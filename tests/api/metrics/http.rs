@@ -16,7 +16,7 @@ use crate::metrics::scrape::{Scrape, check_text};
 /// Where a podfs says that it serves metrics.
 #[track_caller]
 fn address(running: &Running) -> SocketAddr {
-    running.wait_log("http://");
+    running.wait_log("/metrics");
     let log = running.log();
     let address = log.split("http://").nth(1).and_then(|rest| rest.split("/metrics").next());
     address.expect("an address").parse().expect("an address")
