@@ -1,14 +1,14 @@
 //! Mount namespaces of their own, as containers have.
 
 use std::any::Any;
-use std::fs;
+use std::fs::{self, File};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
 
 /// What mounts made later on the host do in the namespace.
@@ -71,6 +71,13 @@ pub fn on_a_host_that_shares_mounts(test: impl FnOnce() + Send + 'static) {
         change_mount(disk, MsFlags::MS_SHARED);
         test();
     });
+}
+
+/// Moves this thread into the mount namespace of a process: paths are those that the process sees.
+pub fn enter(process: u32) {
+    let namespace = File::open(format!("/proc/{process}/ns/mnt")).expect("a mount namespace");
+    unshare(CloneFlags::CLONE_FS).expect("a working directory of its own");
+    setns(namespace, CloneFlags::CLONE_NEWNS).expect("the namespace of the process");
 }
 
 /// Every directory that a process has open.

@@ -1,17 +1,15 @@
 //! Real containers, of runc and crun, on what `podfs mounts prepare` has made ready.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
-use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::fchdir;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
 
-use crate::common::namespace::mount_tmpfs;
+use crate::common::namespace::{enter, mount_tmpfs};
 use crate::common::outcome::finish;
 use crate::common::passthrough::disk_directory;
 use crate::common::runtime::{Runtime, RuntimeContainer, SharedDirectory};
@@ -264,13 +262,10 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
 
 /// Swaps a directory with a link that leads outside, in the mount namespace of a container.
 fn swap(container: &RuntimeContainer, volume: &str, outside: &Path) -> JoinHandle<()> {
-    let namespace = File::open(format!("/proc/{}/ns/mnt", container.pid())).expect("a mount namespace");
-    let root = File::open(format!("/proc/{}/root{volume}", container.pid())).expect("the volume");
-    let outside = outside.to_owned();
+    let (process, volume, outside) = (container.pid(), volume.to_owned(), outside.to_owned());
     thread::spawn(move || {
-        unshare(CloneFlags::CLONE_FS).expect("a working directory of its own");
-        setns(namespace, CloneFlags::CLONE_NEWNS).expect("the container's");
-        fchdir(&root).expect("the volume");
+        enter(process);
+        std::env::set_current_dir(volume).expect("the volume");
         fs::create_dir_all("swapped/made").expect("a directory");
         symlink(&outside, "link").expect("a link");
         for _ in 0..SWAPS {

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -13,6 +14,8 @@ use serde_json::{Value, json};
 
 use super::cri::*;
 use super::runtime::Machine;
+use crate::common::namespace::enter;
+use crate::common::watch::Watcher;
 use crate::common::{Running, TIMEOUT, eventually, unmount_below};
 
 const IMAGE: &str = "podfs.test/busybox:1";
@@ -96,9 +99,15 @@ impl<'a> Containerd<'a> {
     #[track_caller]
     pub fn run(&self, pod: &str, sandbox: &str, name: &str, mounts: &[Wanted<'_>]) -> Container {
         let container = self.create(pod, sandbox, name, mounts);
+        self.launch(&container);
+        container
+    }
+
+    /// Starts a container that was created.
+    #[track_caller]
+    pub fn launch(&self, container: &Container) {
         let started = self.cri.call::<_, Nothing>("StartContainer", Id { id: container.id.clone() });
         started.unwrap_or_else(|error| self.failed(&error));
-        container
     }
 
     /// Creates a container with these mounts, all of them read-only.
@@ -135,6 +144,35 @@ impl<'a> Containerd<'a> {
         let done: ExecSyncResponse = self.cri.call("ExecSync", request).unwrap_or_else(|error| self.failed(&error));
         let text = [done.stdout, done.stderr].concat();
         String::from_utf8_lossy(&text).trim_end().to_owned()
+    }
+
+    /// The events of a directory of the container, as a process inside hears them.
+    #[track_caller]
+    pub fn watch(&self, container: &Container, label: &'static str, directory: &'static str) -> Watcher {
+        let process = self.process(container);
+        let watcher = thread::spawn(move || {
+            enter(process);
+            Watcher::on(label, Path::new(directory))
+        });
+        watcher.join().expect("a watch")
+    }
+
+    /// A process of the container.
+    #[track_caller]
+    fn process(&self, container: &Container) -> u32 {
+        let cgroup = format!("{}/{}", self.cgroup, container.id);
+        let is_inside = |process: &u32| {
+            let cgroups = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+            cgroups.lines().any(|line| line.ends_with(&cgroup))
+        };
+        processes().find(is_inside).expect("the container runs")
+    }
+
+    /// Removes a container, which may run.
+    #[track_caller]
+    pub fn remove(&self, container: Container) {
+        let removed = self.cri.call::<_, Nothing>("RemoveContainer", Id { id: container.id });
+        removed.unwrap_or_else(|error| self.failed(&error));
     }
 
     /// Stops a sandbox and its containers.
@@ -210,14 +248,12 @@ impl<'a> Containerd<'a> {
     /// The processes of the pods, and the shims: their command lines name the socket.
     fn kill_containers(&self) {
         let socket = self.directory.to_str().expect("text").to_owned();
-        let processes = fs::read_dir("/proc").expect("proc").flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        for pid in pids {
+        for pid in processes() {
             let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
             let is_shim = of("comm").starts_with("containerd-shim") && of("cmdline").contains(&socket);
             let in_cgroup = of("cgroup").lines().any(|line| line.contains(&format!(":{}/", self.cgroup)));
             if is_shim || in_cgroup {
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
             }
         }
     }
@@ -226,7 +262,7 @@ impl<'a> Containerd<'a> {
     fn remove_cgroups(&self) {
         let deadline = Instant::now() + TIMEOUT;
         while !self.try_to_remove_cgroups() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -285,6 +321,12 @@ plugin_config_path = "{directory}/conf"
 "#,
         nri.display()
     )
+}
+
+/// The processes of the machine.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").expect("proc").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn tar(directory: &Path, archive: &Path) {

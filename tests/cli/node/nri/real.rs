@@ -9,13 +9,13 @@ use super::replaced::{machine, start};
 use super::runtime::Machine;
 use crate::common::{config_map, eventually, secret};
 
-const CHOSEN: [(&str, &str); 1] = [("podfs.io/volumes", "true")];
-const CONFIG: Wanted<'static> = ("/config", "volumes/kubernetes.io~configmap/config");
-const LOGIN: Wanted<'static> = ("/login", "volumes/kubernetes.io~secret/login");
-const PART: Wanted<'static> = ("/etc/app.conf", "volume-subpaths/config/c/5");
+pub const CHOSEN: [(&str, &str); 1] = [("podfs.io/volumes", "true")];
+pub const CONFIG: Wanted<'static> = ("/config", "volumes/kubernetes.io~configmap/config");
+pub const LOGIN: Wanted<'static> = ("/login", "volumes/kubernetes.io~secret/login");
+pub const PART: Wanted<'static> = ("/etc/app.conf", "volume-subpaths/config/c/5");
 
 /// The kubelet's own volumes of the pod `web`, which say that they are.
-fn make_kubelets_volumes(machine: &Machine) {
+pub fn make_kubelets_volumes(machine: &Machine) {
     let pod = machine.root().join("pods/uid-web");
     for (_, rest) in [CONFIG, LOGIN] {
         fs::create_dir_all(pod.join(rest)).expect("a directory");
@@ -31,7 +31,7 @@ fn make_kubelets_volumes(machine: &Machine) {
 }
 
 /// A container that has podfs's volumes: podfs may not have heard of the pod when the first is created.
-fn run_with_podfs(containerd: &Containerd<'_>, sandbox: &str, mounts: &[Wanted<'_>]) -> Container {
+pub fn run_with_podfs(containerd: &Containerd<'_>, sandbox: &str, mounts: &[Wanted<'_>]) -> Container {
     let (mut attempt, mut running) = (0, None);
     eventually("podfs has the volumes", || {
         let container = containerd.run("web", sandbox, &format!("c{attempt}"), mounts);
@@ -72,9 +72,12 @@ fn containers_show_podfs_volumes_and_follow_them() {
     let part = containerd.run("web", &sandbox, "c", &[CONFIG, PART]);
     assert_eq!(containerd.says(&part, "cat /etc/app.conf"), "first");
     let before = says("readlink /config/..data");
+    let watcher = containerd.watch(&container, "config", "/config");
     machine.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     eventually("a running container shows the change", || says("cat /config/a.conf") == "second");
     assert_ne!(says("readlink /config/..data"), before, "another generation");
+    let heard = watcher.heard_until_removal("config");
+    assert!(heard.iter().any(|event| event == "config MOVED_TO ..data"), "a process inside hears of it: {heard:?}");
     machine.node.put("login.yaml", &secret("login", &[("password", "changed")]));
     eventually("of the other volume, too", || says("cat /login/password") == "changed");
     containerd.stop_pod(&sandbox);
