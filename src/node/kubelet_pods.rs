@@ -89,7 +89,7 @@ impl KubeletPods {
                 self.forget_gone(&uid);
                 event.into_iter().collect()
             }
-            trouble @ FeedEvent::Trouble(..) => vec![trouble],
+            other @ (FeedEvent::Trouble(..) | FeedEvent::Containers(..)) => vec![other],
         }
     }
 
@@ -114,6 +114,7 @@ impl KubeletPods {
         let Some(chosen) = &mut self.chosen else { return Vec::new() };
         let concerned = chosen.change(&change);
         match change {
+            RuntimeChange::Containers(pod, containers) => vec![FeedEvent::Containers(pod, containers)],
             RuntimeChange::Trouble(trouble) => vec![FeedEvent::Trouble(PodSource::Runtime, trouble)],
             _ => {
                 let events = concerned.iter().filter_map(|uid| self.tell_end(uid)).collect();

@@ -220,6 +220,7 @@ mod tests {
             volumes: volumes.iter().map(volume).collect(),
             errors: Vec::new(),
             supervisor: None,
+            containers: Vec::new(),
         };
         (PodUid::parse(uid).expect("a uid"), Arc::new(entry))
     }

@@ -54,4 +54,4 @@ pub mod world;
 pub use daemon::{NodeError, NodeOptions, run};
 pub use handle::{Command, NodeHandle, Refusal};
 pub use pod::{NodePod, PodOrigin, PodStage};
-pub use state::{NodeState, PodEntry, VolumeEntry, VolumeMount};
+pub use state::{ContainerEntry, KeptMount, NodeState, PodEntry, VolumeEntry, VolumeMount};

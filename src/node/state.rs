@@ -52,6 +52,34 @@ pub struct PodEntry {
     /// The process id of its supervisor, while there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<u32>,
+    /// Its containers, where podfs is a plugin of the container runtime.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<ContainerEntry>,
+}
+
+/// A container of a pod that is chosen for the container runtime: whose volumes it shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerEntry {
+    /// Its id in the runtime.
+    pub id: String,
+    /// Its name in the pod.
+    pub name: String,
+    /// The paths in the container that show volumes of podfs.
+    pub replaced: Vec<String>,
+    /// The paths in the container that show the kubelet's volumes, although podfs serves the pod.
+    pub kept: Vec<KeptMount>,
+}
+
+/// A mount that shows the kubelet's volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptMount {
+    /// The path in the container.
+    pub path: String,
+    /// Why; none if podfs was not asked when the container was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A volume of a pod.

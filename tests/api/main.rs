@@ -10,6 +10,9 @@ mod local_volumes;
 mod metrics;
 mod node;
 mod rig;
+#[path = "../cli/node/nri/runtime.rs"]
+#[allow(dead_code)]
+mod runtime;
 mod soak;
 mod source;
 mod transparent;

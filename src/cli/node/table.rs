@@ -2,7 +2,7 @@
 
 use crate::admin::table::{grid, one_line};
 use crate::node::service::proto::MountedVolume;
-use crate::node::{NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
 
 /// A line for each pod; below it, what is wrong.
 pub(super) fn pods(state: &NodeState) -> String {
@@ -57,7 +57,23 @@ pub(super) fn volumes(state: &NodeState) -> String {
         [] => text += "no volume is wanted or mounted\n",
         rows => text += &grid(["POD", "VOLUME", "WANTED", "MOUNTED", "REFRESH", "UNIQUE NAME"], &[], rows),
     }
-    text
+    text + &containers(state)
+}
+
+/// A line for each container that a container runtime has asked for; below it, why it has volumes of the kubelet.
+fn containers(state: &NodeState) -> String {
+    let list = |paths: Vec<&str>| if paths.is_empty() { "-".to_owned() } else { one_line(&paths.join(", ")) };
+    let row = |pod: &PodEntry, container: &ContainerEntry| {
+        let replaced = list(container.replaced.iter().map(String::as_str).collect());
+        let kept = list(container.kept.iter().map(|mount| mount.path.as_str()).collect());
+        let remark = |mount: &KeptMount| Some(one_line(&format!("{}: {}", mount.path, mount.reason.as_ref()?)));
+        ([pod.title(), container.name.clone(), replaced, kept], container.kept.iter().filter_map(remark).collect())
+    };
+    let all = state.pods.values().flat_map(|pod| pod.containers.iter().map(|container| row(pod, container)));
+    match all.collect::<Vec<_>>().as_slice() {
+        [] => String::new(),
+        rows => "\n".to_owned() + &grid(["POD", "CONTAINER", "OF PODFS", "OF THE KUBELET"], &[], rows),
+    }
 }
 
 /// What an agent binds into containers.
@@ -147,6 +163,7 @@ mod tests {
             ],
             errors: Vec::new(),
             supervisor: None,
+            containers: Vec::new(),
         };
         let gone =
             PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
@@ -170,6 +187,19 @@ pods: forbidden
   default/web  a       yes     yes      no       kubernetes.io/secret/u-a
   default/web  b       yes     no       no       kubernetes.io/secret/u-b
     secret \"b\" not found
+";
+        assert_eq!(volumes(&state), expected);
+        let kept = vec![KeptMount { path: "/b".to_owned(), reason: Some("podfs is late".to_owned()) }];
+        let of_podfs = ContainerEntry { name: "app".to_owned(), replaced: vec!["/a".to_owned()], ..Default::default() };
+        let of_kubelet = ContainerEntry { name: "log".to_owned(), kept, ..Default::default() };
+        let web = state.pods.values_mut().next().expect("web");
+        Arc::make_mut(web).containers = vec![of_podfs, of_kubelet];
+        let expected = expected.to_owned()
+            + "
+  POD          CONTAINER  OF PODFS  OF THE KUBELET
+  default/web  app        /a        -
+  default/web  log        -         /b
+    /b: podfs is late
 ";
         assert_eq!(volumes(&state), expected);
         assert_eq!(

@@ -160,7 +160,7 @@ mod tests {
             }
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
-            FeedEvent::Trouble(..) => unreachable!("no trouble comes from here"),
+            FeedEvent::Trouble(..) | FeedEvent::Containers(..) => unreachable!("neither comes from here"),
         };
         events.into_iter().map(show).collect()
     }

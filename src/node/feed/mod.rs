@@ -39,9 +39,10 @@ use super::csi::Publication;
 use super::kubelet_pods::{KubeletChange, KubeletPods};
 use super::nri::chosen::{Chosen, RuntimeChange};
 use super::pod::NodePod;
+use super::state::ContainerEntry;
 use crate::kube::client::Client;
 use crate::kube::settings::SettingsError;
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{Access, Contacts, Scanned, SourceError, SummedFiles, Task};
 use directory::{Directory, DirectorySum};
 use merge::Merge;
@@ -86,6 +87,8 @@ pub enum FeedEvent {
     Put(NodePod),
     /// The source does not have the pod any more.
     Gone(PodSource, PodUid),
+    /// These are all containers of the pod whose volumes podfs was asked for.
+    Containers(PodIdentity, Vec<ContainerEntry>),
     /// All that is wrong with the source now, one sentence each; nothing if nothing is.
     Trouble(PodSource, Vec<String>),
 }

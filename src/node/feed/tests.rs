@@ -49,6 +49,7 @@ impl Home {
             }
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
+            FeedEvent::Containers(..) => unreachable!("no runtime is here"),
             FeedEvent::Trouble(source, sentences) => {
                 let home = format!("{}/", self.directory.path().display());
                 format!("trouble {source:?}: {}", sentences.join("; ").replace(&home, ""))

@@ -29,17 +29,29 @@ impl Events {
 
     /// Tells how a volume of a pod is. Never waits.
     pub(super) fn tell(&mut self, pod: &PodIdentity, volume: &VolumeStatus) {
-        let Some(client) = &self.client else { return };
+        let Some(client) = self.client.clone() else { return };
         let condition = match (volume.state, &volume.reason) {
             (VolumeState::Live, _) => Condition::Mounted,
             (VolumeState::Waiting | VolumeState::Behind, Some(reason)) => Condition::Failing(reason.clone()),
             _ => return,
         };
+        self.post(client, pod, &volume.name, condition);
+    }
+
+    /// Tells that a container shows the kubelet's volume, although podfs serves the pod. Never waits.
+    pub(super) fn tell_kept(&mut self, pod: &PodIdentity, container: &str, path: &str, reason: &str) {
+        let Some(client) = self.client.clone() else { return };
+        let sentence = format!("Container {container:?} has the kubelet's volume at {path:?} : {reason}");
+        // No volume has a name with this sign.
+        self.post(client, pod, &format!("{container}:{path}"), Condition::Kept(sentence));
+    }
+
+    fn post(&mut self, client: Client, pod: &PodIdentity, about: &str, condition: Condition) {
         let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
-            let (conditions, posting) = post_events(client.clone(), pod.clone(), self.node.clone());
+            let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
             Poster { conditions, task: tokio::spawn(posting) }
         });
-        poster.conditions.tell(&volume.name, condition);
+        poster.conditions.tell(about, condition);
     }
 
     /// The pod is gone.

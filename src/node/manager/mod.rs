@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
 //! | `picture` | the published state of a pod |
+//! | `containers` | whose volumes the containers of a container runtime show |
 //! | `events` | events of the pods of an API server |
 //! | `housekeeping` | when directories of pods that are gone are looked at |
 //! | [`recovery`] | what an earlier daemon left of a pod |
@@ -15,6 +16,7 @@
 //! [reconciler](super::reconciler) what to do, starts that as operations on tasks of their own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
+mod containers;
 mod events;
 mod housekeeping;
 mod picture;
@@ -47,6 +49,7 @@ use super::world::actual::{ActualWorld, Outcome, Seen};
 use super::world::desired::{DesiredPod, DesiredWorld};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
+use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
 use pods::Pods;
@@ -71,6 +74,7 @@ pub struct Manager {
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
     events: Events,
+    containers: Containers,
     unmounts: Unmounts,
     housekeeping: Housekeeping,
     recorder: Recorder,
@@ -128,6 +132,7 @@ impl Manager {
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
             events: Events::new(feed.client(), settings.node),
+            containers: Containers::default(),
             housekeeping: Housekeeping::new(orphans),
             recorder,
             wanted_since: BTreeMap::new(),
@@ -193,6 +198,14 @@ impl Manager {
             FeedEvent::Gone(_, uid) => {
                 self.pods.gone(&uid);
                 vec![uid]
+            }
+            FeedEvent::Containers(pod, containers) => {
+                self.containers.take(&pod, containers, &mut self.events);
+                // Of a pod that the manager does not know, nothing more comes.
+                if self.containers.of(&pod.uid).is_empty() && self.pods.get(&pod.uid).is_none() {
+                    self.events.stop(&pod.uid);
+                }
+                Vec::new()
             }
             FeedEvent::Trouble(source, trouble) => {
                 trouble.iter().for_each(|sentence| warn!("{sentence}"));
@@ -438,7 +451,8 @@ impl Manager {
             self.pods.iter().map(|(uid, _)| uid).chain(self.actual.volumes().map(|(id, _)| &id.pod)).collect();
         let entries = uids.into_iter().map(|uid| {
             let pid = self.pids.get(uid).copied();
-            let entry = picture::of_pod(uid, self.pods.get(uid), &self.desired, &self.actual, pid);
+            let entry =
+                picture::of_pod(uid, self.pods.get(uid), &self.desired, &self.actual, pid, self.containers.of(uid));
             match before.pods.get(uid).filter(|known| ***known == entry) {
                 Some(known) => (uid.clone(), Arc::clone(known)),
                 None => (uid.clone(), Arc::new(entry)),

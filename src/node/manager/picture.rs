@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::pods::KnownPod;
 use crate::manifest::pod::PodUid;
-use crate::node::state::{PodEntry, VolumeEntry, VolumeMount};
+use crate::node::state::{ContainerEntry, PodEntry, VolumeEntry, VolumeMount};
 use crate::node::world::VolumeId;
 use crate::node::world::actual::{ActualVolume, ActualWorld};
 use crate::node::world::desired::{DesiredVolume, DesiredWorld};
@@ -16,6 +16,7 @@ pub(super) fn of_pod(
     desired: &DesiredWorld,
     actual: &ActualWorld,
     supervisor: Option<u32>,
+    containers: &[ContainerEntry],
 ) -> PodEntry {
     let identity = known.map(|known| &known.pod.pod.identity);
     let wanted = desired.pod(uid);
@@ -31,6 +32,7 @@ pub(super) fn of_pod(
         volumes: volumes(uid, known, desired, actual),
         errors: wanted.map(|wanted| wanted.errors.iter().map(str::to_owned).collect()).unwrap_or_default(),
         supervisor,
+        containers: containers.to_vec(),
     }
 }
 

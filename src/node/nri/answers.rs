@@ -13,11 +13,11 @@ use super::chosen::{Choice, RuntimeChange};
 use super::messages::nri::*;
 use super::places::{Roots, is_bound_to_its_source, with_source};
 use super::volumes::{Reason, Sources, Wanted, find};
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::NodeHandle;
 use crate::node::metrics::Recorder;
 use crate::node::pod::PodOrigin;
-use crate::node::state::PodEntry;
+use crate::node::state::{ContainerEntry, KeptMount, PodEntry};
 use crate::volume::MARK;
 
 /// The events that podfs wants. Every version of NRI that podfs can talk to has them.
@@ -47,8 +47,8 @@ pub(super) struct Answers {
     changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
     /// The time for one answer.
     allowed: Duration,
-    /// The containers that there are with volumes of chosen pods: whether those are podfs's.
-    containers: BTreeMap<String, bool>,
+    /// The containers that there are with volumes of chosen pods, by their ids.
+    containers: BTreeMap<String, (PodIdentity, ContainerEntry)>,
     /// What has come of the runtime's list: pods by their sandboxes, and containers.
     listed: (BTreeMap<String, PodSandbox>, Vec<Container>),
     /// The pods whose volumes did not come in time.
@@ -143,22 +143,29 @@ impl Answers {
         self.listed.1.extend(containers);
         if !more {
             let (pods, containers) = std::mem::take(&mut self.listed);
-            let source = |one: &Container| self.listed_source(one, pods.get(&one.pod_sandbox_id));
-            self.containers = containers.iter().filter_map(source).collect();
-            self.count_containers();
+            let listed = |one: &Container| Some((one.id.clone(), self.listed(one, pods.get(&one.pod_sandbox_id)?)?));
+            let listed = containers.iter().filter_map(listed).collect();
+            let before = std::mem::replace(&mut self.containers, listed);
             let uid = |(id, pod): (String, PodSandbox)| Some((id, PodUid::parse(&pod.uid).ok()?));
             self.tell(RuntimeChange::Synchronized(pods.into_iter().filter_map(uid).collect()));
+            let all = before.values().chain(self.containers.values());
+            let concerned: BTreeMap<_, _> = all.map(|(pod, _)| (pod.uid.clone(), pod.clone())).collect();
+            concerned.values().for_each(|pod| self.tell_containers(pod));
         }
         (SynchronizeResponse { more }, !more)
     }
 
-    /// Whether a container that was there before has volumes of podfs; nothing if it has none that concern podfs.
-    fn listed_source(&self, container: &Container, pod: Option<&PodSandbox>) -> Option<(String, bool)> {
-        let is_own = |mount: &Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
-        let has_own = container.mounts.iter().any(is_own);
-        let could = || container.mounts.iter().any(|mount| self.roots.place(&mount.source).is_some());
-        let concerns = has_own || (pod.is_some_and(|pod| self.is_chosen(pod)) && could());
-        concerns.then(|| (container.id.clone(), has_own))
+    /// Whose volumes a container has that was there before; nothing if it has none that concern podfs.
+    fn listed(&self, container: &Container, pod: &PodSandbox) -> Option<(PodIdentity, ContainerEntry)> {
+        let is_own = |mount: &&Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
+        let is_kept = |mount: &&Mount| self.roots.place(&mount.source).is_some();
+        let mounts = container.mounts.iter();
+        let replaced: Vec<_> = mounts.clone().filter(is_own).map(|mount| mount.destination.clone()).collect();
+        let kept = |mount: &Mount| KeptMount { path: mount.destination.clone(), reason: None };
+        let kept: Vec<_> = mounts.filter(is_kept).map(kept).collect();
+        let concerns = !replaced.is_empty() || (!kept.is_empty() && self.is_chosen(pod));
+        let entry = ContainerEntry { id: container.id.clone(), name: container.name.clone(), replaced, kept };
+        concerns.then_some((identity(pod)?, entry))
     }
 
     fn take_state(&mut self, change: StateChangeEvent) {
@@ -173,8 +180,9 @@ impl Answers {
                 self.tell(RuntimeChange::Removed(sandbox.id));
             }
             (Event::RemoveContainer, _) => {
-                self.containers.remove(&container.unwrap_or_default().id);
-                self.count_containers();
+                if let Some((pod, _)) = self.containers.remove(&container.unwrap_or_default().id) {
+                    self.tell_containers(&pod);
+                }
             }
             _ => {}
         }
@@ -238,14 +246,26 @@ impl Answers {
                 }
             }
         }
-        if !sources.is_empty() {
-            self.containers.insert(container.id.clone(), sources.values().any(Result::is_ok));
-            self.count_containers();
+        let Some(pod) = identity(pod).filter(|_| !sources.is_empty()) else { return };
+        let mut entry = ContainerEntry { id: container.id.clone(), name: container.name.clone(), ..Default::default() };
+        for (destination, source) in sources {
+            match source {
+                Ok(_) => entry.replaced.push(destination.clone()),
+                Err(reason) => {
+                    let reason = Some(reason.sentence().to_owned());
+                    entry.kept.push(KeptMount { path: destination.clone(), reason });
+                }
+            }
         }
+        self.containers.insert(container.id.clone(), (pod.clone(), entry));
+        self.tell_containers(&pod);
     }
 
-    fn count_containers(&self) {
-        let of_podfs = self.containers.values().filter(|of_podfs| **of_podfs).count();
+    /// Tells the containers of a pod, which have changed.
+    fn tell_containers(&self, pod: &PodIdentity) {
+        let of_pod = self.containers.values().filter(|(of, _)| of.uid == pod.uid);
+        self.tell(RuntimeChange::Containers(pod.clone(), of_pod.map(|(_, container)| container.clone()).collect()));
+        let of_podfs = self.containers.values().filter(|(_, container)| !container.replaced.is_empty()).count();
         self.recorder.nri_containers(PODFS, of_podfs);
         self.recorder.nri_containers(KUBELET, self.containers.len() - of_podfs);
     }
@@ -264,6 +284,11 @@ impl Answers {
         let entry = self.node.state().pods.get(uid).cloned()?;
         matches!(entry.origin, Some(PodOrigin::Runtime | PodOrigin::Kubelet)).then_some(entry)
     }
+}
+
+fn identity(pod: &PodSandbox) -> Option<PodIdentity> {
+    let uid = PodUid::parse(&pod.uid).ok()?;
+    Some(PodIdentity { namespace: pod.namespace.clone(), name: pod.name.clone(), uid })
 }
 
 fn read<T: Message + Default>(method: &str, payload: &[u8]) -> T {

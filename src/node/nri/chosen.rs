@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::pod::{NodePod, PodStage};
+use crate::node::state::ContainerEntry;
 use crate::volume::MARK;
 
 /// The kinds of volume that podfs serves in the kubelet's place, as manifests name them.
@@ -42,6 +43,8 @@ pub enum RuntimeChange {
     Lost,
     /// The kubelet has no directory of the pod any more.
     NoDirectory(PodUid),
+    /// These are all containers of the pod whose volumes podfs was asked for.
+    Containers(PodIdentity, Vec<ContainerEntry>),
     /// What is wrong with the connection now.
     Trouble(Vec<String>),
 }
@@ -152,7 +155,7 @@ impl Chosen {
                 self.is_synchronized = false;
                 Vec::new()
             }
-            RuntimeChange::Trouble(_) => Vec::new(),
+            RuntimeChange::Containers(..) | RuntimeChange::Trouble(_) => Vec::new(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::proto;
 use crate::manifest::pod::PodUid;
-use crate::node::{NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
 
 /// All that the daemon knows, as a message.
 pub(super) fn state_message(state: &NodeState) -> proto::GetStateResponse {
@@ -44,6 +44,20 @@ pub(super) fn pod_message(pod: &PodEntry) -> proto::Pod {
         volumes: pod.volumes.iter().map(volume_message).collect(),
         errors: pod.errors.clone(),
         supervisor: pod.supervisor,
+        containers: pod.containers.iter().map(container_message).collect(),
+    }
+}
+
+fn container_message(container: &ContainerEntry) -> proto::PodContainer {
+    let kept = |mount: &KeptMount| proto::KeptMount {
+        path: mount.path.clone(),
+        reason: mount.reason.clone().unwrap_or_default(),
+    };
+    proto::PodContainer {
+        id: container.id.clone(),
+        name: container.name.clone(),
+        replaced: container.replaced.clone(),
+        kept: container.kept.iter().map(kept).collect(),
     }
 }
 
@@ -121,7 +135,14 @@ fn pod(message: proto::Pod) -> PodEntry {
         volumes: message.volumes.into_iter().map(volume).collect(),
         errors: message.errors,
         supervisor: message.supervisor,
+        containers: message.containers.into_iter().map(container).collect(),
     }
+}
+
+fn container(message: proto::PodContainer) -> ContainerEntry {
+    let proto::PodContainer { id, name, replaced, kept } = message;
+    let kept = kept.into_iter().map(|mount| KeptMount { path: mount.path, reason: said(mount.reason) });
+    ContainerEntry { id, name, replaced, kept: kept.collect() }
 }
 
 fn volume(message: proto::Volume) -> VolumeEntry {

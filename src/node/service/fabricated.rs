@@ -46,6 +46,7 @@ pub(super) fn pod(volumes: impl IntoIterator<Item = VolumeEntry>) -> PodEntry {
         volumes: volumes.into_iter().collect(),
         errors: Vec::new(),
         supervisor: Some(7),
+        containers: Vec::new(),
     }
 }
 

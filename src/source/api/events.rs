@@ -180,6 +180,7 @@ impl Event {
             Condition::Mounted => {
                 ("Normal", "SuccessfulMountVolume", format!("MountVolume.SetUp succeeded for volume {volume:?}"))
             }
+            Condition::Kept(sentence) => ("Warning", "KubeletVolume", sentence.clone()),
         };
         while message.len() > MAX_MESSAGE {
             message.pop();

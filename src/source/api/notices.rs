@@ -24,6 +24,8 @@ pub enum Condition {
     Mounted,
     /// It could not be mounted or refreshed, for this reason.
     Failing(String),
+    /// A container has the kubelet's volume in its place: this sentence is told once.
+    Kept(String),
 }
 
 /// What is known of the conditions of the pod's volumes, and of what was posted about them.
@@ -102,7 +104,7 @@ impl Notices {
                 notice.due = Some((condition, now + REPEAT));
                 notice.is_repetition = true;
             }
-            Some((Condition::Mounted, _)) => {
+            Some((Condition::Mounted | Condition::Kept(_), _)) => {
                 if was_posted {
                     self.budget.left = self.budget.left.saturating_sub(1);
                 }

@@ -64,6 +64,7 @@ impl Node {
             }
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
+            FeedEvent::Containers(..) => unreachable!("no runtime is here"),
             FeedEvent::Trouble(source, sentences) => format!("trouble {source:?}: {}", sentences.join("; ")),
         }
     }
