@@ -46,19 +46,24 @@ impl KubeletPods {
     /// Begins with the publications that an earlier daemon wrote down.
     pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>) -> FeedEvent {
         self.publications = publications;
-        let mut uids: Vec<PodUid> = self.publications.values().map(Publication::uid).collect();
-        uids.sort();
-        uids.dedup();
+        self.published()
+    }
+
+    /// The pods with publications, as the first thing that the manager hears of the kubelet.
+    pub fn published(&self) -> FeedEvent {
+        let uids: BTreeSet<PodUid> = self.publications.values().map(Publication::uid).collect();
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
-    /// Begins with the pods that an earlier daemon served for the runtime.
+    /// Begins with the pods that an earlier daemon served for the runtime. What that wrote down of them has the publications, too.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
         self.chosen = Some(chosen);
         let mut pods = Vec::new();
         for pod in earlier {
             let uid = pod.pod.identity.uid.clone();
-            self.described.insert(uid.clone(), pod.clone());
+            let published: BTreeSet<&str> = self.of(&uid).map(|publication| publication.name.as_str()).collect();
+            let manifest = Arc::new(without(Value::clone(&pod.manifest), &published));
+            self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
             self.told.insert(uid.clone());
             if self.holds(&uid) {
                 pods.extend(self.pod(&uid));
@@ -149,12 +154,11 @@ impl KubeletPods {
     /// What the manager has to hear of a pod after a change.
     fn tell(&mut self, uid: &PodUid) -> Option<FeedEvent> {
         let is_held = self.holds(uid);
-        if is_held {
-            self.told.insert(uid.clone());
-        }
+        // Told and not held any more: only what the kubelet has published stays.
+        let was_told = if is_held { self.told.insert(uid.clone()) } else { self.told.remove(uid) };
         match is_held || self.is_published(uid) {
             true => self.pod(uid).map(FeedEvent::Put),
-            false => self.told.remove(uid).then(|| FeedEvent::Gone(PodSource::Runtime, uid.clone())),
+            false => was_told.then(|| FeedEvent::Gone(PodSource::Runtime, uid.clone())),
         }
     }
 
@@ -233,7 +237,8 @@ impl KubeletPods {
         match document.and_then(Pod::parse) {
             Ok(pod) => {
                 let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
-                let origin = if first.is_some() { PodOrigin::Kubelet } else { PodOrigin::Runtime };
+                // The next daemon knows by it that the pod was chosen.
+                let origin = if is_chosen { PodOrigin::Runtime } else { PodOrigin::Kubelet };
                 Some(NodePod { pod, manifest, origin, stage: PodStage::Desired })
             }
             Err(error) => {
@@ -256,6 +261,14 @@ fn bare(publication: &Publication) -> Value {
         "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
         "spec": spec,
     })
+}
+
+/// The manifest without the volumes of these names.
+fn without(mut manifest: Value, names: &BTreeSet<&str>) -> Value {
+    if let Some(volumes) = manifest["spec"]["volumes"].as_array_mut() {
+        volumes.retain(|volume| volume["name"].as_str().is_none_or(|name| !names.contains(name)));
+    }
+    manifest
 }
 
 fn without_volumes(mut manifest: Value) -> Value {
@@ -378,12 +391,20 @@ mod tests {
         let of_runtime = (PodOrigin::Runtime, vec!["app".to_owned()]);
         assert_eq!(volumes_of(pods.hear(FeedEvent::Put(described)).first()), of_runtime);
         let published = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
-        let both = (PodOrigin::Kubelet, vec!["app".to_owned(), "a".to_owned()]);
+        let both = (PodOrigin::Runtime, vec!["app".to_owned(), "a".to_owned()]);
         assert_eq!(volumes_of(published.as_ref()), both);
         let unpublished = pods.change(KubeletChange::Unpublished(publication("a", false).target));
         assert_eq!(volumes_of(unpublished.as_ref()), of_runtime);
         let uid = sample::uid("u");
         pods.change_runtime(RuntimeChange::Started("s".to_owned(), uid.clone()));
+        let Some(FeedEvent::Put(written_down)) = published else { panic!("it is there") };
+        let mut next = KubeletPods::default();
+        next.publish(BTreeMap::from([("/k/pods/u/a/mount".into(), publication("a", false))]));
+        next.choose(Chosen::new(Choice::All, [uid.clone()]), &[written_down]);
+        let FeedEvent::Pods(_, first) = next.published() else { panic!("all pods come first") };
+        assert_eq!(volumes_of(first.into_iter().map(FeedEvent::Put).next().as_ref()), both, "another daemon goes on");
+        let terminating = NodePod { stage: PodStage::Terminating, ..sample::pod("u", &volumes, &["app", "data"]) };
+        assert_eq!(volumes_of(next.hear(FeedEvent::Put(terminating)).first()), both, "it ends, and has not ended");
         let gone = pods.hear(FeedEvent::Gone(PodSource::Api, uid.clone()));
         assert_eq!(volumes_of(gone.first()), of_runtime, "its sandbox runs");
         let ended = pods.change_runtime(RuntimeChange::Removed("s".to_owned()));

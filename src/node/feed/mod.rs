@@ -219,7 +219,13 @@ impl Feed {
         if let Some(client) = self.client.clone().filter(|_| chosen.wants_namespaces()) {
             self._namespaces = Some(Task::spawn(namespaces::follow(client, self.input.clone())));
         }
-        self.events.push_back(self.kubelet.get_or_insert_default().choose(chosen, earlier));
+        let kubelet = self.kubelet.get_or_insert_default();
+        let pods = kubelet.choose(chosen, earlier);
+        // The kubelet's pods that are chosen, too, never appear without the volumes that they have for the runtime.
+        for told in self.events.iter_mut().filter(|event| matches!(event, FeedEvent::Pods(PodSource::Kubelet, _))) {
+            *told = kubelet.published();
+        }
+        self.events.push_back(pods);
         let input = self.input.clone();
         move |change| input.send(Input::Runtime(change)).is_ok()
     }

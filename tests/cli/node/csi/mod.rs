@@ -2,7 +2,7 @@
 
 mod conformance;
 mod deployment;
-mod kubelet;
+pub mod kubelet;
 mod lifecycle;
 mod refusals;
 mod storm;

@@ -6,8 +6,9 @@ use nix::sys::signal::Signal;
 use podfs::node::nri::messages::nri::*;
 
 use super::replaced::{create_with, machine, start};
-use super::runtime::container;
+use super::runtime::{Runtime, container, mount};
 use crate::common::{config_map, eventually, wait_content};
+use crate::node::csi::kubelet::Kubelet;
 
 const CONFIG: &str = "volumes/kubernetes.io~configmap/config";
 
@@ -81,4 +82,52 @@ fn a_runtime_that_comes_back_without_the_sandbox_releases_the_pod() {
     assert_eq!(fs::read_to_string(path.join("b")).expect("it is served"), "other");
     let _plugin = runtime.begin(Vec::new(), Vec::new());
     eventually("nothing of the pod is left", || machine.node.is_clean("uid-web"));
+}
+
+#[test]
+fn a_pod_with_csi_volumes_too_keeps_all_its_volumes_when_another_daemon_starts_while_it_ends() {
+    let kubelet = Kubelet::new();
+    let node = &kubelet.node;
+    fs::create_dir(node.fixture.path("nri")).expect("a directory");
+    node.put("app.yaml", &config_map("app", &[("a.conf", "first"), ("b", "other")]));
+    node.put("login.yaml", &crate::common::secret("login", &[("password", "s3cr3t")]));
+    node.put("web.yaml", super::replaced::WEB);
+    let socket = node.fixture.path("nri/nri.sock");
+    let start = || {
+        let mut command = kubelet.command();
+        command.arg("--nri").arg(&socket);
+        node.start_command(command)
+    };
+    let runtime = Runtime::at(&socket);
+    let mut daemon = start();
+    let volume = kubelet.volume("web", "inline", &[("kind", "configMap"), ("name", "app")]);
+    kubelet.published(&volume);
+    let pod = PodSandbox {
+        id: "sandbox".to_owned(),
+        name: "web".to_owned(),
+        uid: "uid-web".to_owned(),
+        namespace: "default".to_owned(),
+        labels: [("podfs.io/volumes".to_owned(), "true".to_owned())].into(),
+        ..PodSandbox::default()
+    };
+    let mut plugin = runtime.begin(vec![pod.clone()], Vec::new());
+    let of_kubelet = mount(&kubelet.root().join("pods/uid-web").join(CONFIG), "/config");
+    let mut one = container(&pod, "c", vec![of_kubelet]);
+    one.mounts = create_with(&mut plugin, &pod, &one, 1);
+    let config = std::path::PathBuf::from(&one.mounts[0].source);
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    drop(plugin);
+    // Its source has it no more; its containers run.
+    node.remove("web.yaml");
+    node.put("db.yaml", &super::replaced::WEB.replace("web", "db"));
+    let _daemon = start();
+    let mut plugin = runtime.begin(vec![pod.clone()], vec![one]);
+    let is_there = |volume: &str| node.volume("db", volume).is_some_and(|volume| volume["mount"] == "mounted");
+    eventually("the next daemon works", || is_there("config"));
+    node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
+    wait_content(&config.join("a.conf"), "second");
+    wait_content(&volume.target.join("a.conf"), "second");
+    plugin.event(Event::RemovePodSandbox, &pod, None);
+    kubelet.end_pod("web", &[volume]);
 }

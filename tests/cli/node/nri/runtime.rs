@@ -86,10 +86,7 @@ impl Machine {
 
     /// A runtime, which replaces the one before.
     pub fn listen(&self) -> Runtime {
-        let _ = fs::remove_file(self.socket());
-        let listener = UnixListener::bind(self.socket()).expect("a socket");
-        listener.set_nonblocking(true).expect("set");
-        Runtime { listener }
+        Runtime::at(&self.socket())
     }
 
     /// The pod of a sandbox, whose labels say that it is chosen or not.
@@ -142,6 +139,14 @@ pub fn container(sandbox: &PodSandbox, name: &str, mounts: Vec<Mount>) -> Contai
 }
 
 impl Runtime {
+    /// A runtime at this socket, which replaces the one before.
+    pub fn at(socket: &Path) -> Runtime {
+        let _ = fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).expect("a socket");
+        listener.set_nonblocking(true).expect("set");
+        Runtime { listener }
+    }
+
     /// The next plugin that connects, not registered yet.
     #[track_caller]
     pub fn accept(&self) -> Plugin {
