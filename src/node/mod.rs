@@ -22,6 +22,7 @@
 //! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
 //! | `in_use` | the volumes in use, in the status of the Node object |
 //! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
+//! | [`on_host`] | leaving a container: daemon and supervisors run on the node |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
@@ -37,6 +38,7 @@ pub mod local_volumes;
 pub mod manager;
 pub mod metrics;
 pub mod nri;
+pub mod on_host;
 pub mod operation;
 pub mod orphans;
 pub mod plugin;

@@ -20,10 +20,11 @@ use crate::node::local_volumes::ClassDirectory;
 use crate::node::nri::{Choice, NriError, NriSettings};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
-use crate::node::{self, NodeError, NodeOptions};
+use crate::node::{self, NodeError, NodeOptions, on_host};
 use crate::source::Access;
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
+use crate::supervisor::run::upgrade;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::report::notify;
 
@@ -100,6 +101,10 @@ pub(super) struct Options {
     /// them when their claims are gone if the class says Delete. May be given several times, or as a list separated by commas.
     #[arg(long, value_name = "CLASS=DIR", value_delimiter = ',')]
     discover: Vec<ClassDirectory>,
+    /// In a container of the node, which shares the node's process ids and is privileged: go on on the node itself, from a copy of
+    /// the programs in this directory of the node. Then the end of the container ends no volume, and paths are those of the node.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    on_host: Option<PathBuf>,
     /// Unmount the volumes of a pod as soon as it is deleted or has ended, without an agent that releases it. Containers
     /// that still run lose the volumes.
     #[arg(long)]
@@ -146,6 +151,10 @@ impl Options {
         let csi = self.csi()?;
         let nri = self.nri()?;
         let arguments = self.arguments_of_supervisors();
+        if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
+            // Settings of a file are in the environment by now.
+            return on_host::go_on(directory, upgrade::arguments(std::env::args_os())).map_err(Failure::machine);
+        }
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {
             trust::check(directory).map_err(Failure::input)?;

@@ -1,7 +1,7 @@
 //! What every pod of a cluster is given: the server's address in the environment, and a directory with the token and the
 //! certificate authority.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use reqwest::Url;
 
@@ -9,13 +9,17 @@ use super::{Authority, Bearer, Settings, SettingsError, User, read_file, read_to
 
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
 const PORT: &str = "KUBERNETES_SERVICE_PORT";
-const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-const AUTHORITY: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+/// The directory of a container that has its service account.
+pub(crate) const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The environment variable that names another place of it, for a podfs that has left its container.
+pub(crate) const VARIABLE: &str = "PODFS_SERVICE_ACCOUNT";
 
 pub(super) fn read() -> Result<Settings, SettingsError> {
     let server = address(&variable(HOST)?, &variable(PORT)?)?;
-    let authority = Authority::Pem(read_file(Path::new(AUTHORITY), "the certificate authority")?);
-    let bearer = Some(Bearer::Token(read_token(Path::new(TOKEN))?));
+    let directory = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(DIRECTORY), PathBuf::from);
+    let authority = Authority::Pem(read_file(&directory.join("ca.crt"), "the certificate authority")?);
+    let bearer = Some(Bearer::Token(read_token(&directory.join("token"))?));
     Ok(Settings { server, server_name: None, authority, proxy: None, user: User { certificate: None, bearer } })
 }
 

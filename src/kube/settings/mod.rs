@@ -16,6 +16,8 @@ use kube_client::config::ExecConfig;
 use reqwest::Url;
 use secrecy::SecretString;
 
+pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
+
 /// Where settings come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {

@@ -4,6 +4,9 @@
 //!    `podfs@.service`: systemd starts it again when it dies, also while there is no daemon.
 //! 2. Elsewhere it is a child of the daemon in a session and, where there is a place for it, a cgroup of its own.
 //!
+//! A daemon that has left its container ([`on_host`]) starts neither in it: a child gets the node's namespaces, and a cgroup
+//! that the kubelet does not kill.
+//!
 //! In both cases the lock in the pod's run directory says that the pod has its supervisor, not who started it.
 
 use std::ffi::{OsStr, OsString};
@@ -17,6 +20,7 @@ use std::process::{Command, Output};
 use tracing::debug;
 
 use crate::manifest::pod::PodUid;
+use crate::node::on_host;
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{Role, Start};
 
@@ -60,14 +64,29 @@ impl Launcher {
             return self.launch_unit(uid, manifest).map(|()| Launched::Unit);
         }
         let cgroup = cgroup::of_supervisor(uid);
-        let cgroup =
-            cgroup.inspect_err(|error| debug!("the supervisor of pod {uid} has no cgroup of its own: {error}"));
+        let namespaces = match (&cgroup, on_host::has_left_container()) {
+            (Ok(_), true) => {
+                on_host::namespaces_of_node().map_err(|error| format!("cannot leave the container: {error}"))?
+            }
+            (Err(error), true) => {
+                return Err(format!(
+                    "the supervisor would end with the container, which has no cgroup that it could leave for: {error}"
+                ));
+            }
+            (Ok(_), false) => Vec::new(),
+            (Err(error), false) => {
+                debug!("the supervisor of pod {uid} has no cgroup of its own: {error}");
+                Vec::new()
+            }
+        };
         let words = [OsStr::new("podfs")].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
         let words: Vec<OsString> = words.collect();
         let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
         let start = |input: OwnedFd| {
             let cgroup = cgroup.as_ref().ok().map(AsFd::as_fd);
-            Start { program: &self.program, arguments: &arguments, input, cgroup, role: Role::Supervisor }.spawn()
+            let namespaces = &namespaces;
+            Start { program: &self.program, arguments: &arguments, input, cgroup, namespaces, role: Role::Supervisor }
+                .spawn()
         };
         let started = File::open("/dev/null").map(OwnedFd::from).and_then(start);
         started.map(Launched::Child).map_err(|error| format!("cannot start {}: {error}", self.program.display()))

@@ -33,6 +33,8 @@ use crate::supervisor::status::store::VERSION;
 
 /// What a program says to the one that it becomes.
 pub(in crate::supervisor) const LEGACY: &str = "PODFS_UPGRADE";
+/// Beside the directory of a podfs that a container has installed, the link to the directory of the last one.
+pub(crate) const CURRENT: &str = "current";
 
 impl Supervisor {
     /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
@@ -165,7 +167,8 @@ pub(in crate::supervisor) unsafe fn inherited(number: RawFd) -> io::Result<Owned
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Where the program that runs here was started from, whatever is there now.
+/// Where the program that runs here was started from, whatever is there now; or where a container has installed podfs on the node
+/// since then.
 ///
 /// # Errors
 /// When there is nothing that could be started.
@@ -174,6 +177,8 @@ pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, String> {
     let path = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
+    let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join("podfs"));
+    let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
     if path.is_file() { Ok(path) } else { Err(format!("there is no podfs at {} any more", path.display())) }
 }
 
@@ -209,7 +214,7 @@ fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) ->
 
 /// The arguments of this process, but for a descriptor that it has written to and closed, and for a file of settings, which
 /// are in the environment by now: a pod keeps those it was started with.
-fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();
     let mut all = all.skip(1);

@@ -16,7 +16,8 @@
 //! Without such a cgroup everything works, and the server shares that of podfs.
 //!
 //! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the daemon where
-//! there is a place for it: those who kill all of the daemon's cgroup do not kill the volumes.
+//! there is a place for it: those who kill all of the daemon's cgroup do not kill the volumes. Where the kubelet kills the daemon's,
+//! it is outside of those that the kubelet kills.
 
 use std::fs::{self, File};
 use std::io;
@@ -133,12 +134,27 @@ pub(crate) fn remove_named_of_supervisor(uid: &PodUid) {
 }
 
 fn path_of_supervisor(uid: &PodUid) -> io::Result<PathBuf> {
+    let name = format!("{OF_SUPERVISOR}{}", uid.as_str());
+    if let Some(parent) = outside_of_kubelet()? {
+        return Ok(parent.join(name));
+    }
     let own = own()?;
     let is_outermost = visible(&own_path()?)?.is_none_or(|(top, path)| path == top);
     // In the cgroup of a unit that systemd has delegated, that of the unit is podfs' to divide and the one above is not.
     let is_unit = own.extension().is_some_and(|kind| kind == "service" || kind == "scope");
     let parent = own.parent().filter(|_| !is_outermost && !is_unit).unwrap_or(&own);
-    Ok(parent.join(format!("{OF_SUPERVISOR}{}", uid.as_str())))
+    Ok(parent.join(name))
+}
+
+/// Of a process in a cgroup that the kubelet kills, the cgroup above that.
+fn outside_of_kubelet() -> io::Result<Option<PathBuf>> {
+    let own = own_path()?;
+    let Some((top, _)) = visible(&own)? else { return Ok(None) };
+    let mut parts = own.strip_prefix("/").unwrap_or(&own).iter();
+    let is_kubelets = |part: &std::ffi::OsStr| part.to_str().is_some_and(belongs_to_kubelet);
+    let above: PathBuf = parts.by_ref().take_while(|part| !is_kubelets(part)).collect();
+    let is_killed = own.iter().any(is_kubelets);
+    Ok(is_killed.then(|| top.join(above)))
 }
 
 /// Where the supervisor of this pod has a cgroup that a daemon made for it: that of this process, or the one above the cgroup of

@@ -75,7 +75,14 @@ impl Process {
             [name, "server", &pod_name, &uid, "--profile", profile.name(), "--log-format", audience.log_format()];
         let words: Vec<_> = words.into_iter().chain(started_by).map(OsStr::new).collect();
         let cgroup = cgroup.map(Cgroup::directory);
-        let start = Start { program: &path, arguments: &words, input: theirs.into(), cgroup, role: Role::Server };
+        let start = Start {
+            program: &path,
+            arguments: &words,
+            input: theirs.into(),
+            cgroup,
+            namespaces: &[],
+            role: Role::Server,
+        };
         let mut process = Self::with_pid(start.spawn()?)?;
         oom::protect_server(process.pid());
         process.control = Some(ours.try_clone()?);

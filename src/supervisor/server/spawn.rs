@@ -23,9 +23,19 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// container has taken over could read them.
 const VARIABLES: [&str; 4] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM"];
 
-/// What a supervisor does not get of the environment: what a service manager says to the process that starts it.
-const OF_PARENT: [&str; 7] =
-    ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
+/// What a supervisor does not get of the environment: what a service manager, or the first process of a
+/// container, says to the process that starts it.
+const OF_PARENT: [&str; 9] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "MAINPID",
+    "PODFS_LEFT_CONTAINER",
+    "PODFS_SERVICE_ACCOUNT",
+];
 
 /// What is started.
 pub(crate) struct Start<'a> {
@@ -37,6 +47,8 @@ pub(crate) struct Start<'a> {
     pub(crate) input: OwnedFd,
     /// The directory of its cgroup. A process outside does its work as well, where this cannot be had.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
+    /// The namespaces that it enters, if it leaves those of this process.
+    pub(crate) namespaces: &'a [OwnedFd],
     /// What it is.
     pub(crate) role: Role,
 }
@@ -71,7 +83,10 @@ impl Start<'_> {
         // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.
         let pid = unsafe {
             match fork_into(self.cgroup)? {
-                0 => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd(), self.role),
+                0 => match enter(self.namespaces) {
+                    true => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd(), self.role),
+                    false => fail(tell.as_raw_fd()),
+                },
                 pid => pid,
             }
         };
@@ -122,6 +137,28 @@ unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>) -> io::Result<libc::pid_t> {
     }
 }
 
+/// Moves the calling process to these namespaces.
+///
+/// # Safety
+/// To be called in a child that has its memory for itself.
+unsafe fn enter(namespaces: &[OwnedFd]) -> bool {
+    // SAFETY: the call takes numbers. Zero stands for each kind.
+    namespaces.iter().all(|namespace| unsafe { libc::setns(namespace.as_raw_fd(), 0) } == 0)
+}
+
+/// Ends the child, and tells why.
+///
+/// # Safety
+/// To be called in a child that has its memory for itself.
+unsafe fn fail(tell: RawFd) -> ! {
+    // SAFETY: these calls take numbers, and memory that outlives them.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(tell, (&raw const errno).cast(), size_of_val(&errno));
+        libc::_exit(127)
+    }
+}
+
 /// The life of the child. What fails is written to `tell`, which the program closes.
 ///
 /// # Safety
@@ -151,8 +188,6 @@ unsafe fn become_program(
             libc::signal(libc::SIGHUP, told_to_end);
             libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
         }
-        let errno = *libc::__errno_location();
-        libc::write(tell, (&raw const errno).cast(), size_of_val(&errno));
-        libc::_exit(127)
+        fail(tell)
     }
 }

@@ -1,0 +1,161 @@
+//! The copies of podfs on the node, from which daemon and supervisors run.
+//!
+//! Each copy is a directory `VERSION-DIGEST` with `podfs` and `podfs-fuse`, which never changes: it is made beside its place and
+//! renamed. The link `current` leads to the last one that was installed; `podfs upgrade` takes it. A copy is removed when no process
+//! runs a program of it. A supervisor and its server never end at one moment but with the pod, so a copy stays while a pod has it.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use podfs_fuse::program;
+use ring::digest::{Context, SHA256};
+
+use crate::supervisor::run::upgrade::CURRENT;
+use crate::supervisor::server::program::ServerProgram;
+
+/// The name of a copy that is not whole begins with this; the process id that makes it follows.
+const NEW: &str = ".new-";
+/// So many bytes of the digest tell builds of one version apart.
+const DIGEST: usize = 6;
+
+/// The programs of this podfs.
+pub(super) struct Programs {
+    podfs: File,
+    server: File,
+    name: String,
+}
+
+impl Programs {
+    /// Those that this process runs and would start.
+    ///
+    /// # Errors
+    /// When they cannot be found or read.
+    pub(super) fn own() -> io::Result<Programs> {
+        let server = ServerProgram::find().map_err(io::Error::other)?;
+        let (mut podfs, mut server) = (File::open("/proc/self/exe")?, File::open(server.executable())?);
+        let digest = digest([&mut podfs, &mut server])?;
+        Ok(Programs { podfs, server, name: format!("{}-{digest}", program::version()) })
+    }
+
+    /// Copies them into the directory, unless they are there. Gives the path of podfs.
+    ///
+    /// # Errors
+    /// When the directory cannot be written to.
+    pub(super) fn install(&self, directory: &Path) -> io::Result<PathBuf> {
+        DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+        let place = directory.join(&self.name);
+        if !place.is_dir() {
+            let new = directory.join(format!("{NEW}{}", std::process::id()));
+            let made = self.copy(&new).and_then(|()| fs::rename(&new, &place));
+            if let Err(error) = made {
+                let _ = fs::remove_dir_all(&new);
+                // Another container has just installed the same.
+                if !place.is_dir() {
+                    return Err(error);
+                }
+            }
+        }
+        let link = directory.join(format!("{NEW}{}-link", std::process::id()));
+        let _ = fs::remove_file(&link);
+        symlink(&self.name, &link)?;
+        fs::rename(&link, directory.join(CURRENT))?;
+        Ok(place.join("podfs"))
+    }
+
+    fn copy(&self, place: &Path) -> io::Result<()> {
+        let _left = fs::remove_dir_all(place);
+        DirBuilder::new().mode(0o755).create(place)?;
+        for (program, name) in [(&self.podfs, "podfs"), (&self.server, program::NAME)] {
+            let mut program = program.try_clone()?;
+            program.seek(SeekFrom::Start(0))?;
+            let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o700).open(place.join(name))?;
+            io::copy(&mut program, &mut copy)?;
+            copy.set_permissions(Permissions::from_mode(0o755))?;
+            copy.sync_all()?;
+        }
+        File::open(place)?.sync_all()
+    }
+}
+
+fn digest(files: [&mut File; 2]) -> io::Result<String> {
+    let mut context = Context::new(&SHA256);
+    let mut buffer = vec![0; 1 << 16];
+    for file in files {
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                length => context.update(&buffer[..length]),
+            }
+        }
+    }
+    Ok(context.finish().as_ref().iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Removes the copies that no process runs, but for that of `podfs`. Gives them.
+///
+/// # Errors
+/// When the directory or the processes cannot be read.
+pub(super) fn remove_unused(directory: &Path, podfs: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut removed = Vec::new();
+    // Listed before the processes: what is installed meanwhile is not seen here.
+    let entries: Vec<_> = fs::read_dir(directory)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let running = running()?;
+    for path in entries {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_used = match name.strip_prefix(NEW) {
+            Some(pid) => Path::new("/proc").join(pid.split('-').next().unwrap_or_default()).exists(),
+            None => podfs.starts_with(&path) || running.iter().any(|program| program.starts_with(&path)),
+        };
+        if is_used || name == CURRENT {
+            continue;
+        }
+        let gone = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match gone {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => removed.push(path),
+        }
+    }
+    Ok(removed)
+}
+
+/// The programs of all processes, as paths of the node.
+fn running() -> io::Result<BTreeSet<PathBuf>> {
+    let processes = fs::read_dir("/proc")?.filter_map(Result::ok);
+    Ok(processes.filter_map(|process| fs::read_link(process.path().join("exe")).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_is_whole_is_made_once_and_goes_when_no_process_runs_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = directory.path();
+        let program = |name: &str| File::open(name).expect("a program");
+        let mut programs =
+            Programs { podfs: program("/bin/sleep"), server: program("/bin/true"), name: "1-a".to_owned() };
+        let first = programs.install(at).expect("installed");
+        assert_eq!(first, at.join("1-a/podfs"));
+        assert_eq!(fs::read(&first).expect("a copy"), fs::read("/bin/sleep").expect("a program"));
+        assert_eq!(fs::metadata(at.join("1-a/podfs-fuse")).expect("a copy").permissions().mode() & 0o7777, 0o755);
+        let mut user = Command::new(&first).arg("60").stdin(Stdio::null()).spawn().expect("it runs");
+        programs.name = "2-b".to_owned();
+        let second = programs.install(at).expect("installed");
+        assert_eq!(fs::read_link(at.join(CURRENT)).expect("a link"), Path::new("2-b"));
+        // Left by a container that was killed while it copied; no process has this number.
+        fs::create_dir(at.join(".new-999999999")).expect("a directory");
+        let removed = remove_unused(at, &second).expect("looked");
+        assert_eq!(removed, [at.join(".new-999999999")], "a process runs the other one");
+        user.kill().expect("killed");
+        user.wait().expect("it ends");
+        assert_eq!(remove_unused(at, &second).expect("looked"), [at.join("1-a")]);
+        assert_eq!(programs.install(at).expect("it is there"), second);
+        assert_eq!(fs::read_dir(at).expect("a directory").count(), 2, "the copy and the link");
+    }
+}
