@@ -12,9 +12,11 @@
 //! | [`units`] | tests of the units |
 //! | [`life`] | tests of a package's life |
 //! | [`agent`] | tests of the example of an agent of single pods |
+//! | [`daemonset`] | the image, and the container of the DaemonSet
 //! | [`node`] | tests of `podfs node` as a unit, and of the example of an agent that uses it |
 
 mod agent;
+mod daemonset;
 mod life;
 mod load;
 mod machine;

@@ -1,58 +1,228 @@
-//! The manifests of packaging/kubernetes: each is a typed object of the API, and the CSIDriver fits the driver.
+//! The manifests of packaging/kubernetes and the chart packaging/helm/podfs: each object is one that the API takes, the chart gives
+//! the plain manifests with its default values, and the CSIDriver fits the driver.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::api::storage::v1::CSIDriver;
-use podfs::manifest::{Document, parse_documents};
+use serde_json::{Value, json};
 
-use crate::common::packages::top;
+use crate::common::packages::{told_by, top};
 
-/// All documents, with the files that they stand in.
-fn documents() -> Vec<Document> {
-    let entries = fs::read_dir(top().join("packaging/kubernetes")).expect("manifests");
-    let files = entries.map(|entry| entry.expect("an entry").path());
-    files.flat_map(|file| parse_documents(&file, &fs::read(&file).expect("a file")).expect("YAML")).collect()
+/// The plain manifests.
+fn plain() -> Vec<Value> {
+    yaml(&fs::read_to_string(top().join("packaging/kubernetes/podfs.yaml")).expect("manifests"))
+}
+
+/// A document as the API has it; unknown fields are refused.
+#[track_caller]
+fn typed<T: serde::de::DeserializeOwned + serde::Serialize>(value: &Value) -> T {
+    let typed: T = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value}"));
+    let known = serde_json::to_value(&typed).expect("JSON");
+    let unknown = unknown(value, &known, "");
+    assert!(unknown.is_empty(), "the API does not know {unknown:?}");
+    typed
+}
+
+/// The fields of a value that are not in what the API made of it.
+fn unknown(value: &Value, known: &Value, at: &str) -> Vec<String> {
+    match (value, known) {
+        (Value::Object(fields), Value::Object(known)) => fields
+            .iter()
+            .flat_map(|(field, value)| {
+                unknown(value, known.get(field).unwrap_or(&Value::Null), &format!("{at}.{field}"))
+            })
+            .collect(),
+        (Value::Array(values), Value::Array(known)) => {
+            values.iter().zip(known).flat_map(|(value, known)| unknown(value, known, &format!("{at}[]"))).collect()
+        }
+        (Value::Object(_) | Value::Array(_), _) => vec![at.to_owned()],
+        (value, Value::Null) if !value.is_null() => vec![at.to_owned()],
+        _ => Vec::new(),
+    }
 }
 
 #[test]
 fn each_manifest_is_a_valid_object_and_bindings_name_what_is_there() {
-    let mut roles = BTreeSet::new();
-    let mut accounts = BTreeSet::new();
-    let mut bindings = Vec::new();
-    for document in documents() {
-        match document.kind.as_str() {
-            "CSIDriver" => drop(document.into_typed::<CSIDriver>().expect("typed")),
-            "Namespace" => drop(document.into_typed::<Namespace>().expect("typed")),
-            "ServiceAccount" => {
-                accounts.extend(document.into_typed::<ServiceAccount>().expect("typed").metadata.name);
-            }
+    check(&plain());
+}
+
+/// Checks objects of a deployment.
+#[track_caller]
+fn check(objects: &[Value]) {
+    let (mut roles, mut accounts) = (BTreeSet::new(), BTreeSet::new());
+    let (mut bindings, mut pods) = (Vec::new(), Vec::new());
+    for object in objects {
+        match object["kind"].as_str().expect("a kind") {
+            "CSIDriver" => drop(typed::<CSIDriver>(object)),
+            "Namespace" => drop(typed::<Namespace>(object)),
+            "ServiceAccount" => accounts.extend(typed::<ServiceAccount>(object).metadata.name),
             "ClusterRole" => {
-                let role: ClusterRole = document.into_typed().expect("typed");
+                let role: ClusterRole = typed(object);
                 let verbs = role.rules.iter().flatten().flat_map(|rule| &rule.verbs);
                 assert!(verbs.into_iter().all(|verb| verb == "list" || verb == "watch"), "podfs only reads");
                 roles.extend(role.metadata.name);
             }
-            "ClusterRoleBinding" => bindings.push(document.into_typed::<ClusterRoleBinding>().expect("typed")),
+            "ClusterRoleBinding" => {
+                let ClusterRoleBinding { role_ref, subjects, .. } = typed(object);
+                assert!(!role_ref.name.contains("secrets"), "no Secret of the cluster: {role_ref:?}");
+                bindings.push((role_ref, subjects));
+            }
+            "RoleBinding" => {
+                let RoleBinding { role_ref, subjects, .. } = typed(object);
+                roles.extend(role_ref.name.starts_with("system:openshift:").then(|| role_ref.name.clone()));
+                bindings.push((role_ref, subjects));
+            }
+            "DaemonSet" => pods.push(typed::<DaemonSet>(object)),
             other => panic!("a {other} has no check here"),
         }
     }
-    for ClusterRoleBinding { role_ref, subjects, .. } in bindings {
-        assert!(roles.contains(&role_ref.name) && !role_ref.name.contains("secrets"), "{role_ref:?}");
+    for (role_ref, subjects) in bindings {
+        assert!(roles.contains(&role_ref.name), "{role_ref:?}");
         assert!(subjects.iter().flatten().all(|subject| accounts.contains(&subject.name)), "{subjects:?}");
     }
+    let [DaemonSet { spec: set, .. }] = &pods[..] else { panic!("there is one DaemonSet") };
+    let labels = set.template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref());
+    assert_eq!(set.selector.match_labels.as_ref(), labels);
+    let pod = set.template.spec.as_ref().expect("a pod");
+    assert!(pod.service_account_name.as_ref().is_some_and(|account| accounts.contains(account)));
+    let mounted = pod.containers.iter().flat_map(|container| container.volume_mounts.iter().flatten());
+    let volumes: BTreeSet<&String> = pod.volumes.iter().flatten().map(|volume| &volume.name).collect();
+    assert_eq!(mounted.map(|mount| &mount.name).collect::<BTreeSet<_>>(), volumes);
 }
 
 #[test]
 fn the_csi_driver_object_asks_the_kubelet_for_what_podfs_needs() {
-    let drivers = documents().into_iter().filter(|document| document.kind == "CSIDriver");
-    let drivers: Vec<CSIDriver> = drivers.map(|document| document.into_typed().expect("typed")).collect();
+    let drivers = plain().into_iter().filter(|object| object["kind"] == "CSIDriver");
+    let drivers: Vec<CSIDriver> = drivers.map(|object| typed(&object)).collect();
     let [CSIDriver { metadata, spec }] = &drivers[..] else { panic!("there is one: {drivers:?}") };
     assert_eq!(metadata.name.as_deref(), Some(podfs::node::csi::DRIVER));
     let label = metadata.labels.iter().flatten().find(|(key, _)| key.starts_with("security.openshift.io/"));
     assert_eq!(label.map(|(_, value)| value.as_str()), Some("restricted"));
     assert_eq!((spec.pod_info_on_mount, spec.attach_required), (Some(true), Some(false)));
     assert_eq!((spec.requires_republish, spec.fs_group_policy.as_deref()), (Some(true), Some("None")));
+}
+
+#[test]
+fn the_chart_gives_the_plain_manifests_with_its_default_values() {
+    let mut rendered = rendered(&json!({}));
+    let mut plain = plain();
+    plain.retain(|object| object["kind"] != "Namespace");
+    let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+    rendered.sort_by_key(name);
+    plain.sort_by_key(name);
+    assert_eq!(rendered, plain);
+}
+
+#[test]
+fn each_value_of_the_chart_arrives_in_valid_objects() {
+    let image = json!({"image": {"repository": "registry.example/podfs", "tag": "1"}});
+    let values = [
+        (image, "\"image\":\"registry.example/podfs:1\""),
+        (json!({"kubeletRoot": "/data/kubelet"}), "\"--csi=/data/kubelet/plugins/podfs.io/csi.sock\""),
+        (json!({"programs": "/opt/podfs"}), "\"--on-host=/opt/podfs\""),
+        (json!({"allow": ["/srv", "nfs.example"]}), "\"--csi-allow=/srv,nfs.example\""),
+        (json!({"nri": {"enabled": true}}), "\"--nri"),
+        (json!({"metrics": {"enabled": false}}), "\"--log-format=json\"]"),
+        (json!({"csiDriver": {"tokensInSecrets": true}}), "\"serviceAccountTokenInSecrets\":true"),
+        (json!({"openshift": {"enabled": true}}), "system:openshift:scc:privileged"),
+        (json!({"extraArgs": ["--sub-path=live"]}), "\"--sub-path=live\""),
+        (json!({"imagePullSecrets": [{"name": "pull"}]}), "\"imagePullSecrets\":[{\"name\":\"pull\"}]"),
+        (json!({"nodeSelector": {"a": "b"}}), "\"nodeSelector\":{\"a\":\"b\"}"),
+        (json!({"podAnnotations": {"a": "b"}}), "\"annotations\":{\"a\":\"b\"}"),
+        (json!({"log": "debug"}), "\"--log=debug\""),
+    ];
+    for (values, expected) in values {
+        assert_eq!(schema_says(&values), "", "{values}");
+        let rendered = rendered(&values);
+        check(&rendered);
+        assert!(Value::from(rendered).to_string().contains(expected), "{values}: {expected}");
+    }
+}
+
+#[test]
+fn the_schema_of_the_values_refuses_mistakes() {
+    assert_eq!(schema_says(&json!({})), "", "the defaults are valid");
+    for mistake in [
+        json!({"kubeletroot": "/x"}),
+        json!({"kubeletRoot": "var/lib/kubelet"}),
+        json!({"metrics": {"port": "9753"}}),
+        json!({"logFormat": "xml"}),
+        json!({"allow": "/srv"}),
+        json!({"image": {"tag": "a b", "repository": "podfs"}}),
+        json!({"nri": {"on": true}}),
+    ] {
+        assert_ne!(schema_says(&mistake), "", "{mistake}");
+    }
+}
+
+/// The chart's values, with these in the place of some.
+fn values(other: &Value) -> Value {
+    let mut values = yaml(&fs::read_to_string(chart("values.yaml")).expect("values")).remove(0);
+    for (key, other) in other.as_object().expect("values") {
+        match (&mut values[key], other) {
+            (Value::Object(known), Value::Object(new)) => known.extend(new.clone()),
+            (known, new) => *known = new.clone(),
+        }
+    }
+    values
+}
+
+/// What the chart gives with these values. `helm` is not in Debian; tests/peers/helm.go says what it stands for.
+fn rendered(other: &Value) -> Vec<Value> {
+    static RENDERER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let (source, program) =
+            (top().join("tests/peers/helm.go"), Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm-templates"));
+        let mut go = Command::new("go");
+        go.args(["build", "-o"]).arg(&program).arg(source).env("GO111MODULE", "off");
+        told_by(go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")));
+        program
+    });
+    let about = yaml(&fs::read_to_string(chart("Chart.yaml")).expect("the chart")).remove(0);
+    let data = json!({
+        "Values": values(other),
+        "Release": {"Name": "podfs", "Namespace": "podfs"},
+        "Chart": {"Name": about["name"], "Version": about["version"], "AppVersion": about["appVersion"]},
+    });
+    let templates = fs::read_dir(chart("templates")).expect("templates").map(|entry| entry.expect("an entry").path());
+    let templates = templates.filter(|path| path.extension().is_some_and(|kind| kind == "yaml"));
+    let mut renderer = Command::new(&*RENDERER);
+    renderer.args(templates).stdin(Stdio::piped()).stdout(Stdio::piped());
+    yaml(&told_with(&mut renderer, &data))
+}
+
+/// What a program prints that has to succeed, with this on its standard input.
+#[track_caller]
+fn told_with(command: &mut Command, input: &Value) -> String {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    child.stdin.take().expect("a pipe").write_all(input.to_string().as_bytes()).expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{command:?} fails");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What the schema has against values; nothing if they are valid. By Debian's python3-jsonschema.
+fn schema_says(other: &Value) -> String {
+    const CHECK: &str = "import json, sys, jsonschema\n\
+        schema = json.load(open(sys.argv[1]))\n\
+        jsonschema.Draft7Validator.check_schema(schema)\n\
+        print(*(error.message for error in jsonschema.Draft7Validator(schema).iter_errors(json.load(sys.stdin))), sep='\\n', end='')";
+    told_with(Command::new("python3").args(["-c", CHECK]).arg(chart("values.schema.json")), &values(other))
+}
+
+fn chart(name: &str) -> PathBuf {
+    top().join("packaging/helm/podfs").join(name)
+}
+
+/// The objects of a YAML text.
+fn yaml(text: &str) -> Vec<Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
+    documents.into_iter().filter(|document| !document.is_null()).collect()
 }

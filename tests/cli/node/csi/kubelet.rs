@@ -1,59 +1,32 @@
-//! A kubelet as the CSI driver sees it: it dials the registration socket, and publishes, republishes and unpublishes volumes of
-//! pods whose directories it makes and removes. It stands for the kubelet's plugin manager and its csi volume plugin, with the
-//! calls that real ones were seen to make (one call at a time for a volume, `NodeGetCapabilities` before each publish). It does
-//! not show what a kubelet does with the answers: its own back-off, its checkpoints, and containers.
+//! A node with a kubelet that publishes volumes, and `podfs node --csi` on it.
 
-use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
 use std::process::Command;
 
-use hyper_util::rt::TokioIo;
-use podfs::csi::registration::registration_client::RegistrationClient;
-use podfs::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus};
-use podfs::csi::v1::identity_client::IdentityClient;
-use podfs::csi::v1::node_client::NodeClient;
-use podfs::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
-use podfs::csi::v1::*;
-use tokio::net::UnixStream;
-use tokio::runtime::Runtime;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
-use tower::service_fn;
-
+use crate::common::kubelet::KubeletCalls;
+pub use crate::common::kubelet::{Volume, capability, context};
 use crate::common::node::Node;
 use crate::common::{Running, eventually};
 
 /// A node with a kubelet.
 pub struct Kubelet {
     pub node: Node,
-    runtime: Runtime,
+    calls: KubeletCalls,
 }
 
-/// A volume of a pod that the kubelet has.
-#[derive(Clone)]
-pub struct Volume {
-    pub id: String,
-    pub target: PathBuf,
-    pub request: NodePublishVolumeRequest,
+impl Deref for Kubelet {
+    type Target = KubeletCalls;
+
+    fn deref(&self) -> &KubeletCalls {
+        &self.calls
+    }
 }
 
 impl Kubelet {
     pub fn new() -> Kubelet {
         let node = Node::new();
-        for directory in ["kubelet/pods", "kubelet/plugins_registry"] {
-            fs::create_dir_all(node.fixture.path(directory)).expect("a directory");
-        }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Kubelet { node, runtime }
-    }
-
-    pub fn root(&self) -> PathBuf {
-        self.node.fixture.path("kubelet")
-    }
-
-    pub fn socket(&self) -> PathBuf {
-        self.node.fixture.path("kubelet/plugins/podfs.io/csi.sock")
+        let root = node.fixture.path("kubelet");
+        Kubelet { node, calls: KubeletCalls::new(&root, &root) }
     }
 
     /// `podfs node --csi` for this kubelet.
@@ -67,62 +40,6 @@ impl Kubelet {
         self.node.start_command(self.command())
     }
 
-    /// Dials the registration socket as a kubelet does, without an authority of its own: the encoded path becomes it.
-    pub fn register(&self, name: &str) -> Result<PluginInfo, Status> {
-        let path = self.root().join("plugins_registry").join(name);
-        let encoded = path.to_str().expect("text").replace('/', "%2F");
-        let endpoint =
-            Endpoint::from_shared(format!("http://{encoded}")).map_err(|error| Status::internal(error.to_string()))?;
-        self.runtime.block_on(async {
-            let mut client = RegistrationClient::new(channel(endpoint, &path));
-            let info = client.get_info(InfoRequest {}).await?.into_inner();
-            let taken = RegistrationStatus { plugin_registered: true, error: String::new() };
-            client.notify_registration_status(taken).await?;
-            Ok(info)
-        })
-    }
-
-    /// Has a client call the driver.
-    pub fn call<T>(&self, call: impl AsyncFnOnce(NodeClient<Channel>) -> Result<T, Status>) -> Result<T, Status> {
-        self.runtime.block_on(async { call(NodeClient::new(channel(local(), &self.socket()))).await })
-    }
-
-    pub fn identity<T>(
-        &self,
-        call: impl AsyncFnOnce(IdentityClient<Channel>) -> Result<T, Status>,
-    ) -> Result<T, Status> {
-        self.runtime.block_on(async { call(IdentityClient::new(channel(local(), &self.socket()))).await })
-    }
-
-    /// A volume of a pod, with the directory that the kubelet makes for it.
-    pub fn volume(&self, pod: &str, name: &str, attributes: &[(&str, &str)]) -> Volume {
-        let uid = format!("uid-{pod}");
-        let parent = self.root().join(format!("pods/{uid}/volumes/kubernetes.io~csi/{name}"));
-        fs::create_dir_all(&parent).expect("a directory");
-        let id = format!("csi-{pod}-{name}");
-        let target = parent.join("mount");
-        let request = NodePublishVolumeRequest {
-            volume_id: id.clone(),
-            target_path: target.to_str().expect("text").to_owned(),
-            volume_capability: Some(capability("")),
-            readonly: true,
-            volume_context: context(pod, &uid, attributes),
-            ..NodePublishVolumeRequest::default()
-        };
-        Volume { id, target, request }
-    }
-
-    pub fn publish(&self, volume: &Volume) -> Result<(), Status> {
-        self.publish_request(volume.request.clone())
-    }
-
-    pub fn publish_request(&self, request: NodePublishVolumeRequest) -> Result<(), Status> {
-        self.call(async |mut node| {
-            node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await?;
-            node.node_publish_volume(request).await.map(drop)
-        })
-    }
-
     /// Publishes what has to succeed.
     #[track_caller]
     pub fn published(&self, volume: &Volume) {
@@ -131,67 +48,10 @@ impl Kubelet {
         }
     }
 
-    pub fn unpublish(&self, volume: &Volume) -> Result<(), Status> {
-        let target_path = volume.target.to_str().expect("text").to_owned();
-        let request = NodeUnpublishVolumeRequest { volume_id: volume.id.clone(), target_path };
-        self.call(async |mut node| node.node_unpublish_volume(request).await.map(drop))
-    }
-
-    /// Ends a pod: unpublishes its volumes, and removes its directory, which has to be empty.
+    /// Ends a pod; podfs leaves nothing of it.
     #[track_caller]
     pub fn end_pod(&self, pod: &str, volumes: &[Volume]) {
-        for volume in volumes {
-            self.unpublish(volume).expect("unpublished");
-            assert!(!volume.target.exists(), "the driver removes the target");
-        }
-        let directory = self.root().join(format!("pods/uid-{pod}"));
-        for volume in volumes {
-            fs::remove_dir(volume.target.parent().expect("a parent")).expect("it is empty");
-        }
-        fs::remove_dir_all(directory).expect("removed");
+        self.calls.end_pod(pod, volumes);
         eventually("nothing of the pod is left", || self.node.is_clean(&format!("uid-{pod}")));
     }
-
-    pub fn stats(&self, id: &str, path: &Path) -> Result<NodeGetVolumeStatsResponse, Status> {
-        let volume_path = path.to_str().expect("text").to_owned();
-        let request = NodeGetVolumeStatsRequest { volume_id: id.to_owned(), volume_path, ..Default::default() };
-        self.call(async |mut node| {
-            node.node_get_volume_stats(Request::new(request)).await.map(|stats| stats.into_inner())
-        })
-    }
-}
-
-/// As a kubelet calls a driver.
-fn local() -> Endpoint {
-    Endpoint::from_static("http://localhost")
-}
-
-fn channel(endpoint: Endpoint, socket: &Path) -> Channel {
-    let socket = socket.to_owned();
-    endpoint.connect_with_connector_lazy(service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    }))
-}
-
-/// What a kubelet asks of an inline volume.
-pub fn capability(group: &str) -> VolumeCapability {
-    let mount = MountVolume { volume_mount_group: group.to_owned(), ..MountVolume::default() };
-    VolumeCapability {
-        access_type: Some(AccessType::Mount(mount)),
-        access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
-    }
-}
-
-/// The context of an inline volume, with what a kubelet adds.
-pub fn context(pod: &str, uid: &str, attributes: &[(&str, &str)]) -> HashMap<String, String> {
-    let of_kubelet = [
-        ("csi.storage.k8s.io/ephemeral", "true"),
-        ("csi.storage.k8s.io/pod.name", pod),
-        ("csi.storage.k8s.io/pod.namespace", "default"),
-        ("csi.storage.k8s.io/pod.uid", uid),
-        ("csi.storage.k8s.io/serviceAccount.name", "default"),
-        ("csi.storage.k8s.io/serviceAccount.tokens", r#"{"":{"token":"t0ken-of-the-pod"}}"#),
-    ];
-    of_kubelet.iter().chain(attributes).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }

@@ -1,0 +1,185 @@
+//! The container of the DaemonSet, as a container runtime starts it on a node: from the image that `packaging/image/build` makes,
+//! with what the manifest says of namespaces, mounts, arguments and environment. runc is real; this module stands for the kubelet
+//! and for containerd, which make runc's configuration. Another source of objects is added to the arguments: the machine has a
+//! network of its own, in which the API server that the container's service account names does not answer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use podfs::manifest::parse_documents;
+use serde_json::{Value, json};
+
+use super::image::Image;
+use crate::common::packages::{told_by, top};
+use crate::installed::machine::{Machine, Said};
+
+const RUNC: &str = "/usr/sbin/runc";
+/// Where a pod has its service account.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// What a privileged container has.
+const CAPABILITIES: [&str; 22] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_IPC_LOCK",
+    "CAP_KILL",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_MKNOD",
+    "CAP_NET_ADMIN",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_PTRACE",
+    "CAP_SYSLOG",
+];
+
+/// A container that runs. It ends with its machine at the latest.
+pub struct DaemonContainer<'a> {
+    machine: &'a Machine,
+    name: String,
+}
+
+/// Gives a machine runc, and the directories of a node with a kubelet.
+pub fn prepare(machine: &Machine) {
+    machine.copy(Path::new(RUNC), RUNC);
+    for library in ["/lib/x86_64-linux-gnu/libseccomp.so.2", "/lib/aarch64-linux-gnu/libseccomp.so.2"] {
+        if Path::new(library).exists() && machine.run(&format!("[ -e {library} ]")).code != Some(0) {
+            machine.copy(Path::new(library), library);
+        }
+    }
+    machine.does("mkdir -p -m 0700 /etc/podfs/manifests && mkdir -p -m 0755 /run/podfs /var/lib/podfs /account");
+    machine.write("/account/token", "the-token-of-podfs");
+    let authority = rcgen::generate_simple_self_signed(["kubernetes".to_owned()]).expect("a certificate");
+    machine.write("/account/ca.crt", authority.cert.pem());
+}
+
+/// The DaemonSet of the manifest.
+fn daemon_set() -> DaemonSet {
+    let path = top().join("packaging/kubernetes/podfs.yaml");
+    let documents = parse_documents(&path, &fs::read(&path).expect("the manifest")).expect("YAML");
+    let found = documents.into_iter().find(|document| document.kind == "DaemonSet").expect("there is one");
+    found.into_typed().expect("typed")
+}
+
+impl<'a> DaemonContainer<'a> {
+    /// Starts a container of the image, and waits until its readiness probe succeeds.
+    #[track_caller]
+    pub fn start(machine: &'a Machine, name: &str, image: &Image) -> DaemonContainer<'a> {
+        let bundle = format!("/images/{name}");
+        machine.does(&format!("mkdir -p {bundle}/rootfs"));
+        unpack(image, &machine.path(&format!("{bundle}/rootfs")));
+        let above = machine.does("sed -n 's,^0::,,p' /proc/1/cgroup").replace("/init.scope", "/");
+        let cgroup = format!("{}/kubepods/burstable/pod-podfs/{name}", above.trim_end_matches('/'));
+        machine.write(&format!("{bundle}/config.json"), config(image, &cgroup).to_string());
+        machine.does(&format!(
+            "runc run --detach --bundle {bundle} {name} >{bundle}/log 2>&1 || {{ cat {bundle}/log; exit 1; }}"
+        ));
+        let container = DaemonContainer { machine, name: name.to_owned() };
+        crate::common::eventually("the daemon is ready", || {
+            let probe = container.exec("podfs node state --run-dir=/run/podfs");
+            assert!(container.is_running(), "the container has ended: {}", container.log());
+            probe.code == Some(0)
+        });
+        container
+    }
+
+    /// What a command says in the container, as `kubectl exec` runs it.
+    pub fn exec(&self, command: &str) -> Said {
+        self.machine.run(&format!("runc exec {} {command}", self.name))
+    }
+
+    fn is_running(&self) -> bool {
+        self.machine.run(&format!("runc state {} | grep -q '\"status\": \"running\"'", self.name)).code == Some(0)
+    }
+
+    pub fn log(&self) -> String {
+        self.machine.does(&format!("cat /images/{}/log", self.name))
+    }
+
+    /// Ends it as a runtime does when a pod is deleted: asked first, and then removed with all that is in its cgroup.
+    pub fn delete(self) {
+        self.machine.does(&format!(
+            "runc kill {0} TERM; for i in $(seq 200); do runc state {0} | grep -q stopped && break; sleep 0.02; done; \
+             runc state {0} | grep -q stopped; runc delete {0}",
+            self.name
+        ));
+    }
+
+    /// Kills all that is in its cgroup, and removes it.
+    pub fn kill(self) {
+        self.machine.does(&format!("runc kill --all {0} KILL; runc delete --force {0}", self.name));
+    }
+}
+
+fn unpack(image: &Image, root: &Path) {
+    for layer in image.layers() {
+        let mut unpack = Command::new("tar");
+        unpack.args(["--extract", "--gzip", "--numeric-owner", "--file"]).arg(layer).arg("--directory").arg(root);
+        told_by(&mut unpack);
+    }
+}
+
+/// The configuration of the runtime for the DaemonSet's container.
+fn config(image: &Image, cgroup: &str) -> Value {
+    let pod = daemon_set().spec.template.spec.expect("a pod");
+    let [container] = &pod.containers[..] else { panic!("one container") };
+    assert_eq!(pod.host_pid, Some(true));
+    assert_eq!(container.security_context.as_ref().and_then(|context| context.privileged), Some(true));
+    let words = container.args.iter().flatten().map(|word| word.replace("$(NODE_NAME)", "n1"));
+    let more = ["--manifests=/etc/podfs/manifests".to_owned()];
+    let args: Vec<String> = image.entry_point().into_iter().chain(words).chain(more).collect();
+    let given = ["NODE_NAME=n1", "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443"];
+    let env: Vec<String> = image.environment().into_iter().chain(given.map(str::to_owned)).collect();
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}),
+        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["rw"]}),
+        json!({"destination": ACCOUNT, "type": "bind", "source": "/account", "options": ["rbind", "ro"]}),
+    ];
+    for mount in container.volume_mounts.iter().flatten() {
+        let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name).expect("a volume");
+        let source = volume.host_path.as_ref().expect("a directory of the node");
+        let propagation = match mount.mount_propagation.as_deref() {
+            Some("Bidirectional") => "rshared",
+            Some("HostToContainer") => "rslave",
+            _ => "rprivate",
+        };
+        mounts.push(json!({
+            "destination": mount.mount_path, "type": "bind", "source": source.path, "options": ["rbind", "rw", propagation],
+        }));
+    }
+    let namespaces = ["ipc", "uts", "mount", "network", "cgroup"].map(|kind| json!({"type": kind}));
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": args, "env": env, "cwd": "/",
+            "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES},
+        },
+        "root": {"path": "rootfs"},
+        "mounts": mounts,
+        "linux": {
+            "rootfsPropagation": "rslave",
+            "cgroupsPath": cgroup,
+            "resources": {"devices": [{"allow": true, "access": "rwm"}]},
+            // Not that of process ids: the pod has those of the node.
+            "namespaces": namespaces,
+        },
+    })
+}
+
+/// The directory of an image's layers, once unpacked from its archive.
+pub fn blobs(layout: &Path, digest: &str) -> PathBuf {
+    layout.join("blobs").join(digest.replacen(':', "/", 1))
+}

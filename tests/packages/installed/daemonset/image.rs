@@ -1,0 +1,113 @@
+//! Images as `packaging/image/build` makes them, read as a container runtime reads them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use super::container::blobs;
+use crate::common::packages::{packages, told_by, top};
+use crate::installed::versions::Versions;
+
+/// An image, unpacked to its layout.
+pub struct Image {
+    layout: PathBuf,
+    /// What the script says is the image's digest.
+    pub digest: String,
+}
+
+/// The image of this tree's package, and that of a later one. None where Debian's packages cannot be had.
+pub fn images() -> Option<&'static [Image; 2]> {
+    static IMAGES: LazyLock<Option<[Image; 2]>> = LazyLock::new(|| {
+        debian()?;
+        let versions = Versions::get();
+        Some([Image::build("first", &packages().deb), Image::build("second", &versions.second())])
+    });
+    IMAGES.as_ref()
+}
+
+/// Debian's packages for images, fetched once.
+fn debian() -> Option<PathBuf> {
+    let directory = place("debian");
+    if !directory.exists() {
+        let new = place("debian.new");
+        let _ = fs::remove_dir_all(&new);
+        fs::create_dir_all(&new).expect("a directory");
+        let mut fetch = Command::new("apt-get");
+        fetch.args(["download", "-qq", "-o", "APT::Sandbox::User=root", "libc6", "libgcc-s1"]).current_dir(&new);
+        if !fetch.status().is_ok_and(|status| status.success()) {
+            return None;
+        }
+        fs::rename(new, &directory).expect("renamed");
+    }
+    Some(directory)
+}
+
+fn place(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("image").join(name)
+}
+
+impl Image {
+    pub fn build(name: &str, package: &Path) -> Image {
+        let archive = place(name).with_extension("oci.tar");
+        let mut build = Command::new(top().join("packaging/image/build"));
+        build.arg("--package").arg(package).arg("--output").arg(&archive).arg("--debian").arg(place("debian"));
+        let said = told_by(&mut build);
+        let digest = said.lines().nth(1).expect("its digest").to_owned();
+        let layout = place(name);
+        let _ = fs::remove_dir_all(&layout);
+        fs::create_dir_all(&layout).expect("a directory");
+        told_by(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&layout));
+        fs::remove_file(archive).expect("removed");
+        Image { layout, digest }
+    }
+
+    fn json(&self, path: &Path) -> Value {
+        serde_json::from_slice(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+            .expect("JSON")
+    }
+
+    pub fn index(&self) -> Value {
+        self.json(&self.layout.join("index.json"))
+    }
+
+    pub fn manifest(&self) -> Value {
+        let digest = self.index()["manifests"][0]["digest"].as_str().expect("a digest").to_owned();
+        self.json(&blobs(&self.layout, &digest))
+    }
+
+    pub fn config(&self) -> Value {
+        let digest = self.manifest()["config"]["digest"].as_str().expect("a digest").to_owned();
+        self.json(&blobs(&self.layout, &digest))
+    }
+
+    pub fn layers(&self) -> Vec<PathBuf> {
+        let manifest = self.manifest();
+        let layers = manifest["layers"].as_array().expect("layers").iter();
+        layers.map(|layer| blobs(&self.layout, layer["digest"].as_str().expect("a digest"))).collect()
+    }
+
+    pub fn entry_point(&self) -> Vec<String> {
+        words(&self.config()["config"]["Entrypoint"])
+    }
+
+    pub fn environment(&self) -> Vec<String> {
+        words(&self.config()["config"]["Env"])
+    }
+
+    /// The sizes and digests that index and manifest give of blobs, and what the blobs are.
+    pub fn blobs(&self) -> Vec<(Value, PathBuf)> {
+        let (index, manifest) = (self.index(), self.manifest());
+        let layers = manifest["layers"].as_array().expect("layers").iter();
+        let described = [&index["manifests"][0], &manifest["config"]].into_iter().chain(layers);
+        described
+            .map(|described| (described.clone(), blobs(&self.layout, described["digest"].as_str().expect("a digest"))))
+            .collect()
+    }
+}
+
+fn words(value: &Value) -> Vec<String> {
+    value.as_array().expect("words").iter().map(|word| word.as_str().expect("a word").to_owned()).collect()
+}
