@@ -203,6 +203,11 @@ impl Collection {
         matches!(self.field, Some((NAME, _)))
     }
 
+    /// Whether a watch can replace the list: of one object, and of those of which some are of use before all are known.
+    pub(crate) fn needs_no_list(&self) -> bool {
+        self.is_single() || self.resource.kind == Resource::CLUSTER_TRUST_BUNDLE.kind
+    }
+
     /// Where the one object is.
     pub(crate) fn object(&self, server: &Url) -> Url {
         let name = self.field.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();

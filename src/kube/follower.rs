@@ -16,6 +16,8 @@
 //! 6. A server that forbids the list of a single object is asked for the object itself (`get`). The watch begins before that, so
 //!    no change after the answer is missed. It begins with what there is and not at the object's version, which is too old
 //!    for most servers when the object has not changed for long.
+//! 7. A server that forbids the list of a signer's ClusterTrustBundles tells them in such a watch, too. It does not say when it
+//!    has told them all, so they are all there are as soon as it is quiet. One that comes late is a change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,6 +37,8 @@ const WATCH: std::ops::Range<u64> = 300..600;
 const SLACK: Duration = Duration::from_secs(30);
 /// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to.
 const INITIAL: Duration = Duration::from_secs(3);
+/// How long a server is quiet when it has told what there is, and does not say so.
+const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends what there is.
@@ -52,7 +56,7 @@ pub(crate) struct Follower {
     version: Option<String>,
     /// Whether a 410 has led to the last list, and no watch has gone on since.
     relisted: bool,
-    /// Whether the server has forbidden to list the one object.
+    /// Whether the server has forbidden the list.
     is_list_forbidden: bool,
 }
 
@@ -82,12 +86,20 @@ struct Watching {
 
 struct Beginning {
     watching: Watching,
-    /// When the bookmark has to be there.
+    /// When the bookmark has to be there, or the server has been quiet for long enough.
     until: Instant,
+    end: End,
     /// What there is, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
     /// The version of the one object, if it was told already.
     told: Option<String>,
+}
+
+/// What ends the part of a watch that tells what there is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Bookmark,
+    Quiet,
 }
 
 /// What a follower tells.
@@ -151,7 +163,7 @@ impl Follower {
         loop {
             let news = match std::mem::replace(&mut self.state, State::Unlisted) {
                 State::Unlisted if self.client.may_send_initial_events() => self.begin().await,
-                State::Unlisted if self.is_list_forbidden => Some(self.get().await),
+                State::Unlisted if self.is_list_forbidden => self.do_without_list().await,
                 State::Unlisted => self.list().await,
                 State::Beginning(beginning) => self.hear_what_there_is(beginning).await,
                 State::Listed => self.begin_watch().await,
@@ -178,7 +190,7 @@ impl Follower {
                 }
                 Err(error) => Some(self.fail(error, State::Unlisted)),
             },
-            Err(error) if error.class == Class::Forbidden && self.collection.is_single() => {
+            Err(error) if error.class == Class::Forbidden && self.collection.needs_no_list() => {
                 self.is_list_forbidden = true;
                 None
             }
@@ -186,31 +198,43 @@ impl Follower {
         }
     }
 
-    /// Begins a watch, and asks for the one object.
-    async fn get(&mut self) -> News {
+    /// Begins a watch, and asks for the one object; or hears of all objects in the watch.
+    async fn do_without_list(&mut self) -> Option<News> {
+        // If that fails, the list may be allowed by then.
+        self.is_list_forbidden = false;
         let watching = match self.watch(Since::Now).await {
             Ok(watching) => watching,
-            Err(error) => return self.fail_to_list(error),
+            Err(error) => return Some(self.fail_to_list(error)),
         };
+        if !self.collection.is_single() {
+            self.is_list_forbidden = true;
+            self.hear_from(watching, QUIET, End::Quiet);
+            return None;
+        }
         let object = match self.client.get_part(&self.collection, self.part).await {
             Ok(object) => object,
-            Err(error) => return self.fail_to_list(error),
+            Err(error) => return Some(self.fail_to_list(error)),
         };
         if let Some(version) = object.as_ref().and_then(version_of)
             && self.version.as_deref().is_none_or(|known| !is_not_newer(&version, known))
         {
             self.version = Some(version);
         }
+        self.is_list_forbidden = true;
         self.state = State::Watching(Box::new(watching));
-        News::Listed(object.into_iter().collect())
+        Some(News::Listed(object.into_iter().collect()))
+    }
+
+    fn hear_from(&mut self, watching: Watching, within: Duration, end: End) {
+        let (until, objects) = (Instant::now() + within, BTreeMap::new());
+        self.state = State::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
     }
 
     /// Asks for what there is and for its changes in one request.
     async fn begin(&mut self) -> Option<News> {
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
-                let (until, objects) = (Instant::now() + INITIAL, BTreeMap::new());
-                self.state = State::Beginning(Box::new(Beginning { watching, until, objects, told: None }));
+                self.hear_from(watching, INITIAL, End::Bookmark);
                 None
             }
             // A server without it says so; if it refuses anything else, it does so for the list, too.
@@ -224,9 +248,15 @@ impl Follower {
 
     async fn hear_what_there_is(&mut self, mut beginning: Box<Beginning>) -> Option<News> {
         let Ok(next) = timeout_at(beginning.until, beginning.watching.watch.next()).await else {
+            if beginning.end == End::Quiet {
+                return Some(self.know_what_was_told(*beginning));
+            }
             self.client.sends_no_initial_events();
             return None;
         };
+        if beginning.end == End::Quiet {
+            beginning.until = Instant::now() + QUIET;
+        }
         let change = match next {
             Ok(Some(change)) => change,
             Ok(None) => {
@@ -281,6 +311,18 @@ impl Follower {
             Some(_) => News::Alive,
             None => News::Listed(objects.into_values().collect()),
         }
+    }
+
+    /// The server is quiet, so it has told what there is.
+    fn know_what_was_told(&mut self, beginning: Beginning) -> News {
+        let Beginning { mut watching, objects, .. } = beginning;
+        let versions = objects.values().filter_map(version_of);
+        let newest = versions.reduce(|one, other| if is_not_newer(&other, &one) { one } else { other });
+        self.version = newest.or(self.version.take());
+        watching.heard = true;
+        self.retry.reset();
+        self.state = State::Watching(Box::new(watching));
+        News::Listed(objects.into_values().collect())
     }
 
     /// Whether a list of this version is not older than what is known.

@@ -102,7 +102,8 @@ fn query(asked: &Asked, problems: &mut Vec<String>) {
         problems.push("resourceVersionMatch says nothing without resourceVersion".to_owned());
     }
     let is_single = asked.parameter("fieldSelector").is_some_and(|selector| selector.starts_with("metadata.name="));
-    if asked.verb == "watch" && !has("resourceVersion") && !has("sendInitialEvents") && !is_single {
+    let is_of_use_in_parts = is_single || asked.plural == "clustertrustbundles";
+    if asked.verb == "watch" && !has("resourceVersion") && !has("sendInitialEvents") && !is_of_use_in_parts {
         problems.push("a watch of many without resourceVersion begins with no end of what there was".to_owned());
     }
     if asked.wants_initial_events() && !asked.is_set("allowWatchBookmarks") {

@@ -9,11 +9,11 @@ use crate::rig::Rig;
 
 const BUNDLES: &str = "clustertrustbundles";
 
-fn pem(bodies: &[&str]) -> String {
+pub fn pem(bodies: &[&str]) -> String {
     bodies.iter().map(|body| format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")).collect()
 }
 
-fn bundle(name: &str, signer: Option<&str>, tier: &str, bodies: &[&str]) -> String {
+pub fn bundle(name: &str, signer: Option<&str>, tier: &str, bodies: &[&str]) -> String {
     let mut bundle = json!({
         "apiVersion": "certificates.k8s.io/v1beta1", "kind": "ClusterTrustBundle",
         "metadata": {"name": name, "labels": {"tier": tier}}, "spec": {"trustBundle": pem(bodies)},

@@ -13,6 +13,7 @@ use crate::common::outcome::{Outcome, finish};
 use crate::common::terminal::Terminal;
 use crate::common::*;
 use crate::rig::Rig;
+use crate::source::bundles::{bundle, pem};
 
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}, \
     {name: access, projected: {sources: [{serviceAccountToken: {path: token}}, {configMap: {name: app}}]}}]";
@@ -115,6 +116,26 @@ fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
             }
             assert!(viewing.stop().success() && !is_mounted(&directory));
         }
+    });
+}
+
+#[test]
+fn a_view_hears_of_the_bundles_of_a_signer_without_the_right_to_list() {
+    where_users_may_mount(|| {
+        let source = "{clusterTrustBundle: {path: ca, signerName: x.io/y, labelSelector: {}}}";
+        let (rig, jane) = rig_of_user(&format!("[{{name: trust, projected: {{sources: [{source}]}}}}]"));
+        rig.server.permit(&jane, &["get", "watch"], "clustertrustbundles");
+        rig.server.initial_events(InitialEvents::Refused);
+        rig.server.put(&bundle("x.io:y:one", Some("x.io/y"), "a", &["AAAA"]));
+        rig.server.put(&bundle("x.io:y:two", Some("x.io/y"), "a", &["BBBB"]));
+        let file = rig.fixture.path("view/trust/ca");
+        let mut viewing = rig.view(&rig.fixture.path("view"));
+        wait_read(&file, &pem(&["AAAA", "BBBB"]));
+        rig.server.put(&bundle("x.io:y:two", Some("x.io/y"), "a", &["CCCC"]));
+        wait_read(&file, &pem(&["AAAA", "CCCC"]));
+        rig.server.delete("ClusterTrustBundle", "", "x.io:y:one");
+        wait_read(&file, &pem(&["CCCC"]));
+        assert!(viewing.stop().success());
     });
 }
 

@@ -1,13 +1,19 @@
 //! What is given: text for people, JSON, files, and nothing secret.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{NOBODY, SECRET, examples};
+use super::{NOBODY, SECRET, examples, render};
 use crate::common::*;
 
 #[test]
@@ -119,6 +125,34 @@ fn no_secret_is_shown_unless_it_is_asked_for() {
             }
         }
     }
+}
+
+#[test]
+fn no_secret_is_in_the_core_or_the_arguments_of_a_process_that_renders() {
+    let fixture =
+        Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: keys}}]"));
+    // More than a pipe holds, so podfs waits for its reader with all objects in memory.
+    fixture.write("objects/app.yaml", &config_map("app", &[("large", &"x".repeat(500_000))]));
+    fixture.write("objects/keys.yaml", &secret("keys", &[("k", SECRET)]));
+    let mut command = render(&fixture.pod(), &fixture.objects());
+    command.args(["--output", "json", "--log", "trace"]).current_dir(fixture.path(""));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let unlimited = libc::RLIM_INFINITY;
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || Ok(setrlimit(Resource::RLIMIT_CORE, unlimited, unlimited)?));
+    }
+    let mut rendering = fixture.mark(&mut command).spawn().expect("podfs starts");
+    let mut first = [0];
+    rendering.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("podfs writes");
+    let of_process = |name: &str| fs::read(format!("/proc/{}/{name}", rendering.id())).expect(name);
+    let shown = [of_process("cmdline"), of_process("environ")].concat();
+    kill(Pid::from_raw(rendering.id().cast_signed()), Signal::SIGABRT).expect("it lives");
+    let outcome = rendering.wait_with_output().expect("it ends");
+    assert!(outcome.status.signal() == Some(libc::SIGABRT) && !outcome.status.core_dumped(), "{:?}", outcome.status);
+    let all = [shown, first.to_vec(), outcome.stdout, outcome.stderr].concat();
+    assert!(!String::from_utf8_lossy(&all).contains(SECRET));
+    assert!(files(&fixture.path("")).iter().all(|file| !file.ends_with("core")));
 }
 
 /// The files below a directory.
