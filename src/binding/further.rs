@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects, PersistentSource};
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::volume::{Csi, SecretReference, TokenKey, Volume, VolumeSource};
+use crate::volume::{CredentialKey, Csi, SecretReference, TokenKey, Volume, VolumeSource};
 
 /// Objects and tokens besides those that the volumes name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Further {
     /// The objects.
     pub objects: BTreeSet<ObjectKey>,
     /// Tokens of the pod's service account, which drivers get.
-    pub tokens: BTreeSet<TokenKey>,
+    pub tokens: BTreeSet<CredentialKey>,
 }
 
 /// What these volumes of the pod refer to through `objects`.
@@ -55,7 +55,11 @@ impl Further {
         self.add_secrets(csi.secrets(), pod);
         let driver = objects.csi_driver(&csi.driver);
         let tokens = driver.into_iter().flat_map(|driver| &driver.token_requests);
-        self.tokens.extend(tokens.map(|token| TokenKey::new(Some(token.audience.clone()), token.expiration_seconds)));
+        self.tokens.extend(
+            tokens.map(|token| {
+                CredentialKey::Token(TokenKey::new(Some(token.audience.clone()), token.expiration_seconds))
+            }),
+        );
         let is_attached = driver.is_none_or(|driver| driver.attach_required);
         if let Some(name) = csi.attachment(facts.node_name.as_deref()).filter(|_| is_attached) {
             self.add(ObjectKind::VolumeAttachment, "", &name);

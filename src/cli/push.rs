@@ -20,8 +20,8 @@ use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
 /// podfs, after a crash or an upgrade; its volumes keep what they show until the next push.
 ///
 /// Beside ConfigMaps, Secrets, PersistentVolumeClaims, PersistentVolumes, ClusterTrustBundles and Nodes, a push may hold the
-/// pod itself, for its labels and annotations, and TokenRequests whose spec is what a volume asks for and whose status has
-/// the token.
+/// pod itself, for its labels and annotations, TokenRequests whose spec is what a volume asks for and whose status has the
+/// token, and PodCertificates of podfs.io/v1 whose status has the private key with its certificates.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:

@@ -59,6 +59,10 @@ const fn trust_bundle(group: &'static str, api_version: &'static str) -> Resourc
     Resource { group, api_version, kind: "ClusterTrustBundle", plural: "clustertrustbundles" }
 }
 
+const fn certificate_request(group: &'static str, api_version: &'static str) -> Resource {
+    Resource { group, api_version, kind: "PodCertificateRequest", plural: "podcertificaterequests" }
+}
+
 impl Resource {
     pub(crate) const POD: Resource = core("Pod", "pods");
     pub(crate) const EVENT: Resource = core("Event", "events");
@@ -73,6 +77,12 @@ impl Resource {
     pub(crate) const CLUSTER_TRUST_BUNDLE: Resource =
         trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
+
+    /// How a certificate for a pod is asked for (KEP-4317).
+    pub(crate) const POD_CERTIFICATE_REQUEST: Resource =
+        certificate_request("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
+    const STABLE_CERTIFICATE_REQUEST: Resource =
+        certificate_request("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
     pub(crate) const CSI_DRIVER: Resource = of_group(STORAGE, "storage.k8s.io/v1", "CSIDriver", "csidrivers");
     pub(crate) const STORAGE_CLASS: Resource = of_group(STORAGE, "storage.k8s.io/v1", "StorageClass", "storageclasses");
@@ -89,6 +99,8 @@ impl Resource {
         match self {
             Self::CLUSTER_TRUST_BUNDLE => Some(Self::STABLE_TRUST_BUNDLE),
             Self::STABLE_TRUST_BUNDLE => Some(Self::CLUSTER_TRUST_BUNDLE),
+            Self::POD_CERTIFICATE_REQUEST => Some(Self::STABLE_CERTIFICATE_REQUEST),
+            Self::STABLE_CERTIFICATE_REQUEST => Some(Self::POD_CERTIFICATE_REQUEST),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::{
-    Bound, BundleKey, ContainerResource, DownwardValue, Projection, Source, TokenKey, Volume, VolumeSource,
+    Bound, BundleKey, ContainerResource, CredentialKey, DownwardValue, Projection, Source, Volume, VolumeSource,
 };
 
 /// What volumes refer to. Names without a namespace are of the pod's.
@@ -17,7 +17,7 @@ pub struct References {
     /// PersistentVolumeClaims; their PersistentVolumes are known when they are bound.
     pub claims: BTreeSet<String>,
     /// Tokens of the pod's service account.
-    pub tokens: BTreeSet<TokenKey>,
+    pub tokens: BTreeSet<CredentialKey>,
     /// ClusterTrustBundles.
     pub bundles: BTreeSet<BundleKey>,
     /// Whether what the node says of itself matters: as the limit of a container that has none, and for a
@@ -58,7 +58,9 @@ impl References {
             match source {
                 Source::ConfigMap(object) => drop(self.config_maps.insert(object.name.clone())),
                 Source::Secret(object) => drop(self.secrets.insert(object.name.clone())),
-                Source::ServiceAccountToken(file) => drop(self.tokens.insert(file.token.clone())),
+                Source::ServiceAccountToken(file) => {
+                    self.tokens.insert(CredentialKey::Token(file.token.clone()));
+                }
                 Source::ClusterTrustBundle(file) => drop(self.bundles.insert(file.bundles.clone())),
                 Source::DownwardApi(files) => {
                     self.node |= files.iter().any(|file| match &file.value {
@@ -66,7 +68,9 @@ impl References {
                         DownwardValue::Field(_) => false,
                     });
                 }
-                Source::PodCertificate { .. } => {}
+                Source::PodCertificate(files) => {
+                    self.tokens.insert(CredentialKey::Certificate(files.certificate.clone()));
+                }
             }
         }
     }

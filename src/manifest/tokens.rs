@@ -1,20 +1,20 @@
-//! Tokens of the pod's service account, as a source has them at one moment.
+//! Tokens of the pod's service account and certificates of the pod, as a source has them at one moment.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::volume::TokenKey;
+use crate::volume::{CertificateKey, CredentialKey, TokenKey};
 
-/// The tokens that volumes ask for, or why there is none. A source that cannot issue tokens has neither. Cheap to
+/// The tokens and certificates that volumes ask for, or why there is none. A source that cannot issue them has neither. Cheap to
 /// clone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
-    by_key: Arc<BTreeMap<TokenKey, Result<Token, String>>>,
+    by_key: Arc<BTreeMap<CredentialKey, Result<Token, String>>>,
 }
 
-/// One token.
+/// One token; or one certificate chain behind its private key, in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) bytes: Vec<u8>,
@@ -25,12 +25,25 @@ pub(crate) struct Token {
 impl Tokens {
     /// The token that was issued for this, or the reason why there is none; nothing if it was never asked for.
     pub fn get(&self, key: &TokenKey) -> Option<Result<&[u8], &str>> {
+        self.of(&CredentialKey::Token(key.clone()))
+    }
+
+    /// The private key and the chain that was issued for it, both in PEM; or the reason why there is none; nothing if it was
+    /// never asked for.
+    pub fn certificate(&self, key: &CertificateKey) -> Option<Result<&[u8], &str>> {
+        self.of(&CredentialKey::Certificate(key.clone()))
+    }
+
+    fn of(&self, key: &CredentialKey) -> Option<Result<&[u8], &str>> {
         self.by_key.get(key).map(|token| token.as_ref().map(|token| &*token.bytes).map_err(String::as_str))
     }
 
     /// When each token ends, of those of which that is known.
     pub fn expirations(&self) -> impl Iterator<Item = (&TokenKey, SystemTime)> {
-        self.by_key.iter().filter_map(|(key, token)| Some((key, token.as_ref().ok()?.expires?)))
+        self.by_key.iter().filter_map(|(key, token)| match key {
+            CredentialKey::Token(key) => Some((key, token.as_ref().ok()?.expires?)),
+            CredentialKey::Certificate(_) => None,
+        })
     }
 }
 
@@ -41,8 +54,8 @@ impl From<Vec<u8>> for Token {
     }
 }
 
-impl<T: Into<Token>> FromIterator<(TokenKey, Result<T, String>)> for Tokens {
-    fn from_iter<I: IntoIterator<Item = (TokenKey, Result<T, String>)>>(tokens: I) -> Self {
+impl<T: Into<Token>> FromIterator<(CredentialKey, Result<T, String>)> for Tokens {
+    fn from_iter<I: IntoIterator<Item = (CredentialKey, Result<T, String>)>>(tokens: I) -> Self {
         let by_key = tokens.into_iter().map(|(key, token)| (key, token.map(Into::into))).collect();
         Tokens { by_key: Arc::new(by_key) }
     }

@@ -1,4 +1,4 @@
-//! The content of token and trust bundle files.
+//! The content of token, certificate and trust bundle files.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,11 @@ use pem::{EncodeConfig, LineEnding, Pem};
 use super::Problem;
 use crate::manifest::Tokens;
 use crate::manifest::objects::{ClusterTrustBundle, ObjectKind, Objects};
-use crate::volume::{BundleFile, BundleKey, TokenFile};
+use crate::types::PayloadPath;
+use crate::volume::{BundleFile, BundleKey, CertificateFiles, Source, TokenFile};
+
+/// How the first certificate of a chain begins.
+const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// The token a file shows.
 pub(super) fn token<'a>(file: &TokenFile, tokens: &'a Tokens) -> Result<&'a [u8], Problem> {
@@ -16,6 +20,23 @@ pub(super) fn token<'a>(file: &TokenFile, tokens: &'a Tokens) -> Result<&'a [u8]
         Some(Err(reason)) => Err(Problem::NoToken(reason.to_owned())),
         None => Err(Problem::NeedsApiServer(format!("serviceAccountToken {:?}", file.path.as_str()))),
     }
+}
+
+/// The files of a certificate and its key: the key comes first in the bundle (PC-01).
+pub(super) fn certificate<'a>(
+    source: &Source,
+    files: &'a CertificateFiles,
+    tokens: &'a Tokens,
+) -> Result<impl Iterator<Item = (&'a PayloadPath, &'a [u8])>, Problem> {
+    let bundle = match tokens.certificate(&files.certificate) {
+        Some(Ok(bundle)) => bundle,
+        Some(Err(reason)) => return Err(Problem::NoCertificate(reason.to_owned())),
+        None => return Err(Problem::NeedsApiServer(source.to_string())),
+    };
+    let of_chain = bundle.windows(CERTIFICATE.len()).position(|bytes| bytes == CERTIFICATE).unwrap_or(bundle.len());
+    let (key, chain) = bundle.split_at(of_chain);
+    let parts = [(&files.bundle, bundle), (&files.key, key), (&files.chain, chain)];
+    Ok(parts.into_iter().filter_map(|(path, content)| Some((path.as_ref()?, content))))
 }
 
 /// The trust anchors a file shows: each of them once, as PEM blocks in the order of their bytes. So the file changes

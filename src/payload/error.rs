@@ -48,15 +48,15 @@ pub enum Problem {
     /// There is no ClusterTrustBundle with the labels, and it is not optional.
     #[error("combination of signerName and labelSelector matched zero ClusterTrustBundles")]
     NoTrustBundles,
-    /// A token, where the source of objects cannot issue any.
-    #[error("{0} needs an API server that issues the token; give podfs --kubeconfig")]
+    /// A token or a certificate, where the source of objects cannot issue any.
+    #[error("{0} needs an API server that issues it; give podfs --kubeconfig")]
     NeedsApiServer(String),
     /// The API server has not issued a token.
     #[error("failed to fetch token: {0}")]
     NoToken(String),
-    /// A source podfs does not know how to provide.
-    #[error("{0} is not supported yet; remove this source from the volume")]
-    Unsupported(String),
+    /// No signer has issued a certificate.
+    #[error("{0}")]
+    NoCertificate(String),
     /// A key that cannot be the name of a file.
     #[error(transparent)]
     Path(#[from] InvalidPath),

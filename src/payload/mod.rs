@@ -24,7 +24,7 @@ use crate::manifest::Tokens;
 use crate::manifest::objects::{ObjectKind, Objects, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::types::{Allocatable, PayloadPath};
-use crate::volume::{DownwardFile, DownwardValue, ObjectSource, Projection, Source};
+use crate::volume::{CertificateFiles, DownwardFile, DownwardValue, ObjectSource, Projection, Source};
 use draft::{Claim, Draft};
 
 /// The files of one generation of a volume.
@@ -129,7 +129,7 @@ impl<'a> Assembly<'a> {
                 let content = credential::trust_bundle(file, objects).map(Cow::Owned);
                 self.add_credential(source, &file.path, file.user, content);
             }
-            Source::PodCertificate { .. } => self.draft.fail([Problem::Unsupported(source.to_string())]),
+            Source::PodCertificate(files) => self.add_certificate(source, files),
         }
     }
 
@@ -179,6 +179,18 @@ impl<'a> Assembly<'a> {
         let DownwardValue::Resource(field) = &file.value else { return None };
         let node = facts.node_name.as_deref().filter(|_| field.falls_back_to_node(facts))?;
         objects.why_absent(ObjectKind::Node, "", node)
+    }
+
+    /// Adds the key and the chain, which always stand in one payload (PC-01).
+    fn add_certificate(&mut self, source: &'a Source, files: &'a CertificateFiles) {
+        match credential::certificate(source, files, self.inputs.tokens) {
+            Ok(parts) => {
+                for (path, content) in parts {
+                    self.add_credential(source, path, files.user, Ok(Cow::Borrowed(content)));
+                }
+            }
+            Err(problem) => self.draft.fail([problem]),
+        }
     }
 
     fn add_credential(

@@ -30,7 +30,8 @@ pub(crate) use api::{
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
-pub use push::{Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};
+pub(crate) use push::PodCertificate;
+pub use push::{Certificate, Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};
 
 /// Where the pod and its objects come from.
 pub enum Source {

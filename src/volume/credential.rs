@@ -1,7 +1,8 @@
-//! serviceAccountToken and clusterTrustBundle sources: what a projected volume asks the cluster for.
+//! serviceAccountToken and clusterTrustBundle sources, and what the API server issues for a pod.
 
 use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
 
+use super::certificate::CertificateKey;
 use super::projection;
 use super::selector::Selector;
 use crate::types::PayloadPath;
@@ -23,6 +24,15 @@ pub struct TokenFile {
     pub user: Option<u32>,
     /// Which token.
     pub token: TokenKey,
+}
+
+/// What the API server issues for a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CredentialKey {
+    /// A token of its service account.
+    Token(TokenKey),
+    /// A certificate for a key of its own.
+    Certificate(CertificateKey),
 }
 
 /// What is asked of a token. Files that ask for the same show the same token.
@@ -120,7 +130,7 @@ impl BundleFile {
     }
 }
 
-fn signer_name(name: &str) -> Result<&str, InvalidField> {
+pub(super) fn signer_name(name: &str) -> Result<&str, InvalidField> {
     let name = types::required("signerName", Some(name))?;
     match name.split_once('/') {
         Some((domain, path)) if !domain.is_empty() && !path.is_empty() && !path.contains('/') => Ok(name),

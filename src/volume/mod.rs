@@ -3,6 +3,7 @@
 //! Each kind of volume is one file with a [`Kind`], and one line in `KINDS`. A kind says under which names the
 //! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
 
+mod certificate;
 mod claim;
 mod config_map;
 mod credential;
@@ -25,8 +26,9 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1 as core;
 
+pub use certificate::{CertificateFiles, CertificateKey, KeyType};
 pub use claim::{Claim, ClaimReference, Usage};
-pub use credential::{BundleFile, BundleKey, TokenFile, TokenKey};
+pub use credential::{BundleFile, BundleKey, CredentialKey, TokenFile, TokenKey};
 pub use csi::{Csi, SecretReference};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};
 pub(crate) use empty_dir::PageSize;

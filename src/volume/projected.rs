@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{PodCertificateProjection, ProjectedVolumeSource, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{ProjectedVolumeSource, Volume, VolumeProjection};
 
+use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
 use super::{Kind, VolumeSource, downward_api};
+use crate::types::InvalidField;
 use crate::types::PayloadPath;
-use crate::types::{self, InvalidField};
 
 pub(super) const KIND: Kind = Kind {
     word: "projected",
@@ -57,8 +58,8 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
             BundleFile::parse(bundle).map(Source::ClusterTrustBundle).map_err(|error| error.under("clusterTrustBundle"))
         }),
         source.pod_certificate.as_ref().map(|certificate| {
-            pod_certificate(certificate)
-                .map(|paths| Source::PodCertificate { paths })
+            CertificateFiles::parse(certificate)
+                .map(Source::PodCertificate)
                 .map_err(|error| error.under("podCertificate"))
         }),
     ];
@@ -67,22 +68,6 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
         (_, Some(_)) => Err(InvalidField::new("", "may not specify more than 1 volume type per source")),
         (source, None) => source.transpose(),
     }
-}
-
-fn pod_certificate(certificate: &PodCertificateProjection) -> Result<Vec<PayloadPath>, InvalidField> {
-    certificate.user.map(|user| types::numeric_id("user", user)).transpose()?;
-    let paths: Vec<PayloadPath> = [
-        ("credentialBundlePath", &certificate.credential_bundle_path),
-        ("keyPath", &certificate.key_path),
-        ("certificateChainPath", &certificate.certificate_chain_path),
-    ]
-    .into_iter()
-    .filter_map(|(field, path)| path.as_deref().map(|path| projection::path(field, path)))
-    .collect::<Result<_, _>>()?;
-    if paths.is_empty() {
-        return Err(InvalidField::new("", "one of credentialBundlePath, keyPath and certificateChainPath is required"));
-    }
-    Ok(paths)
 }
 
 /// The API's rule for paths the manifest gives: each belongs to one file. Tokens are outside of it, as are keys shown

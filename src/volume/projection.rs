@@ -7,6 +7,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::KeyToPath;
 
+use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
 use super::downward_api::DownwardFile;
 use crate::types::PayloadPath;
@@ -68,17 +69,14 @@ pub enum Source {
     /// Trust anchors of the cluster.
     ClusterTrustBundle(BundleFile),
     /// A key and a certificate for the pod, issued through the API server.
-    PodCertificate {
-        /// Where the key, the chain or both go.
-        paths: Vec<PayloadPath>,
-    },
+    PodCertificate(CertificateFiles),
 }
 
 impl Source {
     /// Whether its files are not for everyone's eyes: keys of Secrets, tokens, private keys.
     pub fn is_secret(&self) -> bool {
         match self {
-            Source::Secret(_) | Source::ServiceAccountToken(_) | Source::PodCertificate { .. } => true,
+            Source::Secret(_) | Source::ServiceAccountToken(_) | Source::PodCertificate(_) => true,
             Source::ConfigMap(_) | Source::DownwardApi(_) | Source::ClusterTrustBundle(_) => false,
         }
     }
@@ -90,7 +88,7 @@ impl Source {
             Source::DownwardApi(files) => files.iter().map(|file| &file.path).collect(),
             Source::ServiceAccountToken(file) => vec![&file.path],
             Source::ClusterTrustBundle(file) => vec![&file.path],
-            Source::PodCertificate { paths } => paths.iter().collect(),
+            Source::PodCertificate(files) => files.paths().collect(),
         }
     }
 }
@@ -104,8 +102,8 @@ impl fmt::Display for Source {
             Source::DownwardApi(_) => f.write_str("downwardAPI"),
             Source::ServiceAccountToken(file) => write!(f, "serviceAccountToken {:?}", file.path.as_str()),
             Source::ClusterTrustBundle(file) => write!(f, "clusterTrustBundle {:?}", file.path.as_str()),
-            Source::PodCertificate { paths } => {
-                let paths: Vec<&str> = paths.iter().map(PayloadPath::as_str).collect();
+            Source::PodCertificate(files) => {
+                let paths: Vec<&str> = files.paths().map(PayloadPath::as_str).collect();
                 write!(f, "podCertificate {:?}", paths.join(", "))
             }
         }

@@ -157,7 +157,7 @@ impl Cluster {
                 let selection = selection(resource, asked)?;
                 watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
             }
-            ("create", None) if ["Event", "PersistentVolume"].contains(&resource.kind) => {
+            ("create", None) if ["Event", "PersistentVolume", "PodCertificateRequest"].contains(&resource.kind) => {
                 create(&mut state.store, resource, asked)
             }
             ("delete", None) if resource.kind == "PersistentVolume" => delete(&mut state.store, resource, asked),

@@ -72,6 +72,9 @@ impl Rules {
                 self.is_related(store, node, asked)
             }
             ("serviceaccounts", _) => {
+                if verb == "get" && subresource.is_none() {
+                    return self.is_related(store, node, asked);
+                }
                 if verb != "create" || asked.name.is_none() {
                     return Err("can only create tokens for individual service accounts".to_owned());
                 }
@@ -99,6 +102,9 @@ impl Rules {
             },
             ("nodes", Some("status")) if verb == "patch" && asked.name.as_deref() == Some(node) => Ok(()),
             ("events", None) if matches!(verb, "create" | "patch" | "update") => Ok(()),
+            // The pod of a request is checked when it is created.
+            ("podcertificaterequests", None) if verb == "create" && asked.body["spec"]["nodeName"] == node => Ok(()),
+            ("podcertificaterequests", None) if verb == "get" => self.is_related(store, node, asked),
             ("clustertrustbundles", None) if is_read => Ok(()),
             _ => Err(String::new()),
         }
@@ -114,6 +120,10 @@ impl Rules {
                 claims(key, pod).iter().any(|claim| is_volume_of(store, &key.namespace, claim, name))
             }
             "persistentvolumeclaims" => key.namespace == namespace && claims(key, pod).contains(name),
+            "podcertificaterequests" => {
+                let request = store.get(&Key::new("podcertificaterequests", namespace, name));
+                request.is_some_and(|request| request["spec"]["podUID"] == pod["metadata"]["uid"])
+            }
             plural => key.namespace == namespace && names(plural, pod).contains(name),
         });
         if related && !self.graph_is_empty {

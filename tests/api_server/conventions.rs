@@ -3,6 +3,7 @@
 
 use axum::http::header::{AUTHORIZATION, COOKIE};
 use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use serde::Serialize;
@@ -196,6 +197,10 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
         "persistentvolumes" => {
             fields::<PersistentVolume>(&asked.body, problems);
             ("v1", "PersistentVolume")
+        }
+        "podcertificaterequests" => {
+            fields::<PodCertificateRequest>(&asked.body, problems);
+            ("certificates.k8s.io/v1beta1", "PodCertificateRequest")
         }
         other => {
             problems.push(format!("{other} is nothing to be created"));

@@ -1,5 +1,6 @@
 //! What there is to ask for: the resources, as paths and objects spell them.
 
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
@@ -21,7 +22,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 13] = [
+pub const RESOURCES: [Resource; 15] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -33,6 +34,8 @@ pub const RESOURCES: [Resource; 13] = [
     core("nodes", "Node", false, &[("spec.unschedulable", "/spec/unschedulable")]),
     bundles("v1beta1"),
     bundles("v1"),
+    certificate_requests("v1beta1"),
+    certificate_requests("v1"),
     DEPLOYMENTS,
     STORAGE_CLASSES,
 ];
@@ -70,6 +73,17 @@ const fn bundles(version: &'static str) -> Resource {
     }
 }
 
+const fn certificate_requests(version: &'static str) -> Resource {
+    Resource {
+        group: CERTIFICATES,
+        version,
+        plural: "podcertificaterequests",
+        kind: "PodCertificateRequest",
+        namespaced: true,
+        fields: &[("spec.nodeName", "/spec/nodeName")],
+    }
+}
+
 impl Resource {
     pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
         RESOURCES
@@ -99,6 +113,7 @@ impl Resource {
             "PersistentVolumeClaim" => is::<PersistentVolumeClaim>(object),
             "PersistentVolume" => is::<PersistentVolume>(object),
             "Node" => is::<Node>(object),
+            "PodCertificateRequest" => is::<PodCertificateRequest>(object),
             _ => {}
         }
     }

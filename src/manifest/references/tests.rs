@@ -5,6 +5,7 @@ use std::path::Path;
 use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
+use crate::volume::TokenKey;
 
 fn of(volumes: &str, rest: &str) -> References {
     let yaml = format!(
@@ -30,7 +31,7 @@ fn mg_01_each_object_is_there_once_however_many_volumes_use_it() {
     );
     assert_eq!(references.config_maps, ["app", "more"].map(str::to_owned).into());
     assert_eq!(references.secrets, ["db".to_owned()].into());
-    let token = |audience: Option<&str>| TokenKey { audience: audience.map(str::to_owned), expiration_seconds: 3600 };
+    let token = |audience: Option<&str>| CredentialKey::Token(TokenKey::new(audience.map(str::to_owned), None));
     assert_eq!(references.tokens, [token(None), token(Some("vault"))].into());
     assert_eq!(references.bundles, [BundleKey::Named("ca".to_owned())].into());
     assert!(references.claims.is_empty() && !references.node);

@@ -20,7 +20,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::pod::NodePod;
 use crate::source::{Issued, Push, Question, Told};
-use crate::volume::{BundleKey, TokenKey};
+use crate::volume::{BundleKey, CredentialKey};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
 const GRACE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub struct ObjectFollower {
     references: References,
     wants: BTreeSet<Want>,
     /// The tokens that its volumes and their drivers ask for.
-    wanted_tokens: BTreeSet<TokenKey>,
+    wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
     tokens: Option<Issued>,
     /// When the pod began to refer to what it refers to.
@@ -141,7 +141,7 @@ impl ObjectFollower {
                 }
             }
             None => {
-                let reason = |key: &TokenKey| (key.clone(), NO_ISSUER.to_owned());
+                let reason = |key: &CredentialKey| (key.clone(), NO_ISSUER.to_owned());
                 view.missing_tokens.extend(self.wanted_tokens.iter().map(reason));
             }
         }
@@ -151,14 +151,14 @@ impl ObjectFollower {
         (view, waits)
     }
 
-    fn want_tokens(&mut self, further: BTreeSet<TokenKey>) {
+    fn want_tokens(&mut self, further: BTreeSet<CredentialKey>) {
         self.wanted_tokens = self.references.tokens.iter().cloned().chain(further).collect();
         if let Some(tokens) = &mut self.tokens {
             tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
         }
     }
 
-    fn take_token(&mut self, key: &TokenKey, told: Told<Token>) {
+    fn take_token(&mut self, key: &CredentialKey, told: Told<Token>) {
         if let Some(tokens) = &mut self.tokens {
             self.registry.note_token(&title(tokens, key, &self.pod), &told);
             tokens.take(key, told);
@@ -214,7 +214,7 @@ struct Waits {
 }
 
 /// What a token of the pod goes by in the log.
-fn title(tokens: &Issued, key: &TokenKey, pod: &NodePod) -> String {
+fn title(tokens: &Issued, key: &CredentialKey, pod: &NodePod) -> String {
     format!("{} of pod {}", tokens.title(key), pod.pod.identity)
 }
 

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::object::WholeObject;
 use crate::manifest::objects::{Missing, ObjectKey};
 use crate::manifest::tokens::Token;
-use crate::source::{Deletion, Push, Unknown};
-use crate::volume::TokenKey;
+use crate::source::{Deletion, PodCertificate, Push, Unknown};
+use crate::volume::{CredentialKey, TokenKey};
 
 /// How many bytes of objects fill a push; one more object may follow. Escapes can make several bytes of one, and the control
 /// socket takes 16 MiB.
@@ -26,10 +26,10 @@ pub(super) struct View {
     /// The pod as JSON, for its labels and annotations.
     pub(super) pod: Arc<Value>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<WholeObject>>,
-    pub(super) tokens: BTreeMap<TokenKey, Arc<Token>>,
+    pub(super) tokens: BTreeMap<CredentialKey, Arc<Token>>,
     /// What nothing is known of, with the reasons.
     pub(super) missing: BTreeMap<Missing, String>,
-    pub(super) missing_tokens: BTreeMap<TokenKey, String>,
+    pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
     /// Whether that is no problem yet.
     pub(super) settling: bool,
 }
@@ -75,7 +75,7 @@ impl View {
     /// All of it.
     pub(super) fn whole(&self) -> Push {
         let objects = self.objects.values().map(|object| object.value.clone());
-        let tokens = self.tokens.iter().map(|(key, token)| token_request(key, token));
+        let tokens = self.tokens.iter().map(|(key, token)| credential(key, token));
         let objects = std::iter::once(Value::clone(&self.pod)).chain(objects).chain(tokens).collect();
         Push { objects, replace: true, ..self.without_objects() }
     }
@@ -85,13 +85,13 @@ impl View {
         let is_new_object = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
             before.objects.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, object))
         };
-        let is_new_token = |(key, token): &(&TokenKey, &Arc<Token>)| before.tokens.get(key) != Some(*token);
+        let is_new_token = |(key, token): &(&CredentialKey, &Arc<Token>)| before.tokens.get(key) != Some(*token);
         let mut objects = Vec::new();
         if !Arc::ptr_eq(&self.pod, &before.pod) && self.pod != before.pod {
             objects.push(Value::clone(&self.pod));
         }
         objects.extend(self.objects.iter().filter(is_new_object).map(|(_, object)| object.value.clone()));
-        objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| token_request(key, token)));
+        objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| credential(key, token)));
         // A push names objects of the pod's namespace alone. What is of another one goes with the volume that names it.
         let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key) && self.is_of_pod(key));
         let deletion = |key: &ObjectKey| Deletion { kind: key.kind.to_string(), name: key.name.clone() };
@@ -122,7 +122,7 @@ impl View {
         };
         let missing = self.missing.iter().filter(|(what, _)| is_of_pod(what));
         let objects = missing.map(|(what, reason)| Unknown::missing(what, reason.clone()));
-        let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::token(key, reason.clone()));
+        let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::credential(key, reason.clone()));
         objects.chain(tokens).collect()
     }
 }
@@ -134,6 +134,14 @@ fn weight(value: &Value) -> usize {
         Value::String(text) => text.len(),
         Value::Array(values) => values.iter().map(weight).sum(),
         Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + weight(value)).sum(),
+    }
+}
+
+/// A token or a certificate, as a push has it.
+fn credential(key: &CredentialKey, token: &Token) -> Value {
+    match key {
+        CredentialKey::Token(key) => token_request(key, token),
+        CredentialKey::Certificate(key) => PodCertificate::of(key, token).to_value(),
     }
 }
 
@@ -228,7 +236,8 @@ mod tests {
         let (mut now, before) = (view(""), view(""));
         let expires = Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_900_000_000));
         let token = Token { bytes: b"secret".to_vec(), expires };
-        now.tokens.insert(TokenKey::new(Some("vault".to_owned()), Some(7200)), Arc::new(token));
+        let key = TokenKey::new(Some("vault".to_owned()), Some(7200));
+        now.tokens.insert(CredentialKey::Token(key), Arc::new(token));
         let push = now.since(&before).expect("a token");
         assert_eq!(push.objects[0]["spec"], json!({"audiences": ["vault"], "expirationSeconds": 7200}));
         assert_eq!(push.objects[0]["status"]["expirationTimestamp"], "2030-03-17T17:46:40Z");

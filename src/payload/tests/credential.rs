@@ -1,7 +1,7 @@
 //! Tokens and trust bundles.
 
 use super::*;
-use crate::volume::TokenKey;
+use crate::volume::{CredentialKey, TokenKey};
 
 /// Tokens for these audiences, empty for the API server's own, with the default life.
 fn issued(tokens: &[(&str, Result<&str, &str>)]) -> Tokens {
@@ -12,8 +12,8 @@ fn issued(tokens: &[(&str, Result<&str, &str>)]) -> Tokens {
     tokens.iter().map(issue).collect()
 }
 
-fn key(audience: Option<String>, expiration_seconds: i64) -> TokenKey {
-    TokenKey { audience, expiration_seconds }
+fn key(audience: Option<String>, expiration_seconds: i64) -> CredentialKey {
+    CredentialKey::Token(TokenKey { audience, expiration_seconds })
 }
 
 /// The files of a projected volume with these sources, in a pod with the rest of this spec.

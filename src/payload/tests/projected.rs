@@ -46,7 +46,7 @@ fn pr_03_pr_04_all_problems_are_reported_and_nothing_is_assembled() {
         files(source, &foo_bar()),
         Err("configmap \"absent\" not found; references non-existent secret key: k1; \
              references non-existent secret key: k2; container none not found; \
-             serviceAccountToken \"token\" needs an API server that issues the token; give podfs --kubeconfig"
+             serviceAccountToken \"token\" needs an API server that issues it; give podfs --kubeconfig"
             .into())
     );
 }
@@ -62,7 +62,7 @@ fn pr_06_files_need_no_api_client_and_what_needs_one_says_so() {
         ("{clusterTrustBundle: {path: ca.pem, name: ca}}", r#"clustertrustbundle "ca" not found"#),
         (
             "{podCertificate: {keyType: ED25519, signerName: x/y, keyPath: key}}",
-            r#"podCertificate "key" is not supported yet; remove this source from the volume"#,
+            r#"podCertificate "key" needs an API server that issues it; give podfs --kubeconfig"#,
         ),
     ];
     for (source, expected) in rows {

@@ -29,7 +29,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::source::Snapshot;
 use crate::source::files::FileSource;
-use crate::volume::{BundleKey, TokenKey, Volume};
+use crate::volume::{BundleKey, CredentialKey, Volume};
 
 /// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
 /// so in much less.
@@ -47,7 +47,7 @@ pub(super) struct Follow {
     signers: Signers,
     tokens: Issued,
     /// Tokens that are empty, because they are not asked for.
-    unissued: BTreeSet<TokenKey>,
+    unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
     /// Where the tasks tell what they hear.
@@ -77,7 +77,7 @@ enum News {
     Pod(Told<Pod>),
     Object(ObjectKey, Told<NamedObject>),
     Signer(String, Told<Bundles>),
-    Token(TokenKey, Told<Token>),
+    Token(CredentialKey, Told<Token>),
     /// What the server has not answered is a problem from now on.
     Settled,
     /// A line of the log is due.
@@ -325,7 +325,7 @@ impl Follow {
         let references = references(volumes, &identity, &facts);
         self.signers.want(&signers(&references));
         let Further { objects, tokens } = further(volumes, &identity, &facts, &self.known());
-        let tokens: BTreeSet<TokenKey> = references.tokens.iter().cloned().chain(tokens).collect();
+        let tokens: BTreeSet<CredentialKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
             TokenPolicy::Issued => self.tokens.want(&tokens, &identity, &facts),
             TokenPolicy::Empty => self.unissued = tokens,

@@ -6,6 +6,7 @@
 //! | `single` | one object, followed and parsed |
 //! | `bundles` | the ClusterTrustBundles of signers |
 //! | `tokens` | tokens, issued and replaced in time |
+//! | `certificates` | certificates of the pod, likewise |
 //! | `start` | the pod, before anything is served |
 //! | `live` | the pod, or the template of the workload, that the server has at this moment |
 //! | `follow` | everything that is followed, put together as snapshots |
@@ -19,6 +20,7 @@
 //! the next publication, so it may be cancelled at any point, and a slow caller skips what is out of date already.
 
 mod bundles;
+mod certificates;
 mod complaints;
 mod contacts;
 mod events;

@@ -1,6 +1,7 @@
-//! Tokens of the pod's service account: issued by the server, bound to the pod, and replaced long before they expire.
+//! Tokens of the pod's service account: issued by the server, bound to the pod, and replaced long before they expire. Beside them
+//! are the pod's certificates, see [`super::certificates`].
 //!
-//! Each token that volumes ask for has a task of its own. It goes on for as long as the pod is served, also while the pod
+//! Each token and each certificate that volumes ask for has a task of its own. It goes on for as long as the pod is served, also while the pod
 //! terminates (TK-10). When a token cannot be replaced, the one before stays until it expires (TK-06).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
+use super::certificates::keep_certified;
 use super::contacts::Contacts;
 use super::question::Question;
 use super::single::{Task, Told};
@@ -24,7 +26,7 @@ use crate::kube::retry::Retry;
 use crate::manifest::Tokens;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
-use crate::volume::TokenKey;
+use crate::volume::{CredentialKey, TokenKey};
 
 /// A token is replaced at this age, however long it is valid.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -38,21 +40,22 @@ const SHORTEST_USE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(600);
 const QUEUE: usize = 16;
 
-/// All tokens of a pod.
+/// All tokens and certificates of a pod.
 pub(crate) struct Issued {
     client: Client,
     contacts: Contacts,
     owner: Option<Owner>,
-    tokens: BTreeMap<TokenKey, Wanted>,
-    tell: Sender<(TokenKey, Told<Token>)>,
-    told: Receiver<(TokenKey, Told<Token>)>,
+    tokens: BTreeMap<CredentialKey, Wanted>,
+    tell: Sender<(CredentialKey, Told<Token>)>,
+    told: Receiver<(CredentialKey, Told<Token>)>,
 }
 
 /// Whom tokens are for. Those of another pod or another service account are of no use (TK-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Owner {
-    pod: PodIdentity,
-    service_account: String,
+pub(super) struct Owner {
+    pub(super) pod: PodIdentity,
+    pub(super) service_account: String,
+    pub(super) node: Option<String>,
 }
 
 struct Wanted {
@@ -69,8 +72,9 @@ impl Issued {
     }
 
     /// Has these tokens issued for this pod, and no others.
-    pub(crate) fn want(&mut self, keys: &BTreeSet<TokenKey>, pod: &PodIdentity, facts: &PodFacts) {
-        let owner = Owner { pod: pod.clone(), service_account: facts.service_account.clone() };
+    pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
+        let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
+        let owner = Owner { pod: pod.clone(), service_account, node };
         if self.owner.as_ref() != Some(&owner) {
             self.tokens.clear();
         }
@@ -80,21 +84,26 @@ impl Issued {
                 continue;
             }
             debug!("{} is asked for", owner.title(key));
-            let task =
-                keep_issued(self.client.clone(), owner.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
-            let (question, task) = (Question::new(), Task::spawn(task));
+            let (client, contacts, tell) = (self.client.clone(), self.contacts.clone(), self.tell.clone());
+            let task = match key.clone() {
+                CredentialKey::Token(key) => Task::spawn(keep_issued(client, owner.clone(), key, contacts, tell)),
+                CredentialKey::Certificate(key) => {
+                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell))
+                }
+            };
+            let question = Question::new();
             self.tokens.insert(key.clone(), Wanted { token: None, question, _task: task });
         }
         self.owner = Some(owner);
     }
 
     /// The next news. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> (TokenKey, Told<Token>) {
+    pub(crate) async fn next(&mut self) -> (CredentialKey, Told<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes in what was told. Whether the tokens differ then.
-    pub(crate) fn take(&mut self, key: &TokenKey, told: Told<Token>) -> bool {
+    pub(crate) fn take(&mut self, key: &CredentialKey, told: Told<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
             Told::Is(token) => {
@@ -112,7 +121,7 @@ impl Issued {
     }
 
     /// The name of a token in the log.
-    pub(crate) fn title(&self, key: &TokenKey) -> String {
+    pub(crate) fn title(&self, key: &CredentialKey) -> String {
         self.owner.as_ref().map_or_else(|| "Token".to_owned(), |owner| owner.title(key))
     }
 
@@ -132,7 +141,7 @@ impl Issued {
     }
 
     /// Each token that is asked for, or why there is none.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (&TokenKey, Result<&Arc<Token>, String>)> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
             let Wanted { token, question, .. }: &Wanted = wanted;
             (key, token.as_ref().ok_or_else(|| question.why(&self.title(key))))
@@ -143,11 +152,16 @@ impl Issued {
 
 impl Owner {
     /// What a token goes by: `Token default/app for "vault"`.
-    fn title(&self, key: &TokenKey) -> String {
+    pub(super) fn title(&self, key: &CredentialKey) -> String {
         let account = format!("{}/{}", self.pod.namespace, self.service_account);
-        match &key.audience {
-            Some(audience) => format!("Token {account} for {audience:?}, {} s", key.expiration_seconds),
-            None => format!("Token {account}, {} s", key.expiration_seconds),
+        match key {
+            CredentialKey::Token(TokenKey { audience: Some(audience), expiration_seconds }) => {
+                format!("Token {account} for {audience:?}, {expiration_seconds} s")
+            }
+            CredentialKey::Token(TokenKey { audience: None, expiration_seconds }) => {
+                format!("Token {account}, {expiration_seconds} s")
+            }
+            CredentialKey::Certificate(key) => format!("Certificate of {} by {:?}", self.pod, key.signer),
         }
     }
 
@@ -172,10 +186,11 @@ async fn keep_issued(
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(TokenKey, Told<Token>)>,
+    tell: Sender<(CredentialKey, Told<Token>)>,
 ) {
-    let title = owner.title(&key);
     let request = owner.request(&key);
+    let key = CredentialKey::Token(key);
+    let title = owner.title(&key);
     let below = [owner.service_account.as_str(), "token"];
     let mut retry = Retry::new(client.clone());
     let mut life: Option<Life> = None;
@@ -217,9 +232,9 @@ struct Grant {
     life: Life,
 }
 
-/// When a token is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
+/// When a token or a certificate is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Life {
+pub(super) struct Life {
     issued: (SystemTime, Instant),
     due: Duration,
     end: Duration,
@@ -277,8 +292,13 @@ impl Life {
         Life { issued: (now, Instant::now()), due, end: left }
     }
 
-    /// Waits until the token is to be replaced (TK-05).
-    async fn until_due(&self) {
+    /// Of a credential that is to be replaced, and ends, so much later than now.
+    pub(super) fn of(due: Duration, end: Duration) -> Life {
+        Life { issued: (SystemTime::now(), Instant::now()), due, end }
+    }
+
+    /// Waits until it is to be replaced (TK-05).
+    pub(super) async fn until_due(&self) {
         loop {
             let left = self.due.saturating_sub(self.passed());
             if left.is_zero() {
@@ -288,7 +308,7 @@ impl Life {
         }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.passed() >= self.end
     }
 
@@ -354,7 +374,7 @@ mod tests {
 
     #[test]
     fn tk_01_the_request_is_bound_to_the_pod() {
-        let owner = Owner { pod: PodIdentity::stand_in(), service_account: "app".to_owned() };
+        let owner = Owner { pod: PodIdentity::stand_in(), service_account: "app".to_owned(), node: None };
         let uid = owner.pod.uid.as_str();
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "podfs", "uid": uid});
         let spec = |key: &TokenKey| owner.request(key)["spec"].clone();

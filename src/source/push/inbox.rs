@@ -10,7 +10,7 @@ use super::message::{Parsed, Push, PushError, Taken};
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, PersistentSource};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
-use crate::volume::{SecretReference, TokenKey};
+use crate::volume::{CredentialKey, SecretReference};
 
 /// Most objects that are kept for a pod; each of them has at most 1 MiB.
 const MAX_OBJECTS: usize = 1000;
@@ -29,10 +29,10 @@ pub(super) struct Known {
     pub(super) began: bool,
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
-    pub(super) tokens: BTreeMap<TokenKey, Token>,
+    pub(super) tokens: BTreeMap<CredentialKey, Token>,
     /// What the agent cannot tell about, with its reasons.
     pub(super) missing: Vec<(Missing, String)>,
-    pub(super) missing_tokens: BTreeMap<TokenKey, String>,
+    pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
     /// Whether that is no problem yet.
     pub(super) settling: bool,
     /// When the last push came.

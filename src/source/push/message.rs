@@ -9,11 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::certificate::{self, Certificate, KIND as CERTIFICATE, PodCertificate};
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, parse_object};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::manifest::{Document, ManifestError, Origin};
-use crate::volume::TokenKey;
+use crate::volume::{CredentialKey, TokenKey};
 
 /// What an agent pushes, all of it at once. An object that was pushed before is replaced.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +61,7 @@ pub struct Deletion {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Unknown {
-    /// The kind of an object, or `TokenRequest`.
+    /// The kind of an object, `TokenRequest` or `PodCertificate`.
     pub kind: String,
     /// The object's name; none of a token, and of all ClusterTrustBundles of a signer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,6 +75,9 @@ pub struct Unknown {
     /// How long a token is to be valid, as a volume writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_seconds: Option<i64>,
+    /// What a volume asks of a certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Certificate>,
     /// Why, in a sentence for people.
     pub reason: String,
 }
@@ -88,14 +92,30 @@ impl Unknown {
             Missing::Object(key) => (key.kind, Some(key.name.clone()), None),
             Missing::BundlesOf(signer) => (ObjectKind::ClusterTrustBundle, None, Some(signer.clone())),
         };
-        Unknown { kind: kind.to_string(), name, signer, audience: None, expiration_seconds: None, reason }
+        Unknown {
+            kind: kind.to_string(),
+            name,
+            signer,
+            audience: None,
+            expiration_seconds: None,
+            certificate: None,
+            reason,
+        }
     }
 
-    /// A token.
-    pub fn token(key: &TokenKey, reason: String) -> Unknown {
-        let expiration_seconds = Some(key.expiration_seconds);
-        let audience = key.audience.clone();
-        Unknown { kind: TOKEN.to_owned(), name: None, signer: None, audience, expiration_seconds, reason }
+    /// A token or a certificate.
+    pub fn credential(key: &CredentialKey, reason: String) -> Unknown {
+        let (kind, name, signer) = (TOKEN.to_owned(), None, None);
+        match key.clone() {
+            CredentialKey::Token(TokenKey { audience, expiration_seconds }) => {
+                let expiration_seconds = Some(expiration_seconds);
+                Unknown { kind, name, signer, audience, expiration_seconds, certificate: None, reason }
+            }
+            CredentialKey::Certificate(key) => {
+                let (kind, certificate) = (CERTIFICATE.to_owned(), Some(Certificate::of(&key)));
+                Unknown { kind, name, signer, audience: None, expiration_seconds: None, certificate, reason }
+            }
+        }
     }
 }
 
@@ -117,7 +137,7 @@ pub enum PushError {
     /// An object of a kind that volumes do not show.
     #[error(
         "{origin}: no volume shows a {kind}; podfs takes ConfigMaps, Secrets, PersistentVolumeClaims, \
-         PersistentVolumes, ClusterTrustBundles, Nodes, CSIDrivers, VolumeAttachments, TokenRequests and the pod"
+         PersistentVolumes, ClusterTrustBundles, Nodes, CSIDrivers, VolumeAttachments, TokenRequests, PodCertificates and the pod"
     )]
     Kind {
         /// The object.
@@ -176,11 +196,11 @@ pub enum PushError {
 pub(super) struct Parsed {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: Vec<Arc<NamedObject>>,
-    pub(super) tokens: Vec<(TokenKey, Token)>,
+    pub(super) tokens: Vec<(CredentialKey, Token)>,
     pub(super) deleted: Vec<ObjectKey>,
     pub(super) replace: bool,
     pub(super) missing: Vec<(Missing, String)>,
-    pub(super) missing_tokens: Vec<(TokenKey, String)>,
+    pub(super) missing_tokens: Vec<(CredentialKey, String)>,
     pub(super) settling: bool,
 }
 
@@ -204,14 +224,22 @@ impl Parsed {
     }
 
     fn add_unknown(&mut self, unknown: Unknown, pod: &PodIdentity) -> Result<(), PushError> {
-        let Unknown { kind, name, signer, audience, expiration_seconds, reason } = unknown;
+        let Unknown { kind, name, signer, audience, expiration_seconds, certificate, reason } = unknown;
         match (ObjectKind::parse(&kind), name, signer) {
             (Some(kind), Some(name), None) => self.missing.push((Missing::Object(key(kind, name, pod)), reason)),
             (Some(ObjectKind::ClusterTrustBundle), None, Some(signer)) => {
                 self.missing.push((Missing::BundlesOf(signer), reason));
             }
             (None, None, None) if kind == TOKEN => {
-                self.missing_tokens.push((TokenKey::new(audience, expiration_seconds), reason));
+                self.missing_tokens.push((CredentialKey::Token(TokenKey::new(audience, expiration_seconds)), reason));
+            }
+            (None, None, None) if kind == CERTIFICATE => {
+                let certificate = certificate.ok_or(PushError::Nameless(kind))?;
+                let key = certificate.key().map_err(|error| {
+                    let error = error.under("unknown.certificate");
+                    ManifestError::invalid(&Origin::file(Path::new("the push")), &error.field, error.sentence)
+                })?;
+                self.missing_tokens.push((CredentialKey::Certificate(key), reason));
             }
             _ => return Err(PushError::Nameless(kind)),
         }
@@ -233,6 +261,11 @@ impl Parsed {
             ("authentication.k8s.io/v1", TOKEN) => {
                 let request: TokenRequest = document.into_typed()?;
                 self.tokens.push(request.into_token(&origin)?);
+            }
+            (certificate::API_VERSION, CERTIFICATE) => {
+                let certificate: PodCertificate = document.into_typed()?;
+                let (key, credential) = certificate.into_credential(&origin)?;
+                self.tokens.push((CredentialKey::Certificate(key), credential));
             }
             _ => {
                 let kind = document.kind.clone();
@@ -281,7 +314,7 @@ struct TokenRequestStatus {
 }
 
 impl TokenRequest {
-    fn into_token(self, origin: &Origin) -> Result<(TokenKey, Token), ManifestError> {
+    fn into_token(self, origin: &Origin) -> Result<(CredentialKey, Token), ManifestError> {
         let mut audiences = self.spec.audiences.unwrap_or_default();
         let audience = audiences.pop().filter(|audience| !audience.is_empty());
         if !audiences.is_empty() {
@@ -291,7 +324,7 @@ impl TokenRequest {
         if self.status.token.is_empty() {
             return Err(ManifestError::invalid(origin, "status.token", "is required"));
         }
-        let key = TokenKey::new(audience, self.spec.expiration_seconds);
+        let key = CredentialKey::Token(TokenKey::new(audience, self.spec.expiration_seconds));
         let expires = self.status.expiration_timestamp.map(|time| SystemTime::from(time.0));
         Ok((key, Token { bytes: self.status.token.into_bytes(), expires }))
     }

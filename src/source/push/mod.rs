@@ -14,6 +14,7 @@
 //! 4. The agent speaks for the API server: an immutable object that it pushes with other content was deleted and made
 //!    again meanwhile.
 
+mod certificate;
 mod inbox;
 mod message;
 
@@ -33,6 +34,8 @@ use crate::manifest::{References, references};
 use crate::volume::{BundleKey, Volume};
 use inbox::Known;
 
+pub use certificate::Certificate;
+pub(crate) use certificate::PodCertificate;
 pub use inbox::Inbox;
 pub use message::{Deletion, Push, PushError, Taken, Unknown};
 

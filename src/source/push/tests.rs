@@ -6,7 +6,7 @@ use super::*;
 use crate::manifest::objects::Values;
 use crate::manifest::parse_documents;
 use crate::source::PodInput;
-use crate::volume::TokenKey;
+use crate::volume::{CredentialKey, TokenKey};
 
 /// A pod that shows a ConfigMap, a token and the bundles of a signer, with objects in files and a source for pushes.
 struct Pushed {
@@ -114,7 +114,7 @@ fn cm_06_what_the_agent_cannot_tell_about_is_waited_for_until_it_can() {
     let unknown = vec![
         Unknown::missing(&app, "no right to it".to_owned()),
         Unknown::missing(&signer, "no answer".to_owned()),
-        Unknown::token(&token, "no account".to_owned()),
+        Unknown::credential(&CredentialKey::Token(token.clone()), "no account".to_owned()),
     ];
     pushed.push(Push { unknown: unknown.clone(), settling: true, ..Push::default() }).expect("good");
     let snapshot = pushed.source.snapshot();

@@ -1,6 +1,7 @@
 //! Volumes whose pod and objects come from an API server: changes, outages, what is refused, and what is asked for.
 
 mod bundles;
+mod certificates;
 mod credentials;
 mod crowd;
 mod node;

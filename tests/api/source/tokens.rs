@@ -26,7 +26,7 @@ fn rig(volumes: &str, lifetime: Option<u64>) -> Rig {
     rig
 }
 
-fn service_account(name: &str) -> String {
+pub fn service_account(name: &str) -> String {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": "default"}})
         .to_string()
 }

@@ -23,8 +23,11 @@ fn between<'a>(text: &'a str, begin: &'a str, ends: &'static [char]) -> impl Ite
 
 /// The annotations that a text names: `podfs.io/…`, without the volume at their end.
 fn annotations(text: &str) -> BTreeSet<String> {
-    // A directory of the kubelet's plugins has the name of podfs, too, and so has what podfs itself writes into PersistentVolumes.
-    let text = text.replace("plugins/podfs.io/", "").replace("local.podfs.io/", "");
+    // A directory of the kubelet's plugins has the name of podfs, too, and so have what podfs itself writes into PersistentVolumes
+    // and certificates that are pushed.
+    let text = ["plugins/podfs.io/", "local.podfs.io/", "podfs.io/v1"]
+        .iter()
+        .fold(text.to_owned(), |text, other| text.replace(other, ""));
     let found = between(&text, "podfs.io/", &['.', ' ', '`', '"', ':', '<', '\n']).map(str::to_owned);
     found.filter(|name| !name.is_empty()).collect()
 }

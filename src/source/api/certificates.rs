@@ -1,0 +1,325 @@
+//! Certificates of the pod: podfs makes a private key, asks a signer of the cluster for a certificate with a PodCertificateRequest
+//! (KEP-4317), and asks for the next one, for another key, long before the certificate ends.
+//!
+//! 1. A key exists in the memory of this process and in volumes, and nowhere else. Another process asks for another certificate.
+//! 2. Key and chain are told together, so a volume never shows one without the other (PC-01).
+//! 3. A signer that denies a request, or fails it, is not asked again for this pod (PC-02). A certificate from before stays until it
+//!    ends.
+//! 4. The next certificate is asked for when the signer says, and up to five minutes later, so that not all pods ask at once (PC-03).
+//!    A request that is gone without an answer is made anew.
+
+use std::future::pending;
+use std::time::{Duration, Instant, SystemTime};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use pem::{EncodeConfig, LineEnding, Pem};
+use rcgen::{
+    CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::Sender;
+
+use super::contacts::Contacts;
+use super::single::Told;
+use super::tokens::{Life, Owner};
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::follower::News;
+use crate::kube::poller::Poller;
+use crate::kube::retry::Retry;
+use crate::manifest::tokens::Token;
+use crate::volume::{CertificateKey, CredentialKey, KeyType};
+
+/// Up to so much later than its signer says, a certificate is replaced.
+const SPREAD: Duration = Duration::from_secs(5 * 60);
+/// A certificate is not replaced more often than this, unless it is valid for less: a clock may be wrong.
+const SHORTEST_USE: Duration = Duration::from_secs(60);
+/// How long a server may take to know that a node may read a request which it has made.
+const UNRELATED: Duration = Duration::from_secs(30);
+/// What a volume waits for while a signer has not answered.
+const NOT_ISSUED: &str = "credential bundle is not issued yet";
+
+/// Tells a certificate with its key, and another one in time, for as long as anybody listens.
+pub(super) async fn keep_certified(
+    client: Client,
+    owner: Owner,
+    key: CertificateKey,
+    contacts: Contacts,
+    tell: Sender<(CredentialKey, Told<Token>)>,
+) {
+    let credential = CredentialKey::Certificate(key.clone());
+    let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
+    let mut request = Request { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
+    let mut retry = Retry::new(client);
+    let mut life: Option<Life> = None;
+    loop {
+        match request.certificate(&teller).await {
+            Ok(Grant { token, life: granted }) => {
+                retry.reset();
+                if !teller.issued(token).await {
+                    return;
+                }
+                granted.until_due().await;
+                life = Some(granted);
+            }
+            Err(Ended::Nobody) => return,
+            Err(Ended::Refused(sentence)) => {
+                if !teller.waits(ApiError::new(Class::Refused, sentence)).await {
+                    return;
+                }
+                return pending().await;
+            }
+            Err(Ended::Failed(mut error)) => {
+                let pause = retry.failed(&error);
+                let is_over = life.as_ref().is_some_and(Life::is_over);
+                if is_over {
+                    error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
+                }
+                // The reason first, so that the certificate never misses without one.
+                if !teller.waits(error).await || is_over && !teller.send(Told::Absent).await {
+                    return;
+                }
+                retry.wait(&pause).await;
+            }
+        }
+    }
+}
+
+/// Tells what becomes of a certificate. Each call says whether there is a listener.
+struct Teller {
+    credential: CredentialKey,
+    title: String,
+    contacts: Contacts,
+    tell: Sender<(CredentialKey, Told<Token>)>,
+}
+
+impl Teller {
+    async fn issued(&self, token: Token) -> bool {
+        self.contacts.heard(&self.title, "issued", None);
+        self.send(Told::Is(token.into())).await
+    }
+
+    async fn waits(&self, error: ApiError) -> bool {
+        self.contacts.trouble(&self.title, "waiting", &error);
+        self.send(Told::Trouble(error)).await
+    }
+
+    async fn send(&self, told: Told<Token>) -> bool {
+        self.tell.send((self.credential.clone(), told)).await.is_ok()
+    }
+}
+
+/// Why there is no certificate.
+enum Ended {
+    /// The task that asks for it has ended.
+    Nobody,
+    /// There will be none for this pod.
+    Refused(String),
+    /// Another request may succeed.
+    Failed(ApiError),
+}
+
+impl From<ApiError> for Ended {
+    fn from(error: ApiError) -> Ended {
+        Ended::Failed(error)
+    }
+}
+
+/// What is asked for, and for which pod.
+struct Request {
+    client: Client,
+    owner: Owner,
+    key: CertificateKey,
+    resource: Resource,
+}
+
+impl Request {
+    /// Makes a key, asks for a certificate for it, and waits for that. The teller tells why it takes time.
+    async fn certificate(&mut self, teller: &Teller) -> Result<Grant, Ended> {
+        let pair = self.generate()?;
+        let body = self.body(&pair).await?;
+        let name = self.create(&body).await?;
+        let namespace = self.owner.pod.namespace.clone();
+        let mut poller = Poller::new(self.client.clone(), Collection::only(self.resource, Some(&namespace), &name));
+        let (created, mut was_told) = (Instant::now(), false);
+        loop {
+            match poller.next().await {
+                News::Put(request) => match Answer::parse(request)? {
+                    Some(answer) => return answer.into_grant(&pair, SystemTime::now()),
+                    None if was_told => {}
+                    None => {
+                        was_told = true;
+                        // It may be a problem of the pod's own signer, so it is not one of the server.
+                        if !teller.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
+                            return Err(Ended::Nobody);
+                        }
+                    }
+                },
+                News::Listed(_) | News::Deleted(_) => {
+                    let sentence = format!("PodCertificateRequest {namespace}/{name} is gone without an answer");
+                    return Err(ApiError::new(Class::Gone, sentence).into());
+                }
+                News::Alive => {}
+                // What a node may not read any more is gone: its server knows what nodes may read by the objects that it has.
+                News::Trouble(error)
+                    if error.class == Class::Forbidden && (was_told || created.elapsed() >= UNRELATED) =>
+                {
+                    return Err(ApiError { class: Class::Gone, ..error }.into());
+                }
+                News::Trouble(error) => {
+                    if !teller.waits(error).await {
+                        return Err(Ended::Nobody);
+                    }
+                }
+            }
+        }
+    }
+
+    fn generate(&self) -> Result<KeyPair, Ended> {
+        let algorithm = match self.key.key_type {
+            KeyType::EcdsaP256 => &PKCS_ECDSA_P256_SHA256,
+            KeyType::EcdsaP384 => &PKCS_ECDSA_P384_SHA384,
+            KeyType::Ed25519 => &PKCS_ED25519,
+            other @ (KeyType::Rsa3072 | KeyType::Rsa4096 | KeyType::EcdsaP521) => {
+                let sentence =
+                    format!("podfs makes no keys of type {other}; write keyType: ECDSAP256, ECDSAP384 or ED25519");
+                return Err(Ended::Refused(sentence));
+            }
+        };
+        KeyPair::generate_for(algorithm).map_err(|error| Ended::Refused(format!("cannot make a private key: {error}")))
+    }
+
+    /// The object that asks for the certificate. Its signing request is empty but for the public key, as the kubelet's is.
+    async fn body(&self, pair: &KeyPair) -> Result<Value, Ended> {
+        let Owner { pod, service_account, node } = &self.owner;
+        let node = node.as_deref().ok_or_else(|| Ended::Refused("the pod is not on a node".to_owned()))?;
+        let mut parameters = CertificateParams::default();
+        parameters.distinguished_name = DistinguishedName::new();
+        let csr = parameters.serialize_request(pair).map_err(|error| Ended::Refused(error.to_string()))?;
+        let account = Collection::only(Resource::SERVICE_ACCOUNT, Some(&pod.namespace), service_account);
+        let node_uid = self.uid(&Collection::only(Resource::NODE, None, node)).await?;
+        Ok(json!({
+            "apiVersion": self.resource.api_version,
+            "kind": self.resource.kind,
+            "metadata": {"generateName": "podfs-", "namespace": pod.namespace},
+            "spec": {
+                "signerName": self.key.signer,
+                "podName": pod.name,
+                "podUID": pod.uid.as_str(),
+                "serviceAccountName": service_account,
+                "serviceAccountUID": self.uid(&account).await?,
+                "nodeName": node,
+                "nodeUID": node_uid,
+                "maxExpirationSeconds": self.key.max_expiration_seconds,
+                "stubPKCS10Request": ByteString(csr.der().to_vec()),
+                "unverifiedUserAnnotations": self.key.annotations,
+            },
+        }))
+    }
+
+    /// The uid of an object.
+    async fn uid(&self, object: &Collection) -> Result<String, Ended> {
+        let found = self.client.get(object).await?;
+        let uid = found.as_ref().and_then(|object| object.pointer("/metadata/uid")).and_then(Value::as_str);
+        uid.map(str::to_owned).ok_or_else(|| {
+            ApiError::new(Class::NotFound, format!("{}: there is no such object, or it has no uid", object.title()))
+                .into()
+        })
+    }
+
+    /// Creates the object, and gives its name.
+    async fn create(&mut self, body: &Value) -> Result<String, Ended> {
+        let created = self.client.create(self.resource, Some(&self.owner.pod.namespace), &[], body).await;
+        let created = created.inspect_err(|error| {
+            // What this server does not have in one version, it may have in another.
+            if error.class == Class::NotFound
+                && let Some(other) = self.resource.other_version()
+            {
+                self.resource = other;
+            }
+        })?;
+        let name = created.pointer("/metadata/name").and_then(Value::as_str);
+        name.map(str::to_owned).ok_or_else(|| {
+            ApiError::new(Class::Nonsense, "the server made a PodCertificateRequest without a name").into()
+        })
+    }
+}
+
+/// A certificate, behind its key.
+struct Grant {
+    token: Token,
+    life: Life,
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    #[serde(default)]
+    status: Answer,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Answer {
+    conditions: Vec<Condition>,
+    certificate_chain: Option<String>,
+    begin_refresh_at: Option<Time>,
+    not_after: Option<Time>,
+}
+
+impl Answer {
+    /// The answer of the signer; none, if there is none yet.
+    fn parse(request: Value) -> Result<Option<Answer>, Ended> {
+        let answered: Answered = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
+        let condition = |kind: &str| {
+            answered.status.conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
+        };
+        for (kind, what) in [("Denied", "denied"), ("Failed", "failed")] {
+            if let Some(Condition { reason, message, .. }) = condition(kind) {
+                let sentence =
+                    format!("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}");
+                return Err(Ended::Refused(sentence));
+            }
+        }
+        Ok(condition("Issued").is_some().then_some(answered.status))
+    }
+
+    fn into_grant(self, pair: &KeyPair, now: SystemTime) -> Result<Grant, Ended> {
+        let chain = self.certificate_chain.unwrap_or_default();
+        let blocks = pem::parse_many(&chain).map_err(|error| nonsense(&error.to_string()))?;
+        if blocks.is_empty() || blocks.iter().any(|block| block.tag() != "CERTIFICATE") {
+            return Err(nonsense("its chain is not one of certificates in PEM"));
+        }
+        let left =
+            |time: Option<Time>| time.map(|time| SystemTime::from(time.0).duration_since(now).unwrap_or_default());
+        let Some(end) = left(self.not_after.clone()).filter(|left| !left.is_zero()) else {
+            return Err(nonsense("it has expired already, or does not say when; the clock here, or there, is wrong"));
+        };
+        let begin = left(self.begin_refresh_at).unwrap_or(end / 2);
+        let spread = SPREAD.min(end.saturating_sub(begin) / 2).mul_f64(fastrand::f64());
+        let due = (begin + spread).max(SHORTEST_USE.min(end / 2));
+        let bytes = [private_key(pair), chain].concat().into_bytes();
+        let token = Token { bytes, expires: self.not_after.map(|time| SystemTime::from(time.0)) };
+        Ok(Grant { token, life: Life::of(due, end) })
+    }
+}
+
+/// The key in PEM, as PKCS #8 in version 1: OpenSSL 3.0 reads no Ed25519 keys in version 2 (RFC 5958), which has the public key behind
+/// the private one.
+fn private_key(pair: &KeyPair) -> String {
+    const IN_VERSION_2: [u8; 5] = [0x30, 0x51, 0x02, 0x01, 0x01];
+    const IN_VERSION_1: [u8; 5] = [0x30, 0x2e, 0x02, 0x01, 0x00];
+    const REST: usize = 43;
+    let der = pair.serialized_der();
+    let der = match der.strip_prefix(&IN_VERSION_2) {
+        Some(rest) => [&IN_VERSION_1, &rest[..REST.min(rest.len())]].concat(),
+        None => der.to_vec(),
+    };
+    pem::encode_config(&Pem::new("PRIVATE KEY", der), EncodeConfig::new().set_line_ending(LineEnding::LF))
+}
+
+fn nonsense(what: &str) -> Ended {
+    ApiError::new(Class::Nonsense, format!("the signer's answer is no certificate: {what}")).into()
+}

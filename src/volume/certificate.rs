@@ -1,0 +1,137 @@
+//! podCertificate sources: a private key that podfs makes, and a certificate for it that a signer of the cluster issues (KEP-4317).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::PodCertificateProjection;
+
+use super::credential::signer_name;
+use super::projection;
+use crate::types::{self, InvalidField, PayloadPath};
+
+/// Life of a certificate whose source says nothing, in seconds: the API server's default.
+const DEFAULT_EXPIRATION: i32 = 24 * 60 * 60;
+/// Shortest and longest life that the API accepts, in seconds.
+const SHORTEST_EXPIRATION: i32 = 60 * 60;
+const LONGEST_EXPIRATION: i32 = 91 * 24 * 60 * 60;
+
+/// The files that hold a private key, a certificate for it, or both. They show one key in each generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// Where the key and the chain go, one after the other in one file.
+    pub bundle: Option<PayloadPath>,
+    /// Where the key goes alone.
+    pub key: Option<PayloadPath>,
+    /// Where the chain goes alone.
+    pub chain: Option<PayloadPath>,
+    /// Their owner, before the volume's default (KEP-5936).
+    pub user: Option<u32>,
+    /// Which certificate.
+    pub certificate: CertificateKey,
+}
+
+/// What is asked of a certificate. Files that ask for the same show the same certificate.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CertificateKey {
+    /// The name of the signer, such as `example.com/server`.
+    pub signer: String,
+    /// The type of the private key.
+    pub key_type: KeyType,
+    /// How long it may be valid at most, in seconds. A signer may make it shorter.
+    pub max_expiration_seconds: i32,
+    /// What the pod tells the signer.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A type of private keys, by the API's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "each is its name")]
+pub enum KeyType {
+    Rsa3072,
+    Rsa4096,
+    EcdsaP256,
+    EcdsaP384,
+    EcdsaP521,
+    Ed25519,
+}
+
+impl KeyType {
+    const ALL: [(KeyType, &str); 6] = [
+        (KeyType::Rsa3072, "RSA3072"),
+        (KeyType::Rsa4096, "RSA4096"),
+        (KeyType::EcdsaP256, "ECDSAP256"),
+        (KeyType::EcdsaP384, "ECDSAP384"),
+        (KeyType::EcdsaP521, "ECDSAP521"),
+        (KeyType::Ed25519, "ED25519"),
+    ];
+
+    /// The type of this name.
+    pub fn parse(name: &str) -> Option<KeyType> {
+        Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(key_type, _)| key_type)
+    }
+}
+
+impl fmt::Display for KeyType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (_, name) = Self::ALL.into_iter().find(|(known, _)| known == self).expect("all are there");
+        f.write_str(name)
+    }
+}
+
+impl CertificateFiles {
+    /// Errors are relative to the source.
+    pub(super) fn parse(source: &PodCertificateProjection) -> Result<CertificateFiles, InvalidField> {
+        let path = |field, path: &Option<String>| path.as_deref().map(|path| projection::path(field, path)).transpose();
+        let files = CertificateFiles {
+            bundle: path("credentialBundlePath", &source.credential_bundle_path)?,
+            key: path("keyPath", &source.key_path)?,
+            chain: path("certificateChainPath", &source.certificate_chain_path)?,
+            user: source.user.map(|user| types::numeric_id("user", user)).transpose()?,
+            certificate: CertificateKey::parse(
+                &source.signer_name,
+                &source.key_type,
+                source.max_expiration_seconds,
+                source.user_annotations.clone().unwrap_or_default(),
+            )?,
+        };
+        if files.paths().next().is_none() {
+            return Err(InvalidField::new(
+                "",
+                "one of credentialBundlePath, keyPath and certificateChainPath is required",
+            ));
+        }
+        Ok(files)
+    }
+
+    /// All paths that it gives to files.
+    pub fn paths(&self) -> impl Iterator<Item = &PayloadPath> {
+        [&self.bundle, &self.key, &self.chain].into_iter().flatten()
+    }
+}
+
+impl CertificateKey {
+    /// A certificate that a source asks for with these fields. Errors are relative to the source.
+    pub(crate) fn parse(
+        signer: &str,
+        key_type: &str,
+        max_expiration_seconds: Option<i32>,
+        annotations: BTreeMap<String, String>,
+    ) -> Result<CertificateKey, InvalidField> {
+        let signer = signer_name(signer)?.to_owned();
+        let known = KeyType::parse(types::required("keyType", Some(key_type))?);
+        let key_type = known.ok_or_else(|| {
+            let names: Vec<&str> = KeyType::ALL.iter().map(|(_, name)| *name).collect();
+            InvalidField::new("keyType", format!("{key_type:?} is not one of {}", names.join(", ")))
+        })?;
+        let max_expiration_seconds = max_expiration_seconds.unwrap_or(DEFAULT_EXPIRATION);
+        let wrong = match max_expiration_seconds {
+            ..SHORTEST_EXPIRATION => Some("may not be less than 3600, an hour"),
+            SHORTEST_EXPIRATION..=LONGEST_EXPIRATION => None,
+            _ => Some("may not be more than 7862400, 91 days"),
+        };
+        match wrong {
+            Some(sentence) => Err(InvalidField::new("maxExpirationSeconds", sentence)),
+            None => Ok(CertificateKey { signer, key_type, max_expiration_seconds, annotations }),
+        }
+    }
+}
