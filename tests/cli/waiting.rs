@@ -65,7 +65,7 @@ fn a_source_that_manifest_files_do_not_give_says_so_and_the_other_volumes_run() 
     for (source, reason) in [
         (
             "serviceAccountToken: {path: token}",
-            r#"serviceAccountToken "token" needs an API server that issues the token; give podfs --kubeconfig"#,
+            r#"serviceAccountToken "token" needs an API server that issues it; give podfs --kubeconfig"#,
         ),
         ("clusterTrustBundle: {name: ca, path: ca.pem}", r#"clustertrustbundle "ca" not found"#),
     ] {

@@ -57,7 +57,7 @@ fn pr_06_files_need_no_api_client_and_what_needs_one_says_so() {
     let rows = [
         (
             "{serviceAccountToken: {path: token}}",
-            r#"serviceAccountToken "token" needs an API server that issues the token; give podfs --kubeconfig"#,
+            r#"serviceAccountToken "token" needs an API server that issues it; give podfs --kubeconfig"#,
         ),
         ("{clusterTrustBundle: {path: ca.pem, name: ca}}", r#"clustertrustbundle "ca" not found"#),
         (

@@ -151,7 +151,7 @@ fn one_bad_object_refuses_the_whole_push() {
         (
             "{apiVersion: apps/v1, kind: Deployment, metadata: {name: d}}",
             "the push, item 2: no volume shows a Deployment; podfs takes ConfigMaps, Secrets, PersistentVolumeClaims, \
-             PersistentVolumes, ClusterTrustBundles, Nodes, CSIDrivers, VolumeAttachments, TokenRequests and the pod",
+             PersistentVolumes, ClusterTrustBundles, Nodes, CSIDrivers, VolumeAttachments, TokenRequests, PodCertificates and the pod",
         ),
         (
             "{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: other}}",
