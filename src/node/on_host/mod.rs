@@ -1,7 +1,7 @@
 //! Leaving a container: the `podfs node` of a DaemonSet goes on on the node itself (`--on-host`).
 //!
 //! The kernel ends what is in a container when its runtime does, so no process that serves volumes may be in it. The container's
-//! first process installs the programs on the node ([`programs`]) and starts the daemon from there:
+//! first process installs the programs on the node (`programs`) and starts the daemon from there:
 //!
 //! 1. The daemon has the node's mounts and root directory. So each path of its options is one of the node, what it mounts is mounted
 //!    on the node, and the container needs no directory of the node for it.
