@@ -117,7 +117,28 @@ impl<'a> Containerd<'a> {
             container_path: (*destination).to_owned(),
             host_path: self.machine.root().join(format!("pods/uid-{pod}/{rest}")).to_str().expect("text").to_owned(),
             readonly: true,
+            propagation: 0,
         };
+        self.create_with(pod, sandbox, name, mounts.iter().map(of_kubelet).collect())
+    }
+
+    /// Creates a container with the mounts of an answer of `podfs mounts prepare --output cri`, and starts it.
+    #[track_caller]
+    pub fn run_prepared(&self, pod: &str, sandbox: &str, name: &str, mounts: &[Value]) -> Container {
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let mount = |mount: &Value| Mount {
+            container_path: text(&mount["container_path"]),
+            host_path: text(&mount["host_path"]),
+            readonly: mount["readonly"].as_bool().unwrap_or_default(),
+            propagation: mount["propagation"].as_i64().map_or(0, |number| i32::try_from(number).expect("a number")),
+        };
+        let container = self.create_with(pod, sandbox, name, mounts.iter().map(mount).collect());
+        self.launch(&container);
+        container
+    }
+
+    #[track_caller]
+    fn create_with(&self, pod: &str, sandbox: &str, name: &str, mounts: Vec<Mount>) -> Container {
         let named = |name: &str| Some(Named { name: name.to_owned() });
         let namespaces = ContainerSecurityContext { namespace_options: Some(NamespaceOption { network: NODE }) };
         let config = ContainerConfig {
@@ -125,7 +146,7 @@ impl<'a> Containerd<'a> {
             image: named(IMAGE),
             command: ["/bin/sh", "-c", "sleep 100000"].map(str::to_owned).to_vec(),
             envs: vec![KeyValue { key: "WHICH".to_owned(), value: "a".to_owned() }],
-            mounts: mounts.iter().map(of_kubelet).collect(),
+            mounts,
             log_path: format!("{name}.log"),
             linux: Some(LinuxContainerConfig { security_context: Some(namespaces) }),
         };

@@ -81,6 +81,8 @@ message!(Mount {
     host_path: String,
     #[prost(bool, tag = "3")]
     readonly: bool,
+    #[prost(int32, tag = "5")]
+    propagation: i32,
 });
 message!(ContainerConfig {
     #[prost(message, optional, tag = "1")]

@@ -4,6 +4,7 @@ mod containerd;
 mod cost;
 mod cri;
 mod lifecycle;
+mod prepared;
 mod protocol;
 mod real;
 mod replaced;
