@@ -13,6 +13,7 @@ mod rig;
 #[path = "../cli/node/nri/runtime.rs"]
 #[allow(dead_code)]
 mod runtime;
+mod signer;
 mod soak;
 mod source;
 mod transparent;

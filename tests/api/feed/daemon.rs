@@ -11,9 +11,9 @@ use crate::common::{Running, config_map, eventually, wait_content};
 use crate::rig::NODE;
 
 /// A server, and a node whose daemon asks it.
-struct Cluster {
-    server: ApiServer,
-    node: Node,
+pub(super) struct Cluster {
+    pub(super) server: ApiServer,
+    pub(super) node: Node,
     /// Part of each pod's uid: cgroups go by them.
     serial: u64,
 }
@@ -21,14 +21,14 @@ struct Cluster {
 const APP: &str = "[{name: config, configMap: {name: app}}]";
 
 impl Cluster {
-    fn new() -> Cluster {
+    pub(super) fn new() -> Cluster {
         let server = ApiServer::start();
         server.put(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {NODE}}}}}"));
         server.put("{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}");
         Cluster { server, node: Node::new(), serial: fastrand::u64(..1 << 48) }
     }
 
-    fn start(&self) -> Running {
+    pub(super) fn start(&self) -> Running {
         let mut command = self.node.command();
         let kubeconfig = self.server.kubeconfig(NODE, Style::Embedded);
         command.arg("--kubeconfig").arg(kubeconfig).args(["--node-name", NODE]);
@@ -57,7 +57,7 @@ impl Cluster {
         .to_string()
     }
 
-    fn put_pod(&self, name: &str, volumes: &str) {
+    pub(super) fn put_pod(&self, name: &str, volumes: &str) {
         self.server.put(&self.manifest(name, volumes));
     }
 
@@ -66,12 +66,12 @@ impl Cluster {
     }
 
     /// All that is wrong with the sources of pods.
-    fn trouble(&self) -> String {
+    pub(super) fn trouble(&self) -> String {
         let state: Value = serde_json::from_str(&self.node.expect(&["state", "--output", "json"])).expect("JSON");
         state["trouble"].to_string()
     }
 
-    fn is_clean(&self, name: &str) -> bool {
+    pub(super) fn is_clean(&self, name: &str) -> bool {
         self.node.is_clean(&self.uid(name))
     }
 }

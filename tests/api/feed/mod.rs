@@ -1,5 +1,6 @@
 //! The feed of a node: pods and objects of an API server, for many pods over one connection.
 
+mod certificates;
 mod daemon;
 mod objects;
 mod outages;

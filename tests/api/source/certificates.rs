@@ -3,28 +3,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use k8s_openapi::ByteString;
-use k8s_openapi::jiff::{Span, Timestamp};
-use rcgen::{CertificateParams, CertificateSigningRequestParams, Issuer, KeyPair};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::common::outcome::finish;
 use crate::common::*;
 use crate::rig::{NODE, Rig};
+use crate::signer::{REQUEST, REQUESTS, Signer, refuse, volume};
 use crate::source::tokens::service_account;
-
-const REQUESTS: &str = "podcertificaterequests";
-const REQUEST: &str = "PodCertificateRequest";
-
-fn volume(key_type: &str) -> String {
-    format!(
-        "[{{name: identity, projected: {{sources: [{{podCertificate: {{signerName: example.com/server, keyType: {key_type}, \
-         maxExpirationSeconds: 7200, credentialBundlePath: both.pem, keyPath: key.pem, certificateChainPath: chain.pem, \
-         userAnnotations: {{example.com/role: web}}}}}}]}}}}]"
-    )
-}
 
 /// A server with a node and a service account, and a pod with a certificate.
 fn rig(key_type: &str) -> Rig {
@@ -32,50 +18,6 @@ fn rig(key_type: &str) -> Rig {
     rig.server.put(&service_account("default"));
     rig.server.put(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {NODE}}}}}"));
     rig
-}
-
-/// A signer of the cluster, as a controller would be.
-struct Signer {
-    issuer: Issuer<'static, KeyPair>,
-    answered: AtomicUsize,
-}
-
-impl Signer {
-    fn new() -> Signer {
-        let issuer = Issuer::new(CertificateParams::default(), KeyPair::generate().expect("a key"));
-        Signer { issuer, answered: AtomicUsize::new(0) }
-    }
-
-    /// Waits for the next request.
-    fn next(&self, rig: &Rig) -> Value {
-        let answered = self.answered.fetch_add(1, Ordering::Relaxed);
-        eventually("the next request is there", || rig.server.objects(REQUEST).len() > answered);
-        let is_open = |request: &Value| request["status"]["conditions"].is_null();
-        rig.server.objects(REQUEST).into_iter().find(is_open).expect("a request that is open")
-    }
-
-    /// Issues a certificate that ends in so many seconds and is to be replaced in others.
-    fn issue(&self, rig: &Rig, mut request: Value, refresh: i64, end: i64) {
-        let ByteString(der) = serde_json::from_value(request["spec"]["stubPKCS10Request"].clone()).expect("base64");
-        let csr =
-            CertificateSigningRequestParams::from_der(&der.into()).expect("a signing request that is signed right");
-        let certificate = csr.signed_by(&self.issuer).expect("a certificate");
-        let at = |seconds: i64| json!((Timestamp::now() + Span::new().seconds(seconds)).to_string());
-        request["status"] = json!({
-            "conditions": [condition("Issued", "Good", "fine")],
-            "certificateChain": certificate.pem(), "notBefore": at(-60), "beginRefreshAt": at(refresh), "notAfter": at(end),
-        });
-        rig.server.put_value(request);
-    }
-}
-
-fn condition(kind: &str, reason: &str, message: &str) -> Value {
-    json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
-}
-
-fn answer(rig: &Rig, mut request: Value, kind: &str) {
-    request["status"] = json!({"conditions": [condition(kind, "UnsupportedKeyType", "use ED25519")]});
-    rig.server.put_value(request);
 }
 
 /// What openssl says of a file.
@@ -91,7 +33,7 @@ fn pc_01_a_key_and_its_certificate_are_in_one_generation_at_their_paths() {
         let (rig, signer) = (rig(key_type), Signer::new());
         let mut running = rig.start();
         running.wait_log("credential bundle is not issued yet");
-        let request = signer.next(&rig);
+        let request = signer.next(&rig.server);
         let spec = &request["spec"];
         assert_eq!((&spec["signerName"], &spec["maxExpirationSeconds"]), (&json!("example.com/server"), &json!(7200)));
         assert_eq!(
@@ -101,7 +43,7 @@ fn pc_01_a_key_and_its_certificate_are_in_one_generation_at_their_paths() {
         assert_eq!(spec["unverifiedUserAnnotations"], json!({"example.com/role": "web"}));
         let uid = |kind: &str| rig.server.objects(kind)[0]["metadata"]["uid"].clone();
         assert_eq!((&spec["nodeUID"], &spec["serviceAccountUID"]), (&uid("Node"), &uid("ServiceAccount")));
-        signer.issue(&rig, request, 3600, 7200);
+        signer.issue(&rig.server, request, 3600, 7200);
         running.wait_ready();
         let file = |name: &str| running.volume("identity").join(name);
         let read = |name: &str| fs::read_to_string(file(name)).expect("a file");
@@ -120,7 +62,7 @@ fn pc_02_a_request_that_is_denied_is_not_repeated() {
     for (kind, word) in [("Denied", "denied"), ("Failed", "failed")] {
         let (rig, signer) = (rig("ECDSAP256"), Signer::new());
         let running = rig.start();
-        answer(&rig, signer.next(&rig), kind);
+        refuse(&rig.server, signer.next(&rig.server), kind);
         running.wait_log(&format!(
             "PodCertificateRequest was permanently {word}: reason=\"UnsupportedKeyType\" message=\"use ED25519\""
         ));
@@ -137,16 +79,16 @@ fn pc_03_another_certificate_for_another_key_comes_when_the_signer_says() {
     let mut running = rig.start();
     running.wait_log("credential bundle is not issued yet");
     // A request that is gone is made anew.
-    let first = signer.next(&rig);
+    let first = signer.next(&rig.server);
     rig.server.delete(REQUEST, "default", first["metadata"]["name"].as_str().expect("a name"));
     eventually("it is made anew", || rig.server.count("create", REQUESTS) == 2);
     let request = rig.server.objects(REQUEST).remove(0);
     // Half of a short life has to pass.
-    signer.issue(&rig, request, 1, 4);
+    signer.issue(&rig.server, request, 1, 4);
     running.wait_ready();
     let both = running.volume("identity").join("both.pem");
     let before = fs::read_to_string(&both).expect("a file");
-    signer.issue(&rig, signer.next(&rig), 3600, 7200);
+    signer.issue(&rig.server, signer.next(&rig.server), 3600, 7200);
     eventually("the next certificate is shown", || fs::read_to_string(&both).expect("a file") != before);
     let after = fs::read_to_string(&both).expect("a file");
     let key = |bundle: &str| bundle.split("-----BEGIN CERTIFICATE").next().map(str::to_owned);

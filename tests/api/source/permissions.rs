@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::api_server::{InitialEvents, User};
 use crate::common::*;
 use crate::rig::Rig;
+use crate::signer::Signer;
 
 const RULES: &str = include_str!("../../../packaging/examples/rbac.yaml");
 
@@ -17,6 +18,8 @@ const RULES: &str = include_str!("../../../packaging/examples/rbac.yaml");
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}, \
     {name: late, configMap: {name: late}}, \
     {name: data, persistentVolumeClaim: {claimName: data}}, \
+    {name: identity, projected: {sources: [{podCertificate: {signerName: example.com/server, keyType: ED25519, \
+        credentialBundlePath: both.pem}}]}}, \
     {name: all, projected: {sources: [{serviceAccountToken: {path: token}}, \
         {clusterTrustBundle: {path: ca, name: roots}}, \
         {downwardAPI: {items: [{path: cpu, \
@@ -103,6 +106,8 @@ fn the_example_rules_are_enough_for_podfs_in_a_pod_and_each_is_needed() {
     let mut running = rig.fixture.start_command(command);
     eventually("an event tells of the missing object", || !rig.server.objects("Event").is_empty());
     rig.server.put(&config_map("late", &[("key", "there")]));
+    let signer = Signer::new();
+    signer.issue(&rig.server, signer.next(&rig.server), 3600, 7200);
     running.wait_ready();
 
     let root = PathBuf::from(format!("/proc/{}/root", running.pid()));

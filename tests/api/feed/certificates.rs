@@ -1,0 +1,63 @@
+//! Certificates of pods through `podfs node`: asked for by the daemon, shown by supervisors, renewed, and refused.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::daemon::Cluster;
+use crate::api_server::Order;
+use crate::common::eventually;
+use crate::signer::{REQUESTS, Signer, refuse, volume};
+
+#[test]
+fn pc_01_pc_03_the_daemon_asks_for_a_certificate_and_for_the_next_one_before_it_ends() {
+    let (cluster, signer) = (Cluster::new(), Signer::new());
+    cluster.put_pod("web", &volume("ED25519"));
+    let _daemon = cluster.start();
+    let node = &cluster.node;
+    let request = signer.next(&cluster.server);
+    eventually("the reason is told", || reason(&cluster).contains("credential bundle is not issued yet"));
+    let refused = node.refused(&["wait", "default/web", "--timeout", "0"]);
+    assert!(refused.contains("unmounted volumes=[identity]"), "{refused}");
+    // Half of a short life has to pass.
+    signer.issue(&cluster.server, request, 1, 8);
+    node.expect(&["wait", "default/web"]);
+    let shown = node.path("web", "identity");
+    let read = |name: &str| fs::read_to_string(shown.join(name)).expect("a file");
+    let first = read("both.pem");
+    assert_eq!(first, read("key.pem") + &read("chain.pem"));
+    signer.issue(&cluster.server, signer.next(&cluster.server), 3600, 7200);
+    eventually("the next certificate is shown", || read("both.pem") != first);
+    assert_ne!(read("key.pem"), first.split("-----BEGIN CERTIFICATE").next().unwrap_or_default());
+    assert!(!node.log().contains("PRIVATE KEY"), "no key is logged");
+    cluster.server.assert_conventions();
+}
+
+#[test]
+fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_asked_for_again() {
+    let (cluster, signer) = (Cluster::new(), Signer::new());
+    cluster.put_pod("web", &volume("ECDSAP256"));
+    let _daemon = cluster.start();
+    refuse(&cluster.server, signer.next(&cluster.server), "Denied");
+    let denied = "PodCertificateRequest was permanently denied: reason=\"UnsupportedKeyType\" message=\"use ED25519\"";
+    eventually("the reason is told", || reason(&cluster).contains(denied));
+    let told = |event: &Value| event["message"].as_str().is_some_and(|message| message.contains(denied));
+    eventually("an event tells it to the pod", || cluster.server.objects("Event").iter().any(told));
+    // A connection anew is no reason to ask anew.
+    cluster.server.connections(Order::Refuse);
+    eventually("the server is missed", || cluster.trouble().contains("cannot watch pods"));
+    cluster.server.connections(Order::Serve);
+    eventually("the trouble is over", || cluster.trouble() == "[]");
+    assert_eq!(cluster.server.count("create", REQUESTS), 1);
+    assert!(reason(&cluster).contains(denied));
+}
+
+/// What the daemon says of the volume of the pod.
+fn reason(cluster: &Cluster) -> String {
+    cluster
+        .node
+        .volume("web", "identity")
+        .map(|volume| volume["reason"].to_string())
+        .unwrap_or_default()
+        .replace("\\\"", "\"")
+}
