@@ -173,7 +173,7 @@ impl<'a> Cleanup<'a> {
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
             // Empty: the server is gone. It holds nothing that anybody could miss.
             match &self.retired {
-                Some(_) => cgroup::remove_after_keeper(cgroup),
+                Some(_) => cgroup::remove_when_empty(cgroup),
                 None => cgroup::remove(cgroup),
             }
             cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);

@@ -113,6 +113,8 @@ pub fn sweep(root: &Path) -> Vec<(PathBuf, HostError)> {
 fn each(root: &Path, step: impl Fn(&GlobalMount) -> Result<(), HostError>) -> Vec<(PathBuf, HostError)> {
     let mounts = GlobalMount::names(root, PLUGIN, None).into_iter().map(|name| global_mount(root, &name));
     let failures = mounts.filter_map(|mount| Some((mount.place().to_owned(), step(&mount).err()?))).collect();
+    // A process that was killed may have left it empty.
+    let _ = std::fs::remove_dir(root.join(FORMATTING));
     GlobalMount::remove_empty(root, PLUGIN);
     failures
 }

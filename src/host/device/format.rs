@@ -59,13 +59,19 @@ impl Marker {
             }
             write_synced(path, &serde_json::to_vec(self)?)
         };
-        write().map_err(|cause| HostError::system("write", path, cause))
+        // Another process may remove the directory, while it is empty.
+        let written = (0..100).map(|_| write()).find(|written| !is_gone(written)).unwrap_or_else(write);
+        written.map_err(|cause| HostError::system("write", path, cause))
     }
 
     /// Whether this is the device that was to be formatted.
     fn is_of(&self, device: &BlockDevice) -> bool {
         self.device == device.path() && device.size().is_ok_and(|size| size == self.size)
     }
+}
+
+fn is_gone(done: &io::Result<()>) -> bool {
+    done.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::NotFound)
 }
 
 /// Removes a marker, and the directories above it that podfs made for markers.

@@ -83,7 +83,7 @@ pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
                 node.reprocess(uid.clone()).await.map_err(|_| WaitError::Ending)?;
                 errors_count = Some(Instant::now() + REPROCESSING);
             }
-            if volumes_are_mounted(entry)? {
+            if volumes_are_mounted(&state, entry)? {
                 return Ok(());
             }
             if !entry.errors.is_empty() && errors_count.is_some_and(|time| time <= Instant::now()) {
@@ -137,9 +137,11 @@ async fn change(states: &mut watch::Receiver<Arc<NodeState>>, deadline: Instant)
 ///
 /// # Errors
 /// When it never gets them again.
-fn volumes_are_mounted(pod: &PodEntry) -> Result<bool, WaitError> {
+fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitError> {
     let why = match pod.stage {
         _ if pod.released => Some("it was released"),
+        // A daemon that has just started knows the pod from what an earlier one has written down, and has not read all pods yet.
+        None if !node.sources_ready => return Ok(false),
         None => Some("it was deleted"),
         Some(PodStage::Terminal) => Some("it has ended"),
         Some(PodStage::Desired | PodStage::Terminating) => None,
@@ -294,6 +296,10 @@ mod tests {
         let told = |why: &str| Err(format!("pod default/web: {why}, so its volumes are not mounted any more"));
         assert_eq!(over(|pod| pod.released = true).await, told("it was released"));
         assert_eq!(over(|pod| pod.stage = None).await, told("it was deleted"));
+        let mut unread = node([PodEntry { stage: None, ..pod([volume("a", Mounted)]) }]);
+        unread.sources_ready = false;
+        let waited = at_once(unread, UID).await.expect_err("it may be deleted");
+        assert!(waited.ends_with(TIME_IS_OVER), "a daemon that has not read all pods cannot know: {waited}");
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminal)).await, told("it has ended"));
         assert_eq!(over(|pod| pod.stage = Some(PodStage::Terminating)).await, Ok(()), "containers may start still");
         let unknown = at_once(node([]), "default/web").await.expect_err("there is none");

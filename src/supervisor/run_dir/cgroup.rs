@@ -168,12 +168,13 @@ pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
     all.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
 }
 
-/// Removes the cgroup of a supervisor that has ended with its server, if it is one that a daemon made.
+/// Removes the cgroup of a supervisor that has ended with its server, if it is one that a daemon made. The server and its keeper may
+/// take a moment longer than the supervisor.
 pub(crate) fn remove_of_supervisor(cgroup: &Path) {
     let name = cgroup.file_name().and_then(|name| name.to_str());
     if let Some(uid) = name.and_then(|name| name.strip_prefix(OF_SUPERVISOR)) {
-        [SUPERVISORS, &format!("podfs-{uid}")].iter().for_each(|below| remove(&cgroup.join(below)));
-        remove(cgroup);
+        [SUPERVISORS, &format!("podfs-{uid}")].iter().for_each(|below| remove_when_empty(&cgroup.join(below)));
+        remove_when_empty(cgroup);
     }
 }
 
@@ -268,8 +269,8 @@ fn has_processes(cgroup: &Path) -> bool {
     listed(cgroup).is_ok_and(|all| !all.is_empty())
 }
 
-/// Waits until the keeper of a server that was killed has ended, and removes the cgroup of both.
-pub(crate) fn remove_after_keeper(cgroup: &Path) {
+/// Removes a cgroup whose processes are ending, such as the keeper of a server that was killed, once they have ended.
+pub(crate) fn remove_when_empty(cgroup: &Path) {
     const TRIES: u32 = 500;
     (0..TRIES).find(|_| {
         let is_empty = !has_processes(cgroup);
@@ -281,12 +282,12 @@ pub(crate) fn remove_after_keeper(cgroup: &Path) {
     remove(cgroup);
 }
 
-/// Removes a cgroup, if nobody is in it.
+/// Removes a cgroup, unless a process is in it.
 pub(crate) fn remove(cgroup: &Path) {
-    const TRIES: u32 = 100;
+    const TRIES: u32 = 1000;
     for _ in 0..TRIES {
         match fs::remove_dir(cgroup) {
-            // A process that has just ended takes a moment to leave.
+            // The kernel lists a process no more when it begins to end, and lets go of its cgroup when it has ended.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !has_processes(cgroup) => {
                 thread::sleep(Duration::from_millis(1));
             }

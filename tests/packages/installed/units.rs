@@ -145,7 +145,9 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
     pods::start(&machine);
     // To every process of the unit at once. It was not systemd that ended it, so it comes again.
     let (supervisor, _) = processes(&machine);
-    machine.does(&format!("systemctl kill {UNIT}"));
+    // systemd reports a failure when the server's cgroup goes while it looks for processes there; the signals are sent.
+    let sent = machine.run(&format!("systemctl kill {UNIT}"));
+    assert!(sent.code == Some(0) || sent.err.contains("No such device"), "{sent:?}");
     let is_another = || property(&machine, UNIT, "MainPID") != supervisor.to_string();
     eventually("the pod is served anew", || is_another() && property(&machine, UNIT, "SubState") == "running");
     // Everything is killed at once: the next supervisor mounts over what is dead.
