@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
@@ -310,14 +310,26 @@ impl Drop for VisibleMount {
     }
 }
 
-/// Takes away the dead mounts that a mount has covered.
+/// Unmounts the dead mounts that a mount has covered. The mount table has a line for each mount of the node, so it is read
+/// only when a mount is left: thousands of volumes may be unmounted one after another.
 fn uncover(path: &Path) -> Result<(), MountError> {
-    loop {
+    while may_be_mount_point(path) {
         let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
         match mounts.last() {
             Some(top) if top.fs_type == FS_TYPE && is_dead(path) => detach(path)?,
             _ => return Ok(()),
         }
+    }
+    Ok(())
+}
+
+/// Whether a file system is mounted at `path`, or the kernel cannot tell. No file system is asked.
+fn may_be_mount_point(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match statx(CWD, path, flags, StatxFlags::empty()) {
+        Ok(found) => found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        Err(Errno::NOENT) => false,
+        Err(_) => true,
     }
 }
 
