@@ -67,13 +67,20 @@ impl Push {
         check_size(&question)?;
         match ask(&directory, &question, None).map_err(Failure::general)? {
             Answer::Pushed(Taken { objects, tokens }) => {
-                eprintln!("podfs: pod {} knows {objects} objects and {tokens} tokens now", self.pod);
+                let (objects, tokens) = (counted(objects, "object"), counted(tokens, "token"));
+                eprintln!("podfs: pod {} has {objects} and {tokens} now", self.pod);
                 Ok(())
             }
             Answer::Refused(reason) | Answer::Busy(reason) => Err(Failure::general(anyhow!(reason))),
             other => Err(Failure::general(anyhow!("the supervisor gave an answer to another question: {other:?}"))),
         }
     }
+}
+
+/// `1 object`, `2 objects`.
+fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
 }
 
 fn deletion(text: &str) -> Result<Deletion, String> {

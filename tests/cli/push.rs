@@ -35,7 +35,7 @@ impl Pushed {
     /// One that has everything it needs.
     fn complete() -> Pushed {
         let mut pushed = Self::start();
-        pushed.push_objects(&everything()).says(0, &["knows 3 objects and 1 tokens now"]);
+        pushed.push_objects(&everything()).says(0, &["has 3 objects and 1 token now"]);
         pushed.running.wait_ready();
         pushed
     }
@@ -137,7 +137,7 @@ fn volumes_wait_for_the_first_push_and_show_it() {
 #[test]
 fn tk_09_what_is_pushed_again_replaces_what_was() {
     let pushed = Pushed::complete();
-    pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["knows 3 objects and 1 tokens now"]);
+    pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["has 3 objects and 1 token now"]);
     wait_content(&pushed.file("projected", "access", "token"), "second");
     // Both came in one push, so they are switched together.
     assert_eq!(fs::read_to_string(pushed.file("projected", "access", "ca.crt")).expect("a file"), pem("BBBB"));
@@ -147,7 +147,7 @@ fn tk_09_what_is_pushed_again_replaces_what_was() {
 #[test]
 fn cm_07_cm_08_an_optional_object_that_is_deleted_vanishes_and_a_required_one_stays() {
     let pushed = Pushed::complete();
-    pushed.push(&["--delete", "ConfigMap/app", "--delete", "Secret/db"]).says(0, &["knows 1 objects"]);
+    pushed.push(&["--delete", "ConfigMap/app", "--delete", "Secret/db"]).says(0, &["has 1 object and 1 token now"]);
     eventually("the file is gone", || !pushed.setting().exists());
     pushed.running.wait_log(r#"secret "db" not found"#);
     assert_eq!(fs::read_to_string(pushed.file("secret", "keys", "k")).expect("a file"), "s");
