@@ -1,7 +1,7 @@
 //! What has to be true of everything that was decoded.
 
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::xdr::{Malformed, Reader, Writer};
 
 use super::memory;
 

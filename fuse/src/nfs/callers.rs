@@ -16,10 +16,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::rpc::credential::MAX_GROUPS;
 
 use super::options::Callers as As;
-use super::rpc::Credential;
-use super::rpc::credential::MAX_GROUPS;
 use crate::session::Caller;
 
 /// Threads that are remembered.

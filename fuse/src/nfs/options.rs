@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use podfs_nfs::export::Limits;
+use podfs_nfs::rpc::{Persistence, Policy};
+use podfs_nfs::v3::Kind;
 use serde::{Deserialize, Serialize};
-
-use super::export::Limits;
-use super::rpc::{Persistence, Policy};
-use super::v3::Kind;
 
 /// How an export is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,12 +15,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::fstat;
+use podfs_nfs::rpc::dial::{bound, inode};
+use podfs_nfs::server::MAX_CONNECTIONS;
 use rustix::net::getsockname;
 
 use super::options::{Options, Place};
-use super::rpc::dial::bound;
-use super::server::MAX_CONNECTIONS;
 
 /// The first port that anybody may bind.
 const UNPRIVILEGED: u16 = 1024;
@@ -87,7 +86,9 @@ impl SocketSets {
         };
         let inode = inode(first)?;
         let mut sets = self.lock();
-        let is_it = |set: &Arc<Set>| set.connections().first().is_some_and(|one| self::inode(one).ok() == Some(inode));
+        let is_it = |set: &Arc<Set>| {
+            set.connections().first().is_some_and(|one| podfs_nfs::rpc::dial::inode(one).ok() == Some(inode))
+        };
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
             Some(set) => {
                 let mut known = set.connections();
@@ -165,14 +166,6 @@ impl Set {
     fn connections(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
         self.connections.lock().expect("a thread that panics ends the process")
     }
-}
-
-/// What all copies of a socket have in common, and no other socket has.
-///
-/// # Errors
-/// When the kernel does not tell.
-pub(crate) fn inode(socket: &OwnedFd) -> io::Result<u64> {
-    Ok(fstat(socket)?.st_ino)
 }
 
 fn port(socket: &OwnedFd) -> io::Result<u16> {

@@ -10,8 +10,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use podfs_nfs::export::{Export, How};
+use podfs_nfs::rpc::{Credential, Policy, SilenceObserver};
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Attributes, FileHandle};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
@@ -23,15 +27,11 @@ use super::client_state::calls::Calls;
 use super::client_state::inherit::Inheritance;
 use super::client_state::node::{Found, Nodes};
 use super::client_state::open_files::OpenFiles;
-use super::export::{Export, How};
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
 use super::options::{Options, Place};
-use super::rpc::{Credential, Policy};
-use super::server::Servers;
-use super::v3::{Attributes, FileHandle};
 use super::volume::Volume;
 use super::writeback::log::Log;
-use crate::region::{Kind, Region};
+use crate::region::{Kind, Moment, Region};
 use crate::session::{Input, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
@@ -46,12 +46,19 @@ pub struct Served {
     pub region: Arc<Region>,
     /// The file of its log.
     pub log: OwnedFd,
-    /// [Bound](super::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
+    /// [Bound](podfs_nfs::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
     pub sockets: Vec<OwnedFd>,
     /// How it is served.
     pub options: Options,
     /// Who looks on.
     pub trace: Arc<Trace>,
+}
+
+/// The region tells the supervisor, and every server after this one, that the volume's NFS server is silent.
+impl SilenceObserver for Region {
+    fn silent_since(&self, since: Option<Instant>) {
+        self.silence().set(since.map(Moment::of));
+    }
 }
 
 /// The thread. It ends when this is dropped and no volume is served.
@@ -235,7 +242,7 @@ impl ThreadState {
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
         let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
-        server.tell(region);
+        server.add_observer(Arc::<Region>::clone(region));
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
 }
@@ -256,7 +263,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
-        kind: super::v3::Kind::Directory,
+        kind: podfs_nfs::v3::Kind::Directory,
         mode: 0o755,
         links: 2,
         uid: 0,

@@ -18,12 +18,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use podfs_nfs::rpc::Credential;
 use rustix::fs::Mode;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::nfs::callers::Callers;
 use crate::nfs::options::Callers as As;
-use crate::nfs::rpc::Credential;
 use crate::session::Caller;
 
 /// Makes the calling thread ready to act for callers. What this process may not do is left out: then the source

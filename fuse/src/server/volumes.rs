@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use podfs_nfs::rpc::dial::inode;
 use serde_json::Value;
 
 use super::process::Held;
@@ -17,7 +18,6 @@ use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::options::Place;
-use crate::nfs::sockets::inode;
 use crate::nfs::thread::{NfsThread, Served};
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};

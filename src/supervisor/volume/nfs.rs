@@ -4,10 +4,10 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
-use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
 use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, RetryPolicy, Search};
-use podfs_fuse::nfs::rpc::Credential;
 use podfs_fuse::nfs::sockets::Sockets;
+use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
 use super::{Refresh, Setting, Trouble};

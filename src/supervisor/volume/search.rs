@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
 use podfs_fuse::nfs::options::{Callers, Options, Place, Search};
-use podfs_fuse::nfs::rpc::Credential;
 use podfs_fuse::protocol::VolumeId;
+use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
 

@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::state::{CallCell, no_memory};
-use crate::nfs::rpc::Credential;
 use crate::region::Region;
 use crate::region::cells::Record;
 

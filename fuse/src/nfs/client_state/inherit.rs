@@ -9,13 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use podfs_nfs::v3::Kind;
+
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
 use super::node::{Found, Inherited, Node, Nodes, ROOT};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
-use crate::nfs::v3::Kind;
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
 

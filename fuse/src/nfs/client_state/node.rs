@@ -9,14 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{FileHandle, Kind};
 use rustix::io::Errno;
 
 use super::name::{Name, NameOf};
 use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_bytes};
 use crate::nfs::filesystem::attributes::{file_type, kind_of};
 use crate::nfs::filesystem::freshness::Freshness;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{FileHandle, Kind};
 use crate::region::Region;
 use crate::region::cells::Record;
 

@@ -9,12 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 
 use super::node::Node;
 use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
 use crate::nfs::filesystem::listing::Listing;
-use crate::nfs::rpc::Credential;
 use crate::region::Region;
 use crate::region::cells::Record;
 

@@ -6,11 +6,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::rpc::credential::MAX_GROUPS;
+use podfs_nfs::v3::{Attributes, Kind, Time};
 use rustix::io::Errno;
 
-use crate::nfs::rpc::Credential;
-use crate::nfs::rpc::credential::MAX_GROUPS;
-use crate::nfs::v3::{Attributes, Kind, Time};
 use crate::region::cells::Content;
 use crate::region::shared::shared;
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+use podfs_nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
 /// What a file is, as `S_IFMT` of its mode.

@@ -2,6 +2,10 @@
 
 use std::rc::Rc;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
 use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
@@ -10,10 +14,6 @@ use super::silly::{ASIDE, ITSELF};
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
 use crate::nfs::client_state::node::Node;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
 

@@ -3,6 +3,9 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, Changes, access};
 use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -12,9 +15,6 @@ use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
 use crate::ending::is_exiting;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, Changes, access};
 use crate::nfs::writeback::FileKey;
 use crate::session::Answer;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};

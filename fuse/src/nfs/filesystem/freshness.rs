@@ -9,9 +9,10 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Around, Attributes, Before, Kind, Time};
+
 use super::super::options::Caching;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Around, Attributes, Before, Kind, Time};
 
 /// Users whose rights to one file are remembered.
 const RIGHTS: usize = 4;

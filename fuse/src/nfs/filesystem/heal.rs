@@ -10,13 +10,14 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::mountd;
+use podfs_nfs::rpc::{Credential, Policy};
+use podfs_nfs::v3::{FileHandle, Status};
+
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::{Node, ROOT};
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::mountd;
-use crate::nfs::rpc::{Credential, Policy};
-use crate::nfs::v3::{FileHandle, Status};
 
 /// Deeper directories are not looked for.
 const DEEPEST: usize = 64;

@@ -18,6 +18,10 @@
 //! between, and before it asked it had looked whether the name is there. Who makes the same thing at the server in this
 //! very moment is mistaken for this call, as with Linux' own client.
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
@@ -25,10 +29,6 @@ use tokio::time::sleep;
 use super::NfsFilesystem;
 use super::turn::{Once, PAUSE};
 use crate::nfs::client_state::node::Node;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
 
 /// By how much the clocks of servers may be behind, in seconds.
 const SLACK: i64 = 120;

@@ -5,6 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::Instant;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::v3::{self, Status};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -16,9 +19,6 @@ use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::inherit::is_name;
 use crate::nfs::client_state::node::{Node, ROOT};
 use crate::nfs::client_state::open_files::OpenFile;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::v3::{self, Status};
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, ListedEntry};
 

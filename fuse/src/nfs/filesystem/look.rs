@@ -7,6 +7,9 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -15,10 +18,7 @@ use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::node::{Node, ROOT};
-use crate::nfs::export::How;
 use crate::nfs::options::Lookups;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, Kstatfs};
 

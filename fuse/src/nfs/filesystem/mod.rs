@@ -49,6 +49,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use podfs_nfs::export::{Export, How};
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::server::Server;
+use podfs_nfs::v3::{Around, Attributes, FsStat};
 use rustix::io::Errno;
 
 use super::callers::Callers;
@@ -56,11 +60,7 @@ use super::client_state::ClientState;
 use super::client_state::calls::seed;
 use super::client_state::node::{Found, Node};
 use super::client_state::state::{RootCell, no_memory};
-use super::export::{Export, How};
 use super::options::Options;
-use super::rpc::Credential;
-use super::server::Server;
-use super::v3::{Around, Attributes, FsStat};
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
 use crate::region::Region;
@@ -80,7 +80,7 @@ pub enum Answered {
     /// Bytes.
     Bytes(Vec<u8>),
     /// Bytes of a reply of the server, which are not copied.
-    Data(super::rpc::Slice),
+    Data(podfs_nfs::rpc::Slice),
 }
 
 impl From<Answer> for Answered {
@@ -401,7 +401,7 @@ impl NfsFilesystem {
 }
 
 /// What attributes tell of what a file is.
-fn found(handle: super::v3::FileHandle, attributes: &Attributes) -> Found {
+fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> Found {
     Found { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 

@@ -7,14 +7,14 @@
 
 use std::rc::Rc;
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Kind, Status};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use super::turn::Turn;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Kind, Status};
 
 /// Steps of a request: the other name, and what follows.
 pub const ASIDE: u32 = 0;

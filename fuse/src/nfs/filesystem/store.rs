@@ -4,13 +4,13 @@ use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::{Credential, Slice};
+use podfs_nfs::v3::{Around, Stability};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::{Credential, Slice};
-use crate::nfs::v3::{Around, Stability};
 use crate::nfs::writeback::log::Piece;
 use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
 

@@ -7,6 +7,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
@@ -14,9 +17,6 @@ use tokio::time::sleep;
 use super::heal::is_stale;
 use crate::nfs::client_state::calls::{Call, Calls};
 use crate::nfs::client_state::open_files::OpenFile;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
 use crate::session::Caller;
 
 /// How often a call is made again that the server may be doing twice at once.

@@ -1,7 +1,7 @@
 //! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
 
-use super::rpc::{Connection, Credential, Failure, Message, Policy, Procedure};
-use super::xdr::{Malformed, Reader};
+use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure};
+use crate::xdr::{Malformed, Reader};
 
 /// The port of portmappers.
 pub const PORT: u16 = 111;

@@ -1,20 +1,26 @@
 //! A server as all connections to it see it: where it is, and how it does.
 //!
-//! Two things are known of its answers. For how long somebody has been waiting says whether it is worth asking; nobody waits
-//! for a call that was given up. For how long it has been silent is told to those who watch: calls that end without an answer
-//! do not end it, whether they were given up or taken back, and neither do pauses between them. Only what the server says does.
+//! Two times are kept of its answers. For how long a call has been waiting says whether another call is worth making; a call
+//! that was given up does not wait. For how long the server has been silent goes to the [observers](SilenceObserver): a call
+//! that ends without an answer does not end the silence, whether it was given up or taken back, and neither does a pause between
+//! calls. Only bytes from the server do.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::region::{Moment, Region};
-
 /// A call that was taken back sooner than this says nothing of the server.
 const SOONEST: Duration = Duration::from_millis(250);
+
+/// Gets to know whether a server is silent: one for each volume of it.
+pub trait SilenceObserver: fmt::Debug {
+    /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
+    fn silent_since(&self, since: Option<Instant>);
+}
 
 /// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
 #[derive(Debug)]
@@ -25,8 +31,7 @@ pub struct Peer {
     waiting_since: Cell<Option<Instant>>,
     /// Since when nothing came although something was asked, whether anybody waits for it or not.
     silent_since: Cell<Option<Instant>>,
-    /// Where this is told to other processes: a region for each volume that shares the server.
-    regions: RefCell<Vec<Weak<Region>>>,
+    observers: RefCell<Vec<Weak<dyn SilenceObserver>>>,
     /// The log says that it does not answer.
     told: Cell<bool>,
     /// The log says that it sends garbage.
@@ -71,7 +76,7 @@ impl Peer {
             address: Cell::new(address),
             waiting_since: Cell::default(),
             silent_since: Cell::default(),
-            regions: RefCell::default(),
+            observers: RefCell::default(),
             told: Cell::default(),
             told_garbage: Cell::default(),
             connected: Cell::default(),
@@ -84,12 +89,12 @@ impl Peer {
         }
     }
 
-    /// From now on, `region` tells since when it has been silent, as the regions of other volumes do.
-    pub fn tell(&self, region: &Arc<Region>) {
-        region.silence().set(self.silent_since.get().map(Moment::of));
-        let mut regions = self.regions.borrow_mut();
-        regions.retain(|other| other.strong_count() > 0);
-        regions.push(Arc::downgrade(region));
+    /// From now on, `observer` gets to know since when the server has been silent, for as long as it lives.
+    pub fn add_observer(&self, observer: &Arc<dyn SilenceObserver>) {
+        observer.silent_since(self.silent_since.get());
+        let mut observers = self.observers.borrow_mut();
+        observers.retain(|other| other.strong_count() > 0);
+        observers.push(Arc::downgrade(observer));
     }
 
     /// What it is called in messages.
@@ -237,27 +242,48 @@ impl Peer {
 
     fn silent_from(&self, since: Option<Instant>) {
         self.silent_since.set(since);
-        // Asked of the clock once for all volumes: every call comes by here.
-        let moment = since.map(Moment::of);
-        self.regions.borrow().iter().filter_map(Weak::upgrade).for_each(|region| region.silence().set(moment));
+        let observers = self.observers.borrow();
+        observers.iter().filter_map(Weak::upgrade).for_each(|observer| observer.silent_since(since));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::sync::Mutex;
 
     use super::*;
-    use crate::region::Kind;
 
     const LONG: Duration = Duration::from_secs(10);
 
+    /// What a volume has got to know last.
+    #[derive(Debug, Default)]
+    struct Observed(Mutex<Option<Instant>>);
+
+    impl Observed {
+        fn since(&self) -> Option<Instant> {
+            *self.0.lock().expect("no panic")
+        }
+    }
+
+    impl SilenceObserver for Observed {
+        fn silent_since(&self, since: Option<Instant>) {
+            *self.0.lock().expect("no panic") = since;
+        }
+    }
+
+    fn observe(peer: &Peer) -> Arc<Observed> {
+        let observed = Arc::new(Observed::default());
+        let observer: Arc<dyn SilenceObserver> = Arc::<Observed>::clone(&observed);
+        peer.add_observer(&observer);
+        observed
+    }
+
     /// A server that two volumes share.
-    fn peer() -> (Peer, [Arc<Region>; 2]) {
+    fn peer() -> (Peer, [Arc<Observed>; 2]) {
         let peer = Peer::new("the-server".to_owned(), (Ipv4Addr::LOCALHOST, 2049).into());
-        let regions = [(); 2].map(|()| Arc::new(Region::create(Kind::Nfs).expect("a region")));
-        regions.iter().for_each(|region| peer.tell(region));
-        (peer, regions)
+        let volumes = [(); 2].map(|()| observe(&peer));
+        (peer, volumes)
     }
 
     fn long_ago() -> Instant {
@@ -266,83 +292,82 @@ mod tests {
 
     /// What the volumes tell of their server: all of them the same.
     #[track_caller]
-    fn is_silent_for_long(regions: &[Arc<Region>]) -> bool {
-        let since = regions[0].silent_since();
-        assert!(regions.iter().all(|region| region.silent_since() == since));
+    fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
+        let since = volumes[0].since();
+        assert!(volumes.iter().all(|volume| volume.since() == since));
         since.is_some_and(|since| since.elapsed() >= LONG)
     }
 
     #[track_caller]
-    fn owes_nothing(regions: &[Arc<Region>]) -> bool {
-        !is_silent_for_long(regions) && regions[0].silent_since().is_none()
+    fn owes_nothing(volumes: &[Arc<Observed>]) -> bool {
+        !is_silent_for_long(volumes) && volumes[0].since().is_none()
     }
 
     #[test]
     fn calls_that_are_given_up_make_one_silence_until_something_is_answered() {
-        let (peer, regions) = peer();
+        let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_given_up();
-        assert!(is_silent_for_long(&regions));
+        assert!(is_silent_for_long(&volumes));
         assert_eq!(peer.silent(), Duration::ZERO, "nobody waits");
         peer.call_begins(Instant::now());
-        assert!(is_silent_for_long(&regions));
+        assert!(is_silent_for_long(&volumes));
         assert!(peer.silent() < LONG, "whoever waits has not been waiting for long");
         peer.call_given_up();
-        let late = Arc::new(Region::create(Kind::Nfs).expect("a region"));
-        peer.tell(&late);
-        assert!(is_silent_for_long(&[&regions[..], &[late]].concat()));
+        let late = observe(&peer);
+        assert!(is_silent_for_long(&[&volumes[..], &[late]].concat()));
         peer.call_begins(Instant::now());
         peer.call_answered();
         peer.heard();
-        assert!(owes_nothing(&regions));
+        assert!(owes_nothing(&volumes));
     }
 
     #[test]
     fn a_late_answer_to_a_call_that_was_given_up_ends_the_silence() {
-        let (peer, regions) = peer();
+        let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_given_up();
         peer.heard();
-        assert!(owes_nothing(&regions));
+        assert!(owes_nothing(&volumes));
         assert_eq!(peer.silent(), Duration::ZERO);
     }
 
     #[test]
     fn a_server_that_answers_others_is_not_silent() {
-        let (peer, regions) = peer();
+        let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_begins(Instant::now());
         peer.call_answered();
         peer.heard();
-        assert!(!is_silent_for_long(&regions) && regions[0].silent_since().is_some());
+        assert!(!is_silent_for_long(&volumes) && volumes[0].since().is_some());
         peer.call_answered();
-        assert!(owes_nothing(&regions), "also when the answers after that cannot be understood");
+        assert!(owes_nothing(&volumes), "also when the answers after that cannot be understood");
     }
 
     #[test]
     fn a_call_that_is_taken_back_says_something_only_if_it_could_have_been_answered() {
-        let (peer, regions) = peer();
+        let (peer, volumes) = peer();
         // So soon that it does not matter how fast this runs.
         peer.call_begins(Instant::now() + LONG);
         peer.call_taken_back();
-        assert!(owes_nothing(&regions));
+        assert!(owes_nothing(&volumes));
         peer.call_begins(long_ago());
         peer.call_taken_back();
-        assert!(is_silent_for_long(&regions));
+        assert!(is_silent_for_long(&volumes));
         peer.call_begins(Instant::now());
         peer.call_taken_back();
-        assert!(is_silent_for_long(&regions));
+        assert!(is_silent_for_long(&volumes));
     }
 
     #[test]
     fn a_server_that_has_moved_owes_nothing_that_nobody_waits_for() {
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 2), 2049).into();
-        let (peer, regions) = peer();
+        let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.move_to(elsewhere);
-        assert!(is_silent_for_long(&regions));
+        assert!(is_silent_for_long(&volumes));
         peer.call_given_up();
         peer.move_to(elsewhere);
-        assert!(owes_nothing(&regions));
+        assert!(owes_nothing(&volumes));
     }
 }

@@ -1,6 +1,6 @@
 //! As whom a call is made.
 
-use super::super::xdr::Writer;
+use crate::xdr::Writer;
 
 /// Most supplementary groups of AUTH_SYS; a server refuses more.
 pub const MAX_GROUPS: usize = 16;
@@ -50,7 +50,7 @@ impl Credential {
             }
             Self::User { uid, gid, groups } => {
                 let groups = &groups[..groups.len().min(MAX_GROUPS)];
-                let machine = MACHINE.len() + super::super::xdr::padding(MACHINE.len());
+                let machine = MACHINE.len() + crate::xdr::padding(MACHINE.len());
                 writer.length(4 * (5 + groups.len()) + machine);
                 // The stamp could be anything. It is the same for all, as a call sent again must be.
                 writer.u32(0).opaque(MACHINE).u32(*uid).u32(*gid).length(groups.len());

@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 
-use super::super::xdr::Reader;
 use super::dial::{Dialer, Stream};
 use super::failure::Failure;
 use super::message::Message;
@@ -32,6 +31,7 @@ use super::peer::Peer;
 use super::policy::Policy;
 use super::pool::Pool;
 use super::slice::Slice;
+use crate::xdr::Reader;
 
 /// The first pause after which a call is sent again that was sent on another connection. It doubles up to `timeo`.
 const REMINDER: Duration = Duration::from_millis(250);

@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 
-use super::rpc::Failure;
-use super::v3::Status;
+use crate::rpc::Failure;
+use crate::v3::Status;
 
 /// Why a call to an export failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]

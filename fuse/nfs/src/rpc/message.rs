@@ -2,10 +2,10 @@
 
 use std::io::IoSlice;
 
-use super::super::xdr::{Malformed, Reader, Writer, padding};
 use super::credential::Credential;
 use super::failure::{Denial, Failure};
 use super::slice::Slice;
+use crate::xdr::{Malformed, Reader, Writer, padding};
 
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
@@ -65,7 +65,7 @@ impl Message {
     }
 
     /// The number of bytes that are sent.
-    pub(in super::super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         let payload = self.payload.as_ref().map_or(0, |payload| payload.len());
         self.head.len() + payload + padding(payload)
     }
@@ -109,7 +109,7 @@ pub fn receive(record: &[u8]) -> Result<Received, Malformed> {
             let outcome = outcome(&mut reader)?;
             Ok(Received::Reply { xid, results: outcome.map(|()| reader.position()) })
         }
-        _ => super::super::xdr::unknown(),
+        _ => crate::xdr::unknown(),
     }
 }
 
@@ -123,7 +123,7 @@ fn outcome(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
             accepted(reader)
         }
         DENIED => denied(reader).map(Err),
-        _ => super::super::xdr::unknown(),
+        _ => crate::xdr::unknown(),
     }
 }
 
@@ -135,7 +135,7 @@ fn accepted(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
         3 => Err(Failure::ProcedureUnavailable),
         4 => Err(Failure::GarbageArguments),
         5 => Err(Failure::SystemError),
-        _ => return super::super::xdr::unknown(),
+        _ => return crate::xdr::unknown(),
     })
 }
 
@@ -153,6 +153,6 @@ fn denied(reader: &mut Reader<'_>) -> Result<Failure, Malformed> {
             5 => Denial::TooWeak,
             _ => Denial::Other,
         })),
-        _ => super::super::xdr::unknown(),
+        _ => crate::xdr::unknown(),
     }
 }

@@ -6,15 +6,15 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use super::error::Error;
-use super::rpc::{Backoff, Connection, Credential, Failure, Message, Persistence, Policy, Procedure, Reply, Slice};
-use super::server::Server;
-use super::v3::{
+use crate::error::Error;
+use crate::rpc::{Backoff, Connection, Credential, Failure, Message, Persistence, Policy, Procedure, Reply, Slice};
+use crate::server::Server;
+use crate::v3::{
     self, Accessed, Around, Attributes, Call, Changes, Committed, Created, Creation, Device, FileHandle, FsInfo,
     FsStat, Link, Linked, Listing, Looked, MAX_NAME, PathConf, Read, Stability, Status, Time, Written, arguments,
     results,
 };
-use super::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, Reader, Writer};
 
 /// Most bytes of a READ or WRITE here: what the kernel asks a FUSE server for at once.
 pub const MAX_TRANSFER: u32 = 1 << 20;
@@ -91,7 +91,7 @@ impl<'a> How<'a> {
 
 impl Export {
     /// The export with the root `root`, whose calls are made on `connections` connections. See
-    /// [`mount`](super::mount::mount) for how to come by it.
+    /// [`mount`](crate::mount::mount) for how to come by it.
     pub fn new(server: Rc<Server>, root: FileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
         Self { server, root, policy, connections, limits }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::super::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, Reader, Writer};
 
 /// Most bytes of a handle.
 pub const MAX_HANDLE: usize = 64;

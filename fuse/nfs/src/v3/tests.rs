@@ -8,10 +8,10 @@ use nfs3_types::rpc;
 use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
 use proptest::prelude::*;
 
-use super::super::rpc::message::{Received, receive};
-use super::super::rpc::{Credential, Denial, Failure, Message, Procedure, Slice};
-use super::super::xdr::{Malformed, Reader, Writer};
 use super::*;
+use crate::rpc::message::{Received, receive};
+use crate::rpc::{Credential, Denial, Failure, Message, Procedure, Slice};
+use crate::xdr::{Malformed, Reader, Writer};
 
 fn ours(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::default();
@@ -536,7 +536,7 @@ fn read_as_everything(bytes: &[u8]) {
     read(bytes, results::fsstat);
     read(bytes, results::fsinfo);
     read(bytes, results::pathconf);
-    read(bytes, super::super::mountd::mounted);
+    read(bytes, crate::mountd::mounted);
     for plus in [false, true] {
         if let Ok(listing) = Listing::read(&mut Reader::new(bytes), plus, cutting(bytes)) {
             listing.entries().for_each(|entry| assert!(!entry.name.contains(&b'/') && !entry.name.is_empty()));

@@ -9,13 +9,13 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
-use super::error::Error;
-use super::export::{Export, How, Limits};
-use super::mountd::{self, Refusal};
-use super::portmap;
-use super::rpc::{Connection, Credential, Failure, Policy};
-use super::server::{MAX_CONNECTIONS, Servers};
-use super::v3::{self, FileHandle, FsInfo};
+use crate::error::Error;
+use crate::export::{Export, How, Limits};
+use crate::mountd::{self, Refusal};
+use crate::portmap;
+use crate::rpc::{Connection, Credential, Failure, Policy};
+use crate::server::{MAX_CONNECTIONS, Servers};
+use crate::v3::{self, FileHandle, FsInfo};
 
 /// How long a portmapper may take.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);

@@ -1,9 +1,9 @@
 //! The arguments of each procedure. They are written from what is given, and from nothing else: a call sent again by
 //! another process has the same bytes.
 
-use super::super::xdr::Writer;
 use super::attributes::{Changes, Kind, Time};
 use super::handle::FileHandle;
+use crate::xdr::Writer;
 
 /// How CREATE takes a name that exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

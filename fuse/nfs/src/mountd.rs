@@ -1,8 +1,8 @@
 //! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
 
-use super::rpc::{Connection, Credential, Failure, Message, Policy, Procedure, Reply};
-use super::v3::handle::FileHandle;
-use super::xdr::{Malformed, Reader, Writer};
+use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure, Reply};
+use crate::v3::handle::FileHandle;
+use crate::xdr::{Malformed, Reader, Writer};
 
 /// The number of the program.
 pub const PROGRAM: u32 = 100_005;

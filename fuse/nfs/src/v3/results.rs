@@ -2,11 +2,11 @@
 //!
 //! What a failed call tells of attributes is not looked at: who needs them asks.
 
-use super::super::rpc::Slice;
-use super::super::xdr::{Malformed, Reader, unknown};
 use super::arguments::Stability;
 use super::attributes::{Around, Attributes, Time};
 use super::handle::FileHandle;
+use crate::rpc::Slice;
+use crate::xdr::{Malformed, Reader, unknown};
 
 /// Of LOOKUP.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ pub struct FsStat {
     pub attributes: Option<Attributes>,
 }
 
-/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::nfs::export::Limits).
+/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::export::Limits).
 #[derive(Clone, Copy, Debug)]
 pub struct FsInfo {
     /// Most bytes of a READ.

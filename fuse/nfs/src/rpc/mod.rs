@@ -37,7 +37,7 @@ pub use connection::{Connection, Reply};
 pub use credential::Credential;
 pub use failure::{Denial, Failure};
 pub use message::{Message, Procedure};
-pub use peer::{Health, Peer};
+pub use peer::{Health, Peer, SilenceObserver};
 pub use policy::{Backoff, Persistence, Policy};
 pub use pool::Pool;
 pub use slice::Slice;

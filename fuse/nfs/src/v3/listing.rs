@@ -1,9 +1,9 @@
 //! Pages of directories, read where they stand in the reply.
 
-use super::super::rpc::Slice;
-use super::super::xdr::{Malformed, Reader};
 use super::attributes::Attributes;
 use super::handle::FileHandle;
+use crate::rpc::Slice;
+use crate::xdr::{Malformed, Reader};
 
 /// Most bytes of a name that a server may send. Linux refuses longer ones.
 const MAX_RECEIVED_NAME: usize = 1024;

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::super::xdr::Malformed;
+use crate::xdr::Malformed;
 
 /// Why a call has no results. The caller adds which server it was.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]

@@ -16,6 +16,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -126,6 +127,14 @@ impl Dialer {
 
 const NOT_RESERVED: &str = "this process may not use ports below 1024 (CAP_NET_BIND_SERVICE); a server that insists on \
     them refuses it";
+
+/// What all copies of a socket have in common, and no other socket has.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn inode(socket: &OwnedFd) -> io::Result<u64> {
+    Ok(fstat(socket)?.st_ino)
+}
 
 /// A socket for [`Dialer::given`] that can be connected to `address`: from a port below 1024 if `reserved`, and if this
 /// process may. It keeps its port for as long as it lives, whatever becomes of its connections.

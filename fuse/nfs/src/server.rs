@@ -11,11 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::rpc::dial::Dialer;
-use super::rpc::{Connection, Health, Peer, Pool};
-use super::sockets::inode;
-use super::v3::FileHandle;
-use crate::region::Region;
+use crate::rpc::dial::{Dialer, inode};
+use crate::rpc::{Connection, Health, Peer, Pool, SilenceObserver};
+use crate::v3::FileHandle;
 
 /// Most connections to a server, as with Linux.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -46,7 +44,7 @@ pub struct Server {
 }
 
 impl Servers {
-    /// A server with a connection for each of the `sockets` that were [given](super::rpc::dial::bound), and another one for
+    /// A server with a connection for each of the `sockets` that were [given](crate::rpc::dial::bound), and another one for
     /// its mountd: the same one for exports that come with copies of the same sockets. An export may come with more of them
     /// than those before.
     ///
@@ -81,7 +79,7 @@ impl Servers {
     }
 
     /// The server whose first socket has this [inode], if an export uses it.
-    pub(super) fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
+    pub fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
         self.given.borrow().get(&inode).and_then(Weak::upgrade)
     }
 
@@ -107,16 +105,16 @@ impl Servers {
     }
 
     /// A connection for a few calls, such as to a mountd.
-    pub(super) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Connection {
+    pub(crate) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Connection {
         let peer = Rc::new(Peer::new(name.to_owned(), address));
         Connection::new(peer, Dialer::new(reserved_port, None), self.pool.clone(), random())
     }
 }
 
 /// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
-pub(super) struct ToMountd<'a> {
+pub struct ToMountd<'a> {
     /// The connection, which ends before another one begins.
-    pub(super) connection: Connection,
+    pub connection: Connection,
     _turn: Option<MutexGuard<'a, OwnedFd>>,
 }
 
@@ -147,9 +145,9 @@ impl Server {
         self.peer.silent()
     }
 
-    /// From now on, `region` tells since when it has been silent, as the regions of other volumes do.
-    pub fn tell(&self, region: &Arc<Region>) {
-        self.peer.tell(region);
+    /// From now on, `observer` gets to know since when the server has been silent, as those of other volumes do.
+    pub fn add_observer(&self, observer: Arc<dyn SilenceObserver>) {
+        self.peer.add_observer(&observer);
     }
 
     /// How often a connection to it was made again.
@@ -161,7 +159,7 @@ impl Server {
     ///
     /// # Errors
     /// When there are no descriptors left.
-    pub(super) async fn to_mountd(&self, address: SocketAddr) -> io::Result<ToMountd<'_>> {
+    pub async fn to_mountd(&self, address: SocketAddr) -> io::Result<ToMountd<'_>> {
         let (dialer, turn) = match &self.spare {
             Some(spare) => {
                 let spare = spare.lock().await;

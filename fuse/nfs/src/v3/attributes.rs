@@ -1,6 +1,6 @@
 //! Attributes of files: as they are, as they are to become, and how they were around a change.
 
-use super::super::xdr::{Malformed, Reader, Writer, unknown};
+use crate::xdr::{Malformed, Reader, Writer, unknown};
 
 /// What a file is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Bytes that are not what the protocol says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0}")]
-pub struct Malformed(pub(super) &'static str);
+pub struct Malformed(pub(crate) &'static str);
 
 const SHORT: Malformed = Malformed("it ends too early");
 const LONG: Malformed = Malformed("a length in it is beyond its limit");
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
 }
 
 /// A value that the protocol does not know.
-pub(super) fn unknown<T>() -> Result<T, Malformed> {
+pub(crate) fn unknown<T>() -> Result<T, Malformed> {
     Err(UNKNOWN)
 }
 
