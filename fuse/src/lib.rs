@@ -3,10 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | [`audit`] | the access log: one line per open, with the process that opens |
+//! | [`caller`] | the process behind a request: ids, groups, cgroup, whether it is dying |
 //! | `child` | children that share the process's descriptors |
 //! | [`client`] | the supervisor's side: mounts that a server answers for |
 //! | [`confinement`] | what the server gives up before it answers |
-//! | [`ending`] | whether threads are ending |
 //! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
 //! | [`log`] | the server's log, in the form of the supervisor's |
 //! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
@@ -27,10 +27,10 @@
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
 pub mod audit;
+pub mod caller;
 mod child;
 pub mod client;
 pub mod confinement;
-pub mod ending;
 pub mod live;
 pub mod log;
 pub mod memory_lock;

@@ -9,11 +9,9 @@
 //! | `volume` | the requests of one volume: read, answered, interrupted |
 //! | `filesystem` | requests in, calls to the server, answers out |
 //! | `client_state` | nodes, open files and calls under way, as a successor finds them |
-//! | `callers` | the credential that a call to the server carries |
 //! | [`writeback`] | data that was accepted, until the server has it on disk |
 
 mod awake;
-pub(crate) mod callers;
 mod client_state;
 mod filesystem;
 pub mod options;

@@ -8,6 +8,8 @@ use podfs_nfs::rpc::{Persistence, Policy};
 use podfs_nfs::v3::Kind;
 use serde::{Deserialize, Serialize};
 
+use crate::caller::credentials::ActAs;
+
 /// How an export is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
@@ -45,8 +47,8 @@ pub struct Options {
     pub with_attributes: bool,
     /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
     pub local_locks: LocalLocks,
-    /// As whom calls are made.
-    pub callers: Callers,
+    /// The user that calls are made as.
+    pub callers: ActAs,
     /// Report every request on standard output.
     pub trace: bool,
 }
@@ -124,19 +126,6 @@ pub struct LocalLocks {
     pub flock: bool,
 }
 
-/// As whom calls are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Callers {
-    /// As the caller, as the kernel tells.
-    #[default]
-    AsTheyAre,
-    /// As nobody (`sec=none`).
-    AsNobody,
-    /// As what the caller is in its own user namespace: the volume is shown by ID-mapped mounts that map the ids of
-    /// that namespace.
-    AsInTheirNamespace,
-}
-
 impl Default for Caching {
     /// What Linux does.
     fn default() -> Self {
@@ -178,7 +167,7 @@ impl Options {
             stable: false,
             with_attributes: true,
             local_locks: LocalLocks::default(),
-            callers: Callers::default(),
+            callers: ActAs::default(),
             trace: false,
         }
     }

@@ -5,7 +5,7 @@
 //! 2. Data that is written is accepted where it was read, without another copy, if there is room for it. Then there is no
 //!    task.
 //! 3. Each request that was read is answered: by its task, or with `EINTR` when that is dropped.
-//! 4. A caller that is being killed waits no longer; see [`callers`](super::callers).
+//! 4. A caller that is being killed waits no longer; see [`ending`](crate::caller::ending).
 //! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.
 
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use zerocopy::IntoBytes;
 use super::awake::Awake;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
-use crate::ending::is_dying;
+use crate::caller::ending::is_dying;
 use crate::session::{Deferred, Input, Operation, PolledSession, Request};
 use crate::trace::Trace;
 

@@ -40,8 +40,8 @@ use lru::LruCache;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
+use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
-use super::caller::{self, Identities};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::Node;
@@ -53,7 +53,7 @@ use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
-use crate::nfs::options::Callers;
+use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
@@ -111,7 +111,7 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::HAS_RESEND;
     // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
     // A source on another machine has to be told, unless the caller is looked at in its own namespace.
-    let told = options.trace || matches!(options.remote, Some(Callers::AsTheyAre | Callers::AsNobody));
+    let told = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
@@ -344,7 +344,7 @@ impl Service for PassthroughFilesystem {
     }
 
     fn begin_thread(&self) {
-        caller::begin_thread();
+        acting::begin_thread();
     }
 
     fn may_wait(&self, operation: &Operation<'_>) -> bool {

@@ -24,8 +24,8 @@
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
+//! | `acting` | acting with the caller's uid, gid and umask |
 //! | `attributes` | attributes, and how long they hold |
-//! | `caller` | acting with the caller's uid, gid and umask |
 //! | `extents` | where a file has blocks |
 //! | `usage` | a limit on what the volume takes |
 //! | `room` | how much there is in it |
@@ -34,8 +34,8 @@
 //! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is
 //! made. The account of `usage` may be taken while holding a node's open files, and the tables while holding it.
 
+mod acting;
 mod attributes;
-mod caller;
 mod extents;
 mod filesystem;
 mod handle;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::nfs::options::Callers;
+use crate::caller::credentials::ActAs;
 
 /// How long the kernel may believe what it was told of names and attributes. What a file holds is always
 /// asked from the source when its data goes through the kernel.
@@ -46,7 +46,7 @@ pub struct Options {
     pub threads: Option<u8>,
     /// The source is on another machine, which may be away for long and decides what callers may do: as whom it is asked.
     #[serde(default)]
-    pub remote: Option<Callers>,
+    pub remote: Option<ActAs>,
 }
 
 /// Threads of a session: one for each of two CPUs, which is what answers fastest (docs/benchmarks.md has the figures).

@@ -39,13 +39,14 @@ use std::thread;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+pub use crate::caller::Caller;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use input::Input;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
-pub use request::{Caller, Operation, Request, operation_name};
+pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
 pub use stall_guard::Question;
 use stall_guard::StallGuard;

@@ -10,6 +10,7 @@ use super::abi::{
     GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
     ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, UNIQUE_RESEND, WriteIn,
 };
+use crate::caller::Caller;
 
 /// One request.
 #[derive(Debug)]
@@ -44,17 +45,6 @@ impl Request<'_> {
             _ => operation_name(self.opcode),
         }
     }
-}
-
-/// The process a request is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Owner of what it creates.
-    pub uid: u32,
-    /// Group of what it creates.
-    pub gid: u32,
-    /// Its thread, as this process's pid namespace numbers it; 0 if that cannot see it.
-    pub pid: u32,
 }
 
 /// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.

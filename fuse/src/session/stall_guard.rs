@@ -17,7 +17,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +27,7 @@ use zerocopy::IntoBytes;
 use super::answer::Responder;
 use super::request::{Operation, Request};
 use super::{Answer, MAX_THREADS, Service};
-use crate::ending::{is_dying, is_exiting};
+use crate::caller::ending::has_given_up;
 use crate::region::Region;
 
 /// Most requests that ask the source at one time.
@@ -245,10 +244,8 @@ impl StallGuard {
         let all = all(&self.state());
         // Nothing is locked while others are looked at.
         for (number, pid, interrupted, question) in all {
-            let seen = pid != 0 && Path::new(&format!("/proc/{pid}")).exists();
-            let given_up = if seen { is_dying(pid) || is_exiting(pid) } else { interrupted };
             let recalled = || question.filter(|_| self.state().is_away()).and_then(|known| self.service.recall(known));
-            let outcome = if given_up { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
+            let outcome = if has_given_up(pid, interrupted) { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
             if let Some(outcome) = outcome {
                 self.answer(number, outcome);
             }

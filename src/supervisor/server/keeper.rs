@@ -2,8 +2,8 @@
 
 use std::io;
 
+use podfs_fuse::caller::ending::{is_dying, is_exiting};
 use podfs_fuse::client::LastKeeper;
-use podfs_fuse::ending::{is_dying, is_exiting};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 

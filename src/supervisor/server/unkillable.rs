@@ -6,7 +6,7 @@
 
 use std::fs;
 
-use podfs_fuse::ending::{is_dying, is_exiting};
+use podfs_fuse::caller::ending::{is_dying, is_exiting};
 
 use super::call::{Call, call};
 

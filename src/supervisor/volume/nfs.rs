@@ -3,8 +3,9 @@
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::mount::private::Access;
-use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, RetryPolicy, Search};
+use podfs_fuse::nfs::options::{Caching, LocalLocks, Lookups, Options, RetryPolicy, Search};
 use podfs_fuse::nfs::sockets::Sockets;
 use podfs_nfs::mount::{self as reaching, Reached, reach};
 use podfs_nfs::rpc::Credential;
@@ -34,11 +35,11 @@ pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access
 }
 
 /// As whom calls are made. The kernel's client sees to `sec=none` by itself.
-pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> Callers {
+pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> ActAs {
     match (backend, &options.security, refresh.facts.user_namespace) {
-        (Backend::User, Security::None, _) => Callers::AsNobody,
-        (_, _, true) => Callers::AsInTheirNamespace,
-        (_, _, false) => Callers::AsTheyAre,
+        (Backend::User, Security::None, _) => ActAs::Nobody,
+        (_, _, true) => ActAs::CallerInItsNamespace,
+        (_, _, false) => ActAs::Caller,
     }
 }
 

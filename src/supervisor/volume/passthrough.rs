@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::NfsVolume;
 use podfs_fuse::client::Passthrough;
 use podfs_fuse::client::{Adopted, Watch};
@@ -15,7 +16,6 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::nfs::options::Callers;
 use podfs_fuse::passthrough::{DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
@@ -124,7 +124,7 @@ pub(super) struct MountPlan {
 /// What is to be seen.
 pub(super) enum Planned {
     /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
-    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<Callers> },
+    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
     /// An export, by podfs's own client.
     Export(Box<Export>),
 }
@@ -493,7 +493,7 @@ impl PassthroughVolume {
         Setting::about(spec, point.path(), self.group, access)
     }
 
-    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {
+    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> Options {
         let name = spec.name.to_string();
         // What is in an emptyDir was made through it, and who listens at a socket of an export does so elsewhere.
         let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)) && remote.is_none())

@@ -14,8 +14,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::options::{Callers, Options, Place, Search};
+use podfs_fuse::nfs::options::{Options, Place, Search};
 use podfs_fuse::protocol::VolumeId;
 use podfs_nfs::mount::{self as reaching, Reached, reach};
 use podfs_nfs::rpc::Credential;
@@ -88,8 +89,8 @@ fn find(options: &Options, search: &Search) -> Option<Place> {
     let mount_address = mount_address(search).ok()?;
     let budget = BUDGET / u32::try_from(others.len()).unwrap_or(u32::MAX);
     let credential = match options.callers {
-        Callers::AsNobody => Credential::Nobody,
-        Callers::AsTheyAre | Callers::AsInTheirNamespace => Credential::root(),
+        ActAs::Nobody => Credential::Nobody,
+        ActAs::Caller | ActAs::CallerInItsNamespace => Credential::root(),
     };
     others.into_iter().find_map(|address| {
         let question = question(&options.server, address, &options.path, search, mount_address, budget);

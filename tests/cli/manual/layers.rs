@@ -24,7 +24,7 @@ const PODFS: Layers = &[
 ];
 
 const PODFS_FUSE: Layers = &[
-    &["child", "ending", "memory_lock", "mount", "printable", "region"],
+    &["caller", "child", "memory_lock", "mount", "printable", "region"],
     &["log", "session"],
     &["audit", "trace"],
     &["nfs", "projection"],

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
-use crate::ending::is_exiting;
+use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::node::Node;
 use crate::nfs::writeback::FileKey;
 use crate::session::Answer;

@@ -55,7 +55,6 @@ use podfs_nfs::server::Server;
 use podfs_nfs::v3::{Around, Attributes, FsStat};
 use rustix::io::Errno;
 
-use super::callers::Callers;
 use super::client_state::ClientState;
 use super::client_state::calls::seed;
 use super::client_state::node::{Found, Node};
@@ -63,6 +62,7 @@ use super::client_state::state::{RootCell, no_memory};
 use super::options::Options;
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
+use crate::caller::credentials::{ActAs, Credentials};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::init;
@@ -96,7 +96,7 @@ pub struct NfsFilesystem {
     /// Where the server's mountd is.
     mountd: Cell<Option<SocketAddr>>,
     known: ClientState,
-    callers: Callers,
+    credentials: Credentials,
     order: Order,
     shown: Shown,
     notifier: Notifier,
@@ -129,7 +129,7 @@ pub fn wanted(options: &Options) -> Wanted {
     if options.with_attributes {
         flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
     }
-    if options.callers == super::options::Callers::AsInTheirNamespace {
+    if options.callers == ActAs::CallerInItsNamespace {
         flags |= init::ALLOW_IDMAP;
     }
     // What is not asked for, the kernel does by itself, for this mount alone.
@@ -168,7 +168,7 @@ impl NfsFilesystem {
         let manner = Manner { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
-            callers: Callers::new(options.callers),
+            credentials: Credentials::new(options.callers),
             order: Order::default(),
             invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
@@ -298,7 +298,7 @@ impl NfsFilesystem {
 
     /// As whom a call for this request is made.
     fn credential(&self, turn: &Turn) -> Credential {
-        self.callers.credential(turn.caller)
+        self.credentials.of(turn.caller)
     }
 
     /// As whom something is asked that everybody may know.

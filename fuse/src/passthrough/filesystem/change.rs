@@ -12,13 +12,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
-use super::super::caller::{acting_for, is_in_group};
 use super::super::mounts::{proc_path, reopen};
 use super::super::node::{Node, ROOT};
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
+use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange};
 

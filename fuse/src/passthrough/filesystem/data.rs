@@ -10,8 +10,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
+use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, kind};
-use super::super::caller::acting_for;
 use super::super::mounts::reopen;
 use super::super::node::Node;
 use super::super::open_files::OpenFile;

@@ -9,11 +9,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, getxattr, getxattr_query, li
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
-use super::super::caller::administers_system;
 use super::super::mounts::proc_path;
 use super::super::node::{Node, ROOT};
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
+use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Question};
 

@@ -1,39 +1,47 @@
-//! Who asks: the supplementary groups of callers.
+//! The user and groups that a call to another machine is made with.
 //!
-//! The kernel tells the user and the group of who asks, and its thread. The rest stands in `/proc/<thread>/status`,
-//! which is opened once for each thread and read again after [`HOLDS`]: what is open stays the same thread's, and
-//! cannot be read any more once that is gone. A thread that becomes somebody else is told apart at once by its user or
-//! group.
-//!
-//! Of `/proc/<thread>` only `status` and `uid_map` may be read here. A program that is executed closes files, and waits for the
-//! answer to FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
+//! The kernel tells the user, the group and the thread of a caller. Its supplementary groups stand in `/proc/<thread>/status`,
+//! which is opened once for each thread and read again after [`HOLDS`]: an open file stays the same thread's, and cannot be read
+//! any more once the thread is gone. A thread that changes its user or group is noticed at once, because the kernel tells both.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
-use std::io;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::rpc::credential::MAX_GROUPS;
+use serde::{Deserialize, Serialize};
 
-use super::options::Callers as As;
-use crate::session::Caller;
+use super::Caller;
+use super::status::{self, Status};
 
 /// Threads that are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
 /// How long the groups of a thread are believed, if its user and group are what they were.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Room for all of a status: 65,536 groups are more than anybody has.
-const LONGEST: usize = 1 << 16;
 
-/// What is remembered of callers.
-pub struct Callers {
-    identity: As,
+/// The user that calls to a source on another machine are made as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ActAs {
+    /// The caller, as the kernel tells.
+    #[default]
+    #[serde(rename = "AsTheyAre")]
+    Caller,
+    /// Nobody (`sec=none`).
+    #[serde(rename = "AsNobody")]
+    Nobody,
+    /// What the caller is in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
+    #[serde(rename = "AsInTheirNamespace")]
+    CallerInItsNamespace,
+}
+
+/// The credentials of callers, as far as they are remembered.
+pub struct Credentials {
+    act_as: ActAs,
     known: RefCell<LruCache<u32, Thread>>,
-    /// The ids of the pod, as soon as somebody of it has asked.
+    /// The ids of the pod, once a process of it has made a request.
     pod: Cell<Option<Ids>>,
 }
 
@@ -45,15 +53,15 @@ struct Thread {
     at: Instant,
 }
 
-impl Callers {
-    /// Nobody yet. `identity` is as whom calls are made.
-    pub fn new(identity: As) -> Self {
-        Self { identity, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
+impl Credentials {
+    /// None yet.
+    pub fn new(act_as: ActAs) -> Self {
+        Self { act_as, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
     }
 
-    /// As whom a call for `caller` is made. Who cannot be looked at has no groups but the one the kernel tells.
-    pub fn credential(&self, caller: Caller) -> Credential {
-        if self.identity == As::AsNobody {
+    /// The credential of a call for `caller`. A caller that cannot be looked at has no groups but the one the kernel tells.
+    pub fn of(&self, caller: Caller) -> Credential {
+        if self.act_as == ActAs::Nobody {
             return Credential::Nobody;
         }
         let plain = || Credential::User { uid: told(caller.uid), gid: told(caller.gid), groups: Vec::new() };
@@ -62,12 +70,12 @@ impl Callers {
         }
         let mut known = self.known.borrow_mut();
         if let Some(thread) = known.get_mut(&caller.pid) {
-            // Where the kernel tells no user, another one could not be told apart.
-            let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.identity == As::AsTheyAre;
+            // Where the kernel does not tell the user, a change of it would not be noticed.
+            let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.act_as == ActAs::Caller;
             if same && thread.at.elapsed() < HOLDS {
                 return thread.credential.clone();
             }
-            if let Ok(status) = read(&thread.status) {
+            if let Ok(status) = Status::read(&thread.status) {
                 (thread.uid, thread.gid, thread.at) = (caller.uid, caller.gid, Instant::now());
                 thread.credential = self.as_told(&status, caller);
                 return thread.credential.clone();
@@ -75,8 +83,8 @@ impl Callers {
             // Another thread has the number now, or none.
             known.pop(&caller.pid);
         }
-        let Ok(file) = File::open(format!("/proc/{}/status", caller.pid)) else { return plain() };
-        let Ok(status) = read(&file) else { return plain() };
+        let Some(file) = status::open(caller.pid) else { return plain() };
+        let Ok(status) = Status::read(&file) else { return plain() };
         let credential = self.as_told(&status, caller);
         let Caller { uid, gid, .. } = caller;
         let thread = Thread { status: file, uid, gid, credential: credential.clone(), at: Instant::now() };
@@ -84,28 +92,28 @@ impl Callers {
         credential
     }
 
-    fn as_told(&self, status: &str, caller: Caller) -> Credential {
-        let groups = numbers(status, "Groups:").take(MAX_GROUPS).collect();
-        match self.identity {
-            As::AsNobody => Credential::Nobody,
-            As::AsTheyAre => Credential::User { uid: caller.uid, gid: caller.gid, groups },
-            As::AsInTheirNamespace => {
+    fn as_told(&self, status: &Status, caller: Caller) -> Credential {
+        let groups = status.numbers("Groups").take(MAX_GROUPS).collect();
+        match self.act_as {
+            ActAs::Nobody => Credential::Nobody,
+            ActAs::Caller => Credential::User { uid: caller.uid, gid: caller.gid, groups },
+            ActAs::CallerInItsNamespace => {
                 let ids = self.ids(caller.pid);
                 // The fourth is the one for files (`fsuid`).
-                let own = |key| ids.inside(numbers(status, key).nth(3).unwrap_or(NOBODY));
+                let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
                 // For what creates something the kernel tells it, as the mount maps it.
                 let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
                 Credential::User {
-                    uid: pick(caller.uid, own("Uid:")),
-                    gid: pick(caller.gid, own("Gid:")),
+                    uid: pick(caller.uid, own("Uid")),
+                    gid: pick(caller.gid, own("Gid")),
                     groups: groups.into_iter().map(|group| ids.inside(group)).collect(),
                 }
             }
         }
     }
 
-    /// How the mount maps the ids of a caller. Within a pod, anybody may make a user namespace and be root there; that is
-    /// not the namespace of the mount, and nobody believes it.
+    /// How the mount maps the ids of a caller. Within a pod, any process may make a user namespace and be root there; that is
+    /// not the namespace of the mount, and podfs does not trust it.
     fn ids(&self, pid: u32) -> Ids {
         let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
         let (theirs, ours) = (map(&pid.to_string()), map("self"));
@@ -119,9 +127,9 @@ impl Callers {
     }
 }
 
-/// What the kernel says where it does not tell.
+/// The id that a request has where the kernel does not tell it.
 const UNTOLD: u32 = u32::MAX;
-/// Who is not mapped is nobody, as for the kernel.
+/// The id of a user that is not mapped, as the kernel has it.
 const NOBODY: u32 = 65534;
 /// Ids that the kubelet gives a pod at least. They begin at a multiple of it.
 const OF_A_POD: u32 = 1 << 16;
@@ -138,8 +146,8 @@ enum Ids {
 }
 
 impl Ids {
-    /// Those of a pod's namespace, if `map` is of one. Without privilege nobody can make one that looks so: no more than
-    /// a single id may be mapped then (`user_namespaces(7)`). Who has the privilege is root in the pod already.
+    /// Those of a pod's namespace, if `map` is of one. A process without privilege cannot make one that looks so: it may map no
+    /// more than a single id (`user_namespaces(7)`). A process that has the privilege is root in the pod already.
     fn of_pod(map: &str) -> Option<Self> {
         let mut numbers = map.split_whitespace().map(str::parse::<u32>);
         let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -160,29 +168,6 @@ fn told(id: u32) -> u32 {
     if id == UNTOLD { NOBODY } else { id }
 }
 
-fn read(file: &File) -> io::Result<String> {
-    let mut bytes = vec![0; 4096];
-    let mut length = 0;
-    loop {
-        match file.read_at(&mut bytes[length..], length as u64)? {
-            0 => break,
-            more => length += more,
-        }
-        if length == bytes.len() {
-            if length >= LONGEST {
-                break;
-            }
-            bytes.resize(length * 2, 0);
-        }
-    }
-    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
-}
-
-fn numbers<'a>(status: &'a str, key: &str) -> impl Iterator<Item = u32> + use<'a> {
-    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-    line.split_whitespace().map_while(|word| word.parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,9 +181,9 @@ mod tests {
     fn a_caller_has_the_groups_that_the_kernel_says_it_has() {
         let own = rustix::process::getgroups().expect("groups");
         let own: Vec<u32> = own.into_iter().map(rustix::fs::Gid::as_raw).take(MAX_GROUPS).collect();
-        let callers = Callers::new(As::AsTheyAre);
+        let credentials = Credentials::new(ActAs::Caller);
         for _ in 0..2 {
-            let Credential::User { uid: 0, gid: 0, mut groups } = callers.credential(this_thread()) else {
+            let Credential::User { uid: 0, gid: 0, mut groups } = credentials.of(this_thread()) else {
                 panic!("a user")
             };
             let mut own = own.clone();
@@ -210,9 +195,9 @@ mod tests {
 
     #[test]
     fn who_cannot_be_looked_at_has_no_groups() {
-        let callers = Callers::new(As::AsTheyAre);
+        let credentials = Credentials::new(ActAs::Caller);
         for pid in [0, u32::MAX >> 1] {
-            let told = callers.credential(Caller { uid: 7, gid: 8, pid });
+            let told = credentials.of(Caller { uid: 7, gid: 8, pid });
             assert_eq!(told, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
         }
     }
@@ -229,8 +214,8 @@ mod tests {
         for map in ["0 132071 1", "0 131072 1\n1 131073 65535", "5 131072 65536", "0 131072 1000", "", "0 1", "x y z"] {
             assert_eq!(Ids::of_pod(map), None, "{map}");
         }
-        let callers = Callers::new(As::AsInTheirNamespace);
-        let Credential::User { uid, gid, .. } = callers.credential(Caller { uid: UNTOLD, gid: UNTOLD, pid: 0 }) else {
+        let credentials = Credentials::new(ActAs::CallerInItsNamespace);
+        let Credential::User { uid, gid, .. } = credentials.of(Caller { uid: UNTOLD, gid: UNTOLD, pid: 0 }) else {
             panic!("a user")
         };
         assert_eq!((uid, gid), (NOBODY, NOBODY));
