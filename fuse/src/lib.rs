@@ -21,6 +21,7 @@
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
 //! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
 //! | [`trace`] | one line per request |
+//! | `utc` | the clock as dates and times of day |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
 //! generations with ordinary system calls on the private mount. The *server* holds the other end:
@@ -45,3 +46,4 @@ pub mod region;
 pub mod server;
 pub mod session;
 pub mod trace;
+mod utc;

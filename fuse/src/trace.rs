@@ -17,9 +17,9 @@ use std::time::{Instant, SystemTime};
 use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
-use time::OffsetDateTime;
 
 use crate::session::Caller;
+use crate::utc::utc;
 
 /// Most readers of one volume.
 const MAX_READERS: usize = 4;
@@ -136,16 +136,12 @@ impl Reader {
 impl Line<'_> {
     /// The request is answered: time (UTC), operation, path, caller, result, microseconds.
     pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
-        let at = OffsetDateTime::from(self.at);
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));
         // A request of the kernel's own has no caller.
         let (pid, uid) = if caller.pid == 0 { (NOBODY, NOBODY) } else { (caller.pid, caller.uid) };
         let line = format!(
-            "{:02}:{:02}:{:02}.{:06} {operation} {} pid={} uid={} {result} {}us\n",
-            at.hour(),
-            at.minute(),
-            at.second(),
-            at.microsecond(),
+            "{} {operation} {} pid={} uid={} {result} {}us\n",
+            utc(self.at).strftime("%H:%M:%S%.6f"),
             shortened(self.path.escape_debug().to_string()),
             known(pid),
             known(uid),

@@ -4,11 +4,11 @@ use std::fmt::{self, Display, Formatter, Write};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
-use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
 use crate::printable::printable;
+use crate::utc::utc;
 
 /// A line for people.
 pub(super) fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
@@ -52,11 +52,7 @@ pub(crate) struct Timestamp(pub(crate) SystemTime);
 impl Display for Timestamp {
     /// Allocates no memory.
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
-        let at = OffsetDateTime::from(self.0);
-        let (date, time) = (at.date(), at.time());
-        let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
-        let (hour, minute, second, micros) = (time.hour(), time.minute(), time.second(), time.microsecond());
-        write!(to, "{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+        write!(to, "{:.6}", utc(self.0))
     }
 }
 

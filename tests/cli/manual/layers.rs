@@ -24,7 +24,7 @@ const PODFS: Layers = &[
 ];
 
 const PODFS_FUSE: Layers = &[
-    &["caller", "child", "memory_lock", "mount", "printable", "region"],
+    &["caller", "child", "memory_lock", "mount", "printable", "region", "utc"],
     &["log", "session"],
     &["audit", "trace"],
     &["nfs", "projection"],
