@@ -47,3 +47,5 @@ pub mod server;
 pub mod session;
 pub mod trace;
 mod utc;
+
+pub use podfs_nfs::DoublingPause;

@@ -11,6 +11,7 @@
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
 //! | [`rpc`] | calls and replies over connections that are made again when they are lost |
 //! | [`xdr`] | numbers and bytes in messages |
+//! | `doubling_pause` | pauses between attempts |
 //!
 //! Whether a call waits for a server that does not answer depends on its [`Policy`](rpc::Policy), which comes from the mount's
 //! options.
@@ -43,6 +44,7 @@
 //!
 //! [`Export`]: export::Export
 
+mod doubling_pause;
 pub mod error;
 pub mod export;
 pub mod mount;
@@ -53,5 +55,6 @@ pub mod server;
 pub mod v3;
 pub mod xdr;
 
+pub use doubling_pause::DoublingPause;
 pub use error::Error;
 pub use export::{Export, How, Limits};

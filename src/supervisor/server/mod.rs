@@ -20,6 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, Succession};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::protocol::Greeting;
@@ -38,8 +39,7 @@ pub use replace::UpgradeError;
 use watchdog::Rounds;
 
 /// The first pause before another server is started, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(20), Duration::from_secs(5));
 /// How long a process may take to end once it was killed.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
 /// So many servers in a row that answered nothing are followed without a pause.
@@ -347,7 +347,7 @@ impl PodServer {
     fn pause(&self) -> Duration {
         match self.record.in_vain.checked_sub(TRIES) {
             None | Some(0) => Duration::ZERO,
-            Some(more) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(more - 1)).min(LONGEST_PAUSE),
+            Some(more) => PAUSE.after(more - 1),
         }
     }
 

@@ -15,7 +15,7 @@ use podfs_fuse::mount::table::Mounted;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{Body, FIRST_RETRY, LONGEST_RETRY, PodVolume, State, Trouble};
+use super::{Body, PodVolume, RETRY, State, Trouble};
 
 /// An unmount that comes later is no repetition of the one before.
 const CALM: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ impl Unmounts {
         self.count = self.count.saturating_add(1);
         match self.count {
             1 => Duration::ZERO,
-            count => FIRST_RETRY.saturating_mul(2_u32.saturating_pow(count - 2)).min(LONGEST_RETRY),
+            count => RETRY.after(count - 2),
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
         let pauses: Vec<_> = (0..4).map(|_| unmounts.pause(start).as_millis()).collect();
         assert_eq!(pauses, [0, 100, 200, 400]);
         let last = (0..20).map(|_| unmounts.pause(start + CALM)).last();
-        assert_eq!(last, Some(LONGEST_RETRY));
+        assert_eq!(last, Some(RETRY.longest()));
         assert_eq!(unmounts.pause(start + 3 * CALM), Duration::ZERO);
     }
 }

@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{Adopted, ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
@@ -53,8 +54,7 @@ use projected::ProjectedVolume;
 pub use state::{Shown, State};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
 
 /// Where SELinux shows that it is in use.
 pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
@@ -499,9 +499,9 @@ impl PodVolume {
     }
 
     fn retry(&mut self) -> Attempt {
-        let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(self.failures));
+        let delay = RETRY.after(self.failures);
         self.failures = self.failures.saturating_add(1);
-        Attempt::RetryIn(delay.min(LONGEST_RETRY))
+        Attempt::RetryIn(delay)
     }
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::DoublingPause;
+
 /// What happens when a server does not answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Persistence {
@@ -45,25 +47,19 @@ impl Policy {
     }
 }
 
-/// Pauses between attempts, each twice as long as the one before.
-#[derive(Clone, Copy, Debug)]
-pub struct Backoff(Duration);
-
-impl Default for Backoff {
-    /// Begins with the shortest pause.
-    fn default() -> Self {
-        Self(Self::SHORTEST)
-    }
+/// Pauses between attempts of one connection or call.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    failures: u32,
 }
 
 impl Backoff {
-    const SHORTEST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(5);
+    const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(5));
 
     /// How long to pause now.
     pub fn pause(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (pause * 2).min(Self::LONGEST);
+        let pause = Self::PAUSE.after(self.failures);
+        self.failures = self.failures.saturating_add(1);
         pause
     }
 }
