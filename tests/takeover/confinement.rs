@@ -579,6 +579,9 @@ fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
     let log = String::from_utf8(ended.stderr).expect("text");
     let missing = "but without a network of its own (Operation not permitted (os error 1)), \
                    an empty root directory (Operation not permitted (os error 1)); podfs goes on";
-    assert!(log.contains("WARN the server is confined, with ") && log.contains(missing), "{log}");
-    assert_eq!(log.matches("WARN the server").count(), 1, "{log}");
+    assert!(
+        log.contains("WARN podfs_fuse::confinement: the server is confined, with ") && log.contains(missing),
+        "{log}"
+    );
+    assert_eq!(log.matches("WARN podfs_fuse::confinement: the server").count(), 1, "{log}");
 }

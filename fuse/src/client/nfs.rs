@@ -50,7 +50,7 @@ impl NfsVolume {
         let (volume, held) = server.export(device, mount, log, sockets, options, about).map_err(failed)?;
         // Without it, reading is slower.
         if let Err(error) = held.mount.set_read_ahead(READ_AHEAD) {
-            tracing::debug!("volume {:?}: read-ahead stays what it is: {error}", options.name);
+            tracing::debug!(volume = options.name, "volume {:?}: read-ahead stays what it is: {error}", options.name);
         }
         Ok(Self { server, volume, held })
     }

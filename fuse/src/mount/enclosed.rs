@@ -53,7 +53,7 @@ impl Enclosed {
             }
             Err(error) => error.to_string(),
         };
-        info!("volume {volume:?}: podfs does not cut its server off from the host's other mounts: {reason}");
+        info!(volume, "volume {volume:?}: podfs does not cut its server off from the host's other mounts: {reason}");
         Self::open(source)
     }
 

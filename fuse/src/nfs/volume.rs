@@ -190,6 +190,7 @@ impl Volume {
         if !is_done && left > 0 {
             let (volume, server) = (&filesystem.options().name, &filesystem.options().server);
             tracing::error!(
+                volume,
                 "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \
                  answer"
             );

@@ -96,7 +96,7 @@ impl Adoption {
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
 fn discard(about: &About, served: Adopted, site: &MountPoint) {
-    warn!("volume {:?} of the podfs before is not wanted any more", about.volume);
+    warn!(volume = about.volume, "volume {:?} of the podfs before is not wanted any more", about.volume);
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),

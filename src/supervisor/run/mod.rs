@@ -43,7 +43,7 @@ use podfs_fuse::memory_lock;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, error_span, info, warn};
 
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
@@ -74,6 +74,17 @@ const TIDY: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.
 pub async fn run(
+    assignment: Assignment,
+    source: Source,
+    snapshot: Snapshot,
+    report: Report,
+) -> Result<(), SupervisorError> {
+    // An error's span, so that every event has its fields, whatever --log lets through.
+    let span = error_span!("pod", pod = %assignment.identity);
+    run_pod(assignment, source, snapshot, report).instrument(span).await
+}
+
+async fn run_pod(
     assignment: Assignment,
     source: Source,
     snapshot: Snapshot,

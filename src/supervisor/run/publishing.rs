@@ -258,7 +258,7 @@ impl Supervisor {
         }
         match &outcome {
             Ok(()) => info!(volume = name, "volume is unmounted; the pod goes on without it"),
-            Err(error) => warn!("{error}"),
+            Err(error) => warn!(volume = name, "{error}"),
         }
         let Some(leader) = place else { return };
         self.departures.leaders.remove(&leader);

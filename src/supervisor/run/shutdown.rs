@@ -65,7 +65,7 @@ impl Supervisor {
                 self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
             }
             if let Err(error) = taken_down {
-                warn!("volume {:?}: {error}", name.as_str());
+                warn!(volume = name.as_str(), "volume {:?}: {error}", name.as_str());
             }
         }
         if end == End::Clean {

@@ -207,7 +207,7 @@ fn name(doing: &Doing) -> String {
 
 /// Once for each silence.
 fn tell(volume: &str) {
-    warn!("volume {volume:?}: its source does not answer; the other volumes go on");
+    warn!(volume, "volume {volume:?}: its source does not answer; the other volumes go on");
 }
 
 /// Where a stuck volume's requests are.

@@ -70,6 +70,7 @@ impl PodVolume {
     /// Compares the volume with the mount table. If what its path shows has changed, its state has, too, and gives how long to
     /// wait before it is refreshed.
     pub(in crate::supervisor) fn look(&mut self, table: &[Mounted]) -> Option<Duration> {
+        let _span = self.enter_span();
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
         let hidden = match (presence, &self.hidden) {

@@ -35,7 +35,8 @@ use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use serde_json::Value;
-use tracing::{info, warn};
+use tracing::span::EnteredSpan;
+use tracing::{Span, error_span, field, info, warn};
 
 use super::run::adoption::{About, Kept};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -190,6 +191,8 @@ pub struct PodVolume {
     last_error: Option<String>,
     /// When the oldest change was heard of that is not shown yet.
     heard: Option<Instant>,
+    /// The span of its pod, which the threads that work on the volume are not in.
+    pod: Span,
 }
 
 enum Body {
@@ -264,7 +267,15 @@ impl PodVolume {
             failures: 0,
             last_error: None,
             heard: None,
+            pod: Span::current(),
         }
+    }
+
+    /// Until what this gives is dropped, the fields of each event on this thread name the pod, the volume, and the generation
+    /// that it shows now.
+    fn enter_span(&self) -> EnteredSpan {
+        let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
+        error_span!(parent: &self.pod, "volume", volume, generation).entered()
     }
 
     /// The volume, as the manifest describes it.
@@ -344,6 +355,7 @@ impl PodVolume {
     /// Shows what `refresh` says, because of a change that was heard of then, if it was because of one. When that fails,
     /// what is shown stays as it is. A volume that another process has unmounted is mounted again first.
     pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
+        let _span = self.enter_span();
         self.heard = self.heard.or(heard);
         self.show_again();
         let outcome = match (&mut self.body, &self.spec.source) {
@@ -406,6 +418,7 @@ impl PodVolume {
 
     /// Removes the old generations whose time is over.
     pub fn remove_old_generations(&mut self) {
+        let _span = self.enter_span();
         if let Body::Projected(projected) = &mut self.body {
             projected.remove_old(self.spec.name.as_str());
         }
@@ -424,6 +437,7 @@ impl PodVolume {
     /// # Errors
     /// When the kernel does not unmount it.
     pub fn take_down(self, end: End) -> Result<(), MountError> {
+        let _span = self.enter_span();
         self.release_sub_paths(None).unwrap_or_else(|reason| warn!("{reason}"));
         match self.body {
             Body::Projected(projected) => projected.take_down(),
@@ -441,6 +455,7 @@ impl PodVolume {
     /// # Errors
     /// Why something of it is left.
     pub fn unpublish(self) -> Result<(), String> {
+        let _span = self.enter_span();
         let setting = self.setting().clone();
         let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
         let home = match self.spec.source {

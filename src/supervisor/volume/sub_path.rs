@@ -66,6 +66,7 @@ impl PodVolume {
     /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
     /// the log.
     pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, String> {
+        let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
             let SubPathRequest { volume, container, path, .. } = request;
             error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
@@ -88,6 +89,7 @@ impl PodVolume {
     /// # Errors
     /// What the kernel does not unmount, or what cannot be written down.
     pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), String> {
+        let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
         let of_volume = top.join(self.spec.name.as_str());
         let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));

@@ -6,7 +6,6 @@
 //! calls. Only bytes from the server do.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use tracing::{info, warn};
 const SOONEST: Duration = Duration::from_millis(250);
 
 /// Gets to know whether a server is silent: one for each volume of it.
-pub trait SilenceObserver: fmt::Debug {
+pub trait SilenceObserver {
     /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
     fn silent_since(&self, since: Option<Instant>);
 }

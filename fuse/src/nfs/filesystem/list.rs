@@ -194,6 +194,7 @@ impl NfsFilesystem {
         if !self.loops_met.replace(true) {
             let (volume, server, path) = (&self.options.name, &self.options.server, self.path(directory.id, None));
             tracing::warn!(
+                volume,
                 "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \
                  fails with EIO"
             );

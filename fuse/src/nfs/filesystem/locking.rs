@@ -21,6 +21,7 @@ impl NfsFilesystem {
         if !self.locks_met.replace(true) {
             let (volume, server) = (&self.options.name, &self.options.server);
             tracing::warn!(
+                volume,
                 "volume {volume:?}: a program wants to lock a file of NFS server {server}, and gets ENOLCK: podfs locks \
                  nothing at the server; give the volume the mount option nolock if locks within this pod are enough"
             );
