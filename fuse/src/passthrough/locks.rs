@@ -59,10 +59,14 @@ const REMEMBERED: usize = 64;
 /// The locks of one node.
 #[derive(Debug, Default)]
 pub struct Locks {
-    by_owner: HashMap<u64, OwnerLocks>,
+    by_owner: HashMap<LockOwner, OwnerLocks>,
     /// Some owner's description is to be reopened.
     to_be_restored: bool,
 }
+
+/// The number that the kernel makes for an owner of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LockOwner(pub u64);
 
 /// What one owner has locked.
 #[derive(Debug)]
@@ -110,7 +114,7 @@ impl Locks {
         open: impl FnOnce() -> Result<(OwnedFd, Taken), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let pid = asked.lk.pid;
-        let locks = match self.by_owner.entry(asked.owner) {
+        let locks = match self.by_owner.entry(LockOwner(asked.owner)) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
@@ -147,7 +151,7 @@ impl Locks {
     /// Takes in what a dead server's cell says. `descriptor` is asked once for each owner.
     pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
-        let locks = match self.by_owner.entry(record.owner.load(Relaxed)) {
+        let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = descriptor();
@@ -165,7 +169,7 @@ impl Locks {
 
     /// Takes in a lock that a dead server has recorded; tells whether its owner is known.
     pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
-        let Some(locks) = self.by_owner.get_mut(&record.owner.load(Relaxed)) else { return false };
+        let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
         // Its open files are to hear of it.
         self.to_be_restored |= locks.locked.is_lost();
@@ -219,7 +223,7 @@ impl Locks {
     ///
     /// # Errors
     /// `EIO` when the owner's locks are lost.
-    pub fn existing(&self, owner: u64) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    pub fn existing(&self, owner: LockOwner) -> Result<Option<Arc<OwnedFd>>, Errno> {
         self.by_owner.get(&owner).map(|locks| locks.description.get()).transpose()
     }
 
@@ -232,7 +236,7 @@ impl Locks {
     ///
     /// # Errors
     /// `EIO` when its locks are lost.
-    pub fn give_up(&mut self, owner: u64) -> Result<(), Errno> {
+    pub fn give_up(&mut self, owner: LockOwner) -> Result<(), Errno> {
         match self.by_owner.remove(&owner) {
             Some(OwnerLocks { description: Description::Lost, .. }) => Err(Errno::IO),
             _ => Ok(()),
@@ -245,7 +249,7 @@ impl Locks {
     }
 
     /// The process that holds a lock of this node, if it can only be one: not the asking owner's.
-    pub fn holder(&self, asking: u64) -> Option<u32> {
+    pub fn holder(&self, asking: LockOwner) -> Option<u32> {
         let mut others = self.by_owner.iter().filter(|(owner, _)| **owner != asking);
         let (_, only) = others.next()?;
         others.next().is_none().then_some(only.pid)
