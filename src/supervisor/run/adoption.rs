@@ -107,8 +107,8 @@ fn discard(about: &About, served: Adopted, site: &MountPoint) {
     drop(served);
 }
 
-/// Looks for a server in the pod's run directory, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
-/// was told why: what it serves is mounted anew.
+/// Looks for a server in the pod's run directory, and takes it over with its volumes. If that fails, calls `refused` with the
+/// reason and kills the server: its volumes are mounted anew.
 pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,

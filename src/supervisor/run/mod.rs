@@ -63,13 +63,13 @@ use start::{Prepared, Started};
 use unmount_watch::UnmountWatch;
 use work::{Done, Turn};
 
-/// How long work under way may take when podfs is told to stop, and a server to end.
+/// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after the start of a pod the memory is given back that it took.
 const TIDY: Duration = Duration::from_secs(1);
 
-/// Serves the volumes until the process is told to stop.
+/// Serves the volumes until a signal ends the process.
 ///
 /// # Errors
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.

@@ -4,16 +4,15 @@
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
 //!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
 //!    is not mounted yet.
-//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for.
-//!    When podfs was told to stop, the content of emptyDirs is deleted; after a failure the next podfs finds it again.
+//! 2. Each volume is unmounted while the server still answers; if the server ends or hangs meanwhile, podfs goes on without it.
+//!    If a signal stopped podfs, it deletes the content of emptyDirs; after a failure the next podfs finds it again.
 //! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What one does not unmount stays written
 //!    down for the next podfs of the pod, and for `podfs cleanup`.
-//! 4. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
-//!    socket any more.
+//! 4. The server's socket is closed; the server ends by itself, and is killed if it does not. The control socket closes.
 //! 5. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
 //!
-//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
-//! leaves, so the next one adopts it.
+//! The order to leave the volumes (SIGUSR1) makes a supervisor finish the work under way and end without any of these steps. The
+//! volumes are left as after a crash, so the next supervisor adopts them.
 
 use std::time::Duration;
 
@@ -93,7 +92,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes a volume down. A server that is lost meanwhile is not waited for.
+    /// Takes a volume down. Gives up the wait when the server is lost meanwhile.
     async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
         let mut work = spawn_blocking(move || volume.take_down(end));
         let done = tokio::select! {

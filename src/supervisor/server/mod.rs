@@ -57,7 +57,7 @@ pub(super) struct PodServer {
     life: Life,
     keeper: Keeper,
     record: Record,
-    /// Volumes were given up, and nobody was told.
+    /// Volumes were given up, and this was not reported yet.
     gave_up: bool,
     rounds: Rounds,
 }
@@ -93,7 +93,7 @@ enum Life {
     Dead { until: Instant, keeper: LastKeeper },
     /// Another one gets ready.
     Following { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
-    /// Nobody needs one any more.
+    /// The pod needs no server any more.
     Over,
 }
 
@@ -243,14 +243,15 @@ impl PodServer {
                         attempt.await
                     }
                 };
-                let done = done.expect("whoever panics ends the process");
+                let done = done.expect("a task that panics ends the process");
                 self.settle(done);
             }
             Life::Over => std::future::pending().await,
         }
     }
 
-    /// Waits until the server answers no more, because it ended or hangs. For ever if there is none: then nobody waits for it.
+    /// Waits until the server answers no more, because it ended or hangs. Without a server it waits for ever: nothing can be lost
+    /// then.
     pub(super) async fn lost(&mut self) {
         let Life::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
@@ -314,7 +315,7 @@ impl PodServer {
             Ok(succession) => {
                 for (_, reason) in succession.given_up {
                     self.gave_up = true;
-                    error!("a volume is lost to those who use it, and is mounted anew: {reason}");
+                    error!("processes that use a volume have lost it, and podfs mounts it anew: {reason}");
                 }
                 self.record.restarts += 1;
                 self.record.pid = Some(process.pid());
@@ -376,7 +377,7 @@ impl PodServer {
             }
             Change::Came(Err(error)) => {
                 self.keeper = Keeper::Unknown;
-                warn!("nobody keeps the server's open files, should it be killed: {error}");
+                warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }
         }
     }
@@ -412,7 +413,7 @@ impl PodServer {
     }
 }
 
-/// Runs what blocks where it blocks nobody.
+/// Runs blocking work on a thread that may block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
 }

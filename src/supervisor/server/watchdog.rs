@@ -95,7 +95,7 @@ struct Stuck {
     since: Instant,
     /// Since when each look found its requests in the server's own code.
     in_server_since: Option<Instant>,
-    /// Whoever uses the volume waits for its source.
+    /// The processes that use the volume wait for its source.
     in_source: bool,
 }
 
@@ -104,7 +104,7 @@ struct Stuck {
 enum Verdict {
     /// Nothing yet, or nothing new.
     Wait,
-    /// Its source has been silent for so long that it is told.
+    /// Its source has been silent for so long that podfs reports it.
     SourceIsSilent,
     /// Perhaps the server reads no requests.
     Ask,
@@ -217,7 +217,7 @@ enum Place {
     Server,
     /// In a system call on the source.
     Source,
-    /// Nobody has taken them.
+    /// No thread of the server has read them.
     Nowhere,
 }
 
@@ -226,7 +226,7 @@ fn place(pid: i32, doing: &Doing) -> Place {
     match calls.as_slice() {
         [] => Place::Nowhere,
         calls if calls.contains(&Some(Call::Running)) => Place::Server,
-        // Who waits for a thread that is in the source waits for the source, too.
+        // A thread that waits for a thread in the source waits for the source, too.
         calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => Place::Server,
         _ => Place::Source,
     }
@@ -237,7 +237,7 @@ fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end. One that does is looked at in vain: that it has ended is told by itself.
+/// Whether a server was killed and does not end. No answer is needed for one that ends: its pidfd reports that.
 fn stays_spent(pid: i32) -> bool {
     unkillable::is_spent(pid) && {
         thread::sleep(ENDING);
