@@ -253,7 +253,7 @@ impl Follow {
             }
             Told::Absent => {
                 self.contacts.pod_is_there(false);
-                info!("the pod is gone from the API server; its volumes stay as they are until podfs is told to stop");
+                info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
             Told::Alive | Told::Trouble(_) => false,

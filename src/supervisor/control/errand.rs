@@ -1,5 +1,5 @@
 //! Questions that take work on volumes. The supervisor's task does it and gives the answer to the client's thread, which
-//! waits for a moment: a volume that hangs costs its client that moment, and nobody else anything.
+//! waits for a moment: a volume that hangs delays its client by that moment, and no other client.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};

@@ -37,7 +37,7 @@ pub(super) struct Followers {
 }
 
 impl Followers {
-    /// Nobody follows the pod yet. To be called on the supervisor's runtime.
+    /// No followers yet. To be called on the supervisor's runtime.
     pub(super) fn new() -> Followers {
         Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
     }
@@ -47,10 +47,10 @@ impl Followers {
         self.gone.notified().await;
     }
 
-    /// Tells the program at the other end how the pod is from now on.
+    /// From now on sends each change of the pod's status to the program at the other end.
     ///
     /// # Errors
-    /// Why it is not told.
+    /// Why it cannot follow the pod.
     pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Result<(), String>> {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
             return Ok(Err(format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them")));

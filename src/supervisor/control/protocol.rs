@@ -33,7 +33,7 @@ pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 pub enum Question {
     /// How the pod is.
     Status,
-    /// A line per FUSE request on the pipe that comes with this question, until nobody reads it.
+    /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
     Trace {
         /// The volume's name.
         volume: String,

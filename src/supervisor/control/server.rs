@@ -158,12 +158,12 @@ fn answer(directory: &Path, desk: &Arc<Desk>) -> io::Result<UnixListener> {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Whoever waits in accept(2) wakes and ends.
+        // Wakes the thread in accept(2), which then ends.
         let _ = shutdown(self.listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     }
 }
 
-/// Who accepts.
+/// The thread that accepts connections.
 struct Reception {
     desk: Arc<Desk>,
     clients: Vec<Client>,
@@ -178,7 +178,7 @@ struct Desk {
     followers: Followers,
 }
 
-/// Somebody who is being answered. Their thread holds the stream, too, until it is done.
+/// A client that is being answered. Its thread holds the stream, too, until it is done.
 struct Client {
     since: Instant,
     stream: Arc<UnixStream>,
@@ -209,7 +209,7 @@ impl Reception {
         let (desk, stream) = (Arc::clone(&self.desk), Arc::clone(&client.stream));
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
-            // A client who went away, or whose question is none, is not told.
+            // A client that is gone, or that sent no valid question, gets no answer.
             if serve(&stream, &desk).unwrap_or(Attention::Over) == Attention::Over {
                 let _ = stream.shutdown(Shutdown::Both);
             }

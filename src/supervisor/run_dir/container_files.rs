@@ -17,7 +17,8 @@ const HOSTS: &str = "etc-hosts";
 const CONTAINERS: &str = "containers";
 /// Everybody in the container may read the hosts file, and its root may write it.
 const HOSTS_MODE: u32 = 0o644;
-/// The container's user writes its message, whoever that is; the directory keeps other users of the node out (MT-08).
+/// Any user, because the user that the container runs as writes its message; the directory keeps other users of the node out
+/// (MT-08).
 const LOG_MODE: u32 = 0o666;
 
 /// Why a file cannot be there.

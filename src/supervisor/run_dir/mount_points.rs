@@ -113,7 +113,7 @@ impl MountPoints {
     /// # Errors
     /// When it is taken, or cannot be made.
     pub fn prepare(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountError> {
-        // Whoever has claimed the pod may take away what others mounted for it.
+        // With a claim on the pod, this podfs may remove what others mounted for it.
         let leftovers = if self.claim.is_some() { Leftovers::Cover } else { Leftovers::RemoveDead };
         let point = MountPoint::prepare_shape(path, shape, leftovers, &mut self.directories)?;
         self.mark(&point);
@@ -128,7 +128,7 @@ impl MountPoints {
         }
     }
 
-    /// Makes the directory an emptyDir keeps its content in: this one, or one that nobody else knows.
+    /// Makes the directory an emptyDir keeps its content in: this one, or a new one with a name of its own.
     ///
     /// # Errors
     /// When it cannot be made or written down.

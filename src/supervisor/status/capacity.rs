@@ -1,5 +1,6 @@
-//! How much room there is in the volumes that show something of the host. A source that does not answer holds up whoever
-//! looks at it, so each look has a thread of its own, which is left behind when it hangs; while it does, nobody else looks.
+//! How much room there is in the volumes that show something of the host. statfs(2) on a source that does not answer blocks, so
+//! each call has a thread of its own, which is left behind when it hangs; until it returns, podfs makes no other call for that
+//! volume.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +15,7 @@ use podfs_fuse::client::Watch;
 use podfs_fuse::passthrough::Room;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-/// How long all looks together may take. Whoever asks for metrics waits two seconds.
+/// How long all looks together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A volume to look at.
@@ -49,7 +50,7 @@ pub(in crate::supervisor) fn look(looks: Vec<Look>) -> HashMap<usize, Room> {
         let look = move || {
             let room = at.room();
             back.store(false, Ordering::Release);
-            // Whoever wanted to know may have gone by then.
+            // The reader may have given up by then.
             let _ = found.send((place, room));
         };
         if thread::Builder::new().name("room".to_owned()).spawn(look).is_err() {

@@ -61,7 +61,7 @@ impl Health {
         let Record { restarts, last_end, in_vain, .. } = &self.record;
         self.dead().or_else(|| {
             let few = recent < MANY && (recent == 0 || *in_vain == 0);
-            let how = last_end.as_deref().unwrap_or("nobody knows how");
+            let how = last_end.as_deref().unwrap_or("for an unknown reason");
             let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(*restarts));
             (!few).then(|| text + &in_vain_words(*in_vain))
         })

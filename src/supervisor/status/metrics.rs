@@ -16,12 +16,12 @@ use crate::metrics::families::*;
 use crate::metrics::{PodLabels, Reading};
 use crate::supervisor::volume::State;
 
-/// One reading at a time: a source that does not answer is waited for once.
+/// One reading at a time: several readings do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
 
 /// The numbers of a pod at this moment. Takes a second where a source does not answer.
 pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
-    let _turn = READING.lock().expect("nobody panics while a reading is taken");
+    let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
     let looks = looks(&store.known());
     let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
@@ -42,7 +42,7 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     reading
 }
 
-/// What is told of a pod whose supervisor does not answer.
+/// The metrics of a pod whose supervisor does not answer.
 pub fn unspoken(status: &PodStatus) -> Reading {
     let mut reading = begun(status);
     reading.tell(&UP, &[], 0.0);
@@ -133,7 +133,7 @@ fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>)
     }
 }
 
-/// A volume that shows something of the host. What a source that does not answer holds, nobody knows.
+/// A volume that shows something of the host. The size of a source that does not answer is left out.
 fn host(reading: &mut Reading, report: &VolumeReport, room: Option<&Room>) {
     let name = report.name.as_str();
     reading.tell(&SOURCE_ANSWERING, &[name], truth(room.is_some() && !report.source_is_silent));

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `pod_status` | the status as JSON: the types |
 //! | `store` | the state of the pod at this moment, for `podfs status` and metrics |
-//! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | [`report`] | readiness and state, reported to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `health` | whether what has become of the servers is trouble |
 //! | [`metrics`] | the status in numbers |

@@ -1,5 +1,5 @@
-//! What is known of the pod at this moment. The supervisor's task writes it, whoever is asked for the status reads it;
-//! it is locked for moments and never while anything is waited for.
+//! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read it. The
+//! lock is held for moments, and never across a wait.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) watch: Option<Watch>,
     /// The claim that it shows.
     pub(in crate::supervisor) claim: Option<String>,
-    /// Whether it is told how much room there is.
+    /// Whether podfs reports how much room there is.
     pub(in crate::supervisor) has_room: bool,
     /// A look at its room that does not come back.
     pub(in crate::supervisor) hanging: Hanging,
@@ -106,11 +106,11 @@ impl StatusStore {
     }
 
     pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("nobody panics while the store is locked")
+        self.known.lock().expect("no thread panics while the store is locked")
     }
 
     pub(in crate::supervisor) fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().expect("nobody panics while something is counted")
+        self.counters.lock().expect("no thread panics while it counts")
     }
 
     /// How the pod is, in the words of `podfs status`.
@@ -246,7 +246,7 @@ fn with_source(
     let (state, reason) = of_volumes;
     let (state, cause, since) = match (contacts.pod_deleted(), contacts.unreachable()) {
         (Some(since), _) => {
-            let cause = "the API server has deleted the pod; podfs serves its volumes until podfs is told to stop";
+            let cause = "the API server has deleted the pod; podfs serves its volumes until podfs is stopped";
             (PodState::PodDeleted, cause.to_owned(), since)
         }
         (None, Some(Unreachable { since, trouble })) => (

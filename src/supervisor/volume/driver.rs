@@ -1,7 +1,7 @@
 //! A volume that a driver of the node mounts: its home in the pod's directory, and what of the driver's mount is served.
 //!
-//! What is served is a clone of the driver's mount. So the driver can unmount its own whenever it is asked to, whoever has
-//! files of the volume open.
+//! What is served is a clone of the driver's mount. So the driver can unmount its own mount at any time, even while containers
+//! have files of the volume open.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

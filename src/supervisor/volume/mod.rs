@@ -76,14 +76,14 @@ pub struct Setting {
     pub keep_old_generations: Duration,
     /// What containers that mount parts of projections see after a change, where a volume does not say it.
     pub sub_path: SubPathMode,
-    /// Whether the content of emptyDirs stays when the supervisor is told to end, and an agent deletes it.
+    /// Whether the content of emptyDirs stays when a signal ends the supervisor, for an agent to delete.
     pub keep_empty_dirs: bool,
 }
 
 impl Setting {
     /// What is made around the volumes. Hold it for single calls that make or remove a directory or a file.
     pub(super) fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
-        self.mount_points.lock().expect("nobody panics while the mount points are locked")
+        self.mount_points.lock().expect("no thread panics while the mount points are locked")
     }
 
     /// Makes the mount point of a volume ready, and writes it down.
@@ -101,7 +101,7 @@ impl Setting {
     fn about(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> Value {
         let read_only = Some(access == Access::ReadOnly);
         let about = About { volume: volume.name.to_string(), path: path.to_owned(), group, read_only };
-        // A path that is no text cannot be told: such a volume is mounted anew.
+        // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
         serde_json::to_value(about).unwrap_or_default()
     }
 }
@@ -149,7 +149,7 @@ pub enum Attempt {
 /// How a supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As it was told to: the pod is gone.
+    /// By a signal: the pod is gone.
     Clean,
     /// With a failure: the next podfs goes on with what is there.
     Failed,
@@ -272,7 +272,7 @@ impl PodVolume {
         &self.spec
     }
 
-    /// Where it is, or will be, seen; unknown while nobody knows its PersistentVolume.
+    /// Where it is, or will be, seen; unknown until its PersistentVolume is known.
     pub fn path(&self) -> Option<&Path> {
         match &self.body {
             Body::Projected(projected) => Some(projected.path()),
@@ -334,7 +334,7 @@ impl PodVolume {
         self.last_error.as_deref()
     }
 
-    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. Of a claim, nobody knows that before it is bound.
+    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. For a claim it is unknown before the claim is bound.
     pub fn plugin(&self) -> String {
         let of_kind = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
         let of_claim = || self.path()?.ancestors().find(of_kind)?.file_name()?.to_str();
@@ -492,7 +492,7 @@ impl PodVolume {
         self.enter(state);
     }
 
-    /// Waits for what was asked for only seconds ago. Nobody is warned of that.
+    /// Waits for an object that was asked for only seconds ago. This logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
         self.state = State::Waiting(reason);

@@ -33,7 +33,7 @@ pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access
     Ok(kernel_nfs::mount(&kernel_nfs::Export::new(source, options, access == Access::ReadOnly))?)
 }
 
-/// As whom calls are made. The kernel's client sees to `sec=none` by itself.
+/// Whose credentials the calls have. The kernel's client handles `sec=none` by itself.
 pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> Callers {
     match (backend, &options.security, refresh.facts.user_namespace) {
         (Backend::User, Security::None, _) => Callers::AsNobody,

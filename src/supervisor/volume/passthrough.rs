@@ -55,14 +55,14 @@ pub(super) struct PassthroughVolume {
     republishes: bool,
 }
 
-/// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
+/// Fields are dropped in this order: the volume is no longer visible when its server is let go.
 struct Mounted {
     visible: VisibleMount,
     access: Access,
     served: Served,
 }
 
-/// Who answers for a mount.
+/// What answers for a mount.
 enum Served {
     /// The kernel alone: it is a bind mount.
     Bind,
@@ -101,7 +101,7 @@ impl Mounted {
         }
     }
 
-    /// Whether nobody could go on with it when its server died.
+    /// Whether no successor could take it over when its server died.
     fn is_given_up(&self) -> bool {
         match &self.served {
             Served::Passthrough(passthrough) => passthrough.is_given_up(),
@@ -270,7 +270,8 @@ impl PassthroughVolume {
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
         let Self { setting, path, mounted, outdated, content, .. } = self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| match &mounted.served {
-            // The machine that it waits for may be away, and with the pod there is nobody to go on with it.
+            // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
+            // unmount.
             Served::Passthrough(passthrough) if passthrough.is_remote() && end == End::Clean => {
                 mounted.visible.unmount_and_abort()
             }
@@ -279,7 +280,7 @@ impl PassthroughVolume {
         if let Some(Err(error)) = path.as_deref().map(|path| local::leave(&setting, path)) {
             warn!("volume {volume:?}: {error}");
         }
-        // Without a pod, nobody would find the content again.
+        // Without a pod, no later podfs would find the content again.
         let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
             match content.delete() {
@@ -371,7 +372,7 @@ impl PassthroughVolume {
         }
     }
 
-    /// By whom a source of the host is served.
+    /// Whether FUSE or the kernel alone serves a source of the host.
     fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
@@ -446,7 +447,7 @@ impl PassthroughVolume {
         if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) = self.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
         {
-            // It was mounted by a supervisor before this one, and needs nobody.
+            // A supervisor before this one mounted it, and it needs no server.
             return Ok(Mounted { visible, access, served: Served::Bind });
         }
         let shape = match &content {
@@ -495,7 +496,7 @@ impl PassthroughVolume {
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {
         let name = spec.name.to_string();
-        // What is in an emptyDir was made through it, and who listens at a socket of an export does so elsewhere.
+        // Sockets in an emptyDir were made through it, and the listeners at sockets of an export are on other machines.
         let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)) && remote.is_none())
             .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
         Options {

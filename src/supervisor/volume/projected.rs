@@ -35,7 +35,7 @@ pub(super) struct ProjectedVolume {
     label: Option<String>,
 }
 
-/// Fields are dropped in this order: nobody sees the projection any more when it ends.
+/// Fields are dropped in this order: the projection is no longer visible when it ends.
 struct Mounted {
     visible: VisibleMount,
     projection: Projection,
@@ -203,7 +203,7 @@ impl ProjectedVolume {
         Ok(mounted.shown().expect("a projection has a generation after its first commit"))
     }
 
-    /// The first generation is complete before anybody can see the volume (FU-09).
+    /// The first generation is complete before the volume is visible (FU-09).
     fn bring_up(
         &self,
         spec: &Volume,

@@ -1,11 +1,11 @@
 //! Looking for NFS servers that are silent: a name may mean another machine by now.
 //!
 //! 1. A server that was asked something and has been silent for some seconds is looked for, and again after pauses that
-//!    grow, until it answers. Who watches the pod's server sees such a silence soon, and starts the look then: it has no
-//!    timer of its own.
+//!    grow, until it answers. The watchdog of the pod's server sees such a silence soon, and starts the search then: the search
+//!    has no timer of its own.
 //! 2. Names are resolved and machines asked on a blocking thread, one for each server at a time.
 //! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
-//!    takes as much at once as the volume was told. Then all volumes that share the server go on there.
+//!    accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server go on there.
 //! 4. Whether its files are the same is not asked here. What is another file there has another number, and is `ESTALE`.
 //! 5. A server that volumes name by its address is not looked for.
 

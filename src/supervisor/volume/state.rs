@@ -52,9 +52,9 @@ impl State {
 /// What is to be seen of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// A generation of files, which the kernel keeps and asks nobody for.
+    /// A generation of files, which the kernel serves from its cache.
     Generation(GenerationName),
-    /// A generation of files; podfs is asked at each open, and writes down who it was.
+    /// A generation of files; the kernel asks podfs at each open, and podfs logs the process.
     Audited(GenerationName),
     /// A source of the host; reads and writes go from the kernel to it.
     Passthrough,
@@ -64,7 +64,7 @@ pub enum Shown {
     Bind,
     /// A block device of this number, which containers get as it is.
     Device((u32, u32)),
-    /// An export of an NFS server, by way of this client.
+    /// An export of an NFS server, served by this client.
     Nfs(Backend),
 }
 

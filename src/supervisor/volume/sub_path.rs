@@ -28,7 +28,7 @@ use crate::volume::{SubPathMode, VolumeSource};
 /// A part of the volume that a container wants.
 #[derive(Clone, Debug)]
 pub(in crate::supervisor) struct SubPathRequest {
-    /// The volume's name in the `volumeMount`, for what is told.
+    /// The volume's name in the `volumeMount`, for messages.
     pub(in crate::supervisor) volume: String,
     /// The container; a DNS label.
     pub(in crate::supervisor) container: String,
