@@ -7,7 +7,8 @@ use std::io;
 
 use rustix::process::Pid;
 
-/// Makes a child, which blocks all signals, does what `life` says, and ends. It is to be waited for, unless SIGCHLD is ignored.
+/// Makes a child, which blocks all signals, does what `life` says, and ends. The caller must wait(2) for it, unless SIGCHLD is
+/// ignored.
 ///
 /// # Safety
 /// `life` makes system calls only.

@@ -1,12 +1,12 @@
 //! Threads that are ending: being killed, or past that.
 //!
-//! A caller that gets a signal wants its call interrupted, says the kernel (INTERRUPT), whatever the signal. As with
-//! Linux' own client only one that ends the process does: the kernel turns such a signal into SIGKILL for each of the
-//! process's threads (`complete_signal`), where it is seen in `SigPnd`. It tells of the first signal only, so whoever
-//! was interrupted is looked at again until it has its answer.
+//! The kernel sends INTERRUPT for a caller that gets a signal, whatever the signal. As with Linux' own client, only a signal that
+//! ends the process interrupts the call: the kernel turns such a signal into SIGKILL for each of the process's threads
+//! (`complete_signal`), where it is seen in `SigPnd`. The kernel sends INTERRUPT for the first signal only, so podfs looks at an
+//! interrupted caller again until it has its answer.
 //!
-//! Both are read from `/proc/<thread>/status`, which waits for nobody. Other files there do: a program that is executed closes
-//! files, and waits for the answer to FLUSH, while it holds what `stat`, `cmdline` and others wait for.
+//! Both are read from `/proc/<thread>/status`, which never blocks. Other files there do: a program that is executed closes files,
+//! and waits for the answer to FLUSH, while it holds what `stat`, `cmdline` and others wait for.
 
 use std::fs;
 

@@ -19,12 +19,12 @@ use crate::region::{Kind, Region};
 
 /// A volume's half of the supervisor.
 pub(crate) struct Held {
-    /// For who adopts the volume.
+    /// For the supervisor that adopts the volume.
     pub(crate) about: Value,
-    /// Let go before the mount, while the server still has its own: whoever lets go of a source on another machine last may
+    /// Let go before the mount, while the server still has its own: the process that closes a source on another machine last may
     /// have to wait for that machine.
     pub(crate) content: Content,
-    /// None once the volume is given up: then nobody waits for an answer any more.
+    /// None once the volume is given up: the kernel then ends all requests.
     device: Mutex<Option<OwnedFd>>,
     pub(crate) mount: PrivateMount,
     pub(crate) region: Arc<Region>,
@@ -36,7 +36,7 @@ pub(crate) enum Content {
     Projection {
         /// The tree as far as steps are known to be done. Locked for moments, never during a system call on the mount.
         tree: Box<Mutex<Tree>>,
-        /// What is told of its requests.
+        /// Which of its requests are reported.
         reporting: Reporting,
     },
     /// A source of the host.
@@ -89,12 +89,12 @@ impl Held {
         own.chain(copies.into_iter().map(Ok)).collect()
     }
 
-    /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
+    /// No server can go on with the volume: its users get `ENOTCONN`, and another mount may take its place.
     pub(super) fn give_up(&self) {
         drop(self.device().take());
     }
 
-    /// Whether nobody could go on with the volume.
+    /// Whether no server can go on with the volume.
     pub(crate) fn is_given_up(&self) -> bool {
         self.device().is_none()
     }
@@ -134,7 +134,7 @@ impl Held {
         let (body, images) = match &self.content {
             Content::Projection { reporting, .. } => {
                 let mut tree = self.tree();
-                // Nobody can go on with what the server that died has zeroed.
+                // No successor can serve the generations that the dead server has zeroed.
                 tree.prune_generations();
                 let (tree, images) = tree.save();
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)

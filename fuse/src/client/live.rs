@@ -207,7 +207,7 @@ impl Live {
         Ok((self.directory(directory)?, name))
     }
 
-    /// As of a projection: no link is followed and nothing is left, whatever the server answers.
+    /// As of a projection: follows no link and stays inside, whatever the server answers.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

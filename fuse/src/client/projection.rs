@@ -93,8 +93,8 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. Nobody sees it before [`show`](Self::show). `about` is
-    /// for the supervisor that adopts it if this one is killed.
+    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `about` is for
+    /// the supervisor that adopts it if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -169,7 +169,7 @@ impl Projection {
         removed
     }
 
-    /// Why an old generation could not be removed; told once for each.
+    /// Why an old generation could not be removed; given once for each.
     pub fn take_left(&mut self) -> Option<String> {
         self.left.take()
     }
@@ -184,7 +184,7 @@ impl Projection {
         Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
-    /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the projection when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
     }
@@ -344,8 +344,8 @@ impl Projection {
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
-    /// Puts right what an earlier commit left half-done; tells whether something is left over. What
-    /// cannot be removed yet, such as a directory that somebody has mounted on, holds up no update.
+    /// Completes what an earlier commit left half-done; returns whether something is left over. What cannot be removed yet, such
+    /// as a directory that is a mount point, delays no update.
     fn tidy(&mut self) -> Result<bool, CommitError> {
         if !self.untidy {
             return Ok(false);

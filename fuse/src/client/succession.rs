@@ -2,9 +2,9 @@
 //!
 //! When a server is dead, another one goes on with the same connections to the kernel. What makes that safe:
 //!
-//! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has
-//!    waited for that. Its keeper has everything open that it had.
-//! 2. Nobody reads the devices. What containers ask meanwhile waits in the kernel.
+//! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
+//!    for its end. Its keeper has all its descriptors open.
+//! 2. No process reads the devices. Requests of containers wait in the kernel meanwhile.
 //! 3. The successor is greeted, and takes over what the regions refer to, each descriptor at the number it had. From here on
 //!    its own keeper has them too.
 //! 4. It loads every volume, without any effect outside. Should it die up to here, the next one begins again at 3, with the
@@ -14,14 +14,14 @@
 //!    not answered is asked again, once, marked by bit 63 of its number. Only then its threads begin to read.
 //! 7. A change that was asked before and may have been made is recorded in the region (passthrough) or by the number of
 //!    applied steps (projections): it is not made twice.
-//! 8. Calls of the supervisor that waited for the last server are made again. They say how things are to be, so it does no
-//!    harm if they were heard before.
+//! 8. The supervisor repeats the calls for which it had no answer from the last server. They are idempotent, so it does no harm
+//!    if the last server executed them.
 //!
-//! When the keeper is dead, too, the supervisor has waited for its end and [lets it go](LastKeeper::let_go). At 3, the successor
-//! then inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any
-//! more, and it may open something else under them. Should it die up to 5, the next one does the same. What was open is
-//! reopened after 6, as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands
-//! descriptors over ends the attempt; the next one begins without it.
+//! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
+//! inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any more, and
+//! it may open something else under them. Should it die up to 5, the next one does the same. What was open is reopened after 6,
+//! as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
+//! attempt; the next one begins without it.
 //!
 //! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
 //! Nothing is mounted, unmounted or committed for that.
@@ -50,7 +50,7 @@ use crate::server::fd_keeper::dismiss;
 /// What became of a server's death.
 #[derive(Debug, Default)]
 pub struct Succession {
-    /// The volumes that nobody could go on with, and why. Who uses them gets `ENOTCONN`; each can be mounted anew.
+    /// The volumes that the successor could not take over, and why. Their users get `ENOTCONN`; each can be mounted anew.
     pub given_up: Vec<(VolumeId, String)>,
 }
 

@@ -163,7 +163,7 @@ fn take_back_directory(directory: &Path) {
     for _ in 0..50 {
         match fs::remove_dir(directory) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(MOMENT),
-            // Somebody else may use it by now, and then it is not ours to take.
+            // Another process may use it by now; then it is not removed.
             _ => return,
         }
     }

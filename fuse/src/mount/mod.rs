@@ -1,9 +1,9 @@
 //! The mounts of a volume.
 //!
 //! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, attached nowhere, known only by
-//! its descriptor. A clone of it, made read-only before anybody sees it, is moved to the volume's
-//! path: the *visible* mount. Both show one superblock. Root in a container gets `EROFS` from the
-//! kernel; only the holder of the private descriptor can change the tree.
+//! its descriptor. A clone of it, made read-only while it is still detached, is moved to the volume's path: the *visible* mount.
+//! Both show one superblock. Root in a container gets `EROFS` from the kernel; only the holder of the private descriptor can
+//! change the tree.
 //!
 //! | module | owns |
 //! |---|---|

@@ -116,8 +116,8 @@ impl PrivateMount {
         Self::mount(device, NFS_SOURCE, attributes, options)
     }
 
-    /// How many bytes the kernel reads ahead of who reads a file from its beginning to its end, in KiB. So several requests
-    /// are on their way at once. To be called after the handshake, which sets it back.
+    /// How far the kernel reads ahead when a file is read sequentially, in KiB. So several requests are on their way at once. To
+    /// be called after the handshake, which sets it back.
     ///
     /// # Errors
     /// When this process does not see the host's `/sys`.
@@ -167,18 +167,18 @@ impl PrivateMount {
         Ok(Self { tree })
     }
 
-    /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
+    /// The number of the connection, below `/sys/fs/fuse/connections`. The kernel knows it; this causes no request.
     pub(crate) fn connection(&self) -> Option<u32> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         statx(&self.tree, c"", flags, StatxFlags::empty()).ok().map(|found| found.stx_dev_minor)
     }
 
-    /// The device number of the file system, as the mount table writes it. Nobody is asked for it.
+    /// The device number of the file system, as the mount table writes it. The kernel knows it; this causes no request.
     pub(crate) fn device(&self) -> Option<String> {
         self.connection().map(|minor| format!("0:{minor}"))
     }
 
-    /// Whether its root is a directory. The kernel knows that from the mount itself; nobody is asked.
+    /// Whether its root is a directory. The kernel knows that from the mount itself; this causes no request.
     pub(crate) fn shape(&self) -> Shape {
         match root_type(self.tree.as_fd()) {
             Ok(FileType::RegularFile) => Shape::File,
@@ -186,8 +186,8 @@ impl PrivateMount {
         }
     }
 
-    /// A read-only clone, attached nowhere yet. The flags are set before anybody can see it, so that
-    /// copies that propagate into containers carry them too.
+    /// A read-only clone, attached nowhere yet. The flags are set while it is detached, so that copies that propagate into
+    /// containers carry them too.
     ///
     /// There is no `noexec`: scripts in configMaps are run from their volume, as on the kubelet's
     /// tmpfs.
@@ -275,7 +275,7 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
 }
 
-/// The kernel knows the type of the root from the mount itself; nobody is asked.
+/// The kernel knows the type of the root from the mount itself; this causes no request.
 fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
     let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(root.stx_mode.into()))

@@ -17,8 +17,8 @@ use super::table::{FS_TYPE, Mounted, mount_id, mount_with_id, mounts_at};
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The caller holds the lock of this pod, so whoever mounted it is gone. A dead mount is covered by the new one: that
-    /// reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
+    /// The caller holds the lock of this pod, so the supervisor that mounted it is gone. A dead mount is covered by the new one:
+    /// that reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
     /// them off. Any other is taken away.
     Cover,
     /// Take it away only when its server is gone.
@@ -29,7 +29,7 @@ pub enum Leftovers {
 enum Below {
     /// The directory or file itself.
     Nothing,
-    /// A mount that nobody answers for.
+    /// A mount whose server is gone.
     Dead,
 }
 
@@ -267,8 +267,7 @@ impl VisibleMount {
         self.covers += covers;
     }
 
-    /// Unmounts it, lazily when it is busy: it disappears from the path at once, and whoever is inside
-    /// keeps what they have open.
+    /// Unmounts it, lazily when it is busy: it disappears from the path at once, and processes keep what they have open on it.
     ///
     /// # Errors
     /// When the kernel refuses; the mount stays then.
@@ -281,13 +280,14 @@ impl VisibleMount {
         uncover(&self.path)
     }
 
-    /// As [`Self::unmount`]; and whoever still waits for an answer has it at once, an error. That does not need the server
-    /// of the mount, which may be unable to end.
+    /// As [`Self::unmount`]; and processes that still wait for an answer get an error at once. That does not need the server of
+    /// the mount, which may be unable to end.
     ///
     /// # Errors
     /// As [`Self::unmount`].
     pub fn unmount_and_abort(self) -> Result<(), MountError> {
-        // The kernel ends the connection first, whoever is inside. `unmount` is told if this was all there was to do.
+        // The kernel aborts the connection first, even while processes use the mount. `unmount` finds out whether that also
+        // unmounted it.
         if self.mounted {
             let _gone =
                 rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
@@ -321,7 +321,7 @@ fn uncover(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Whether nobody answers for what is mounted at `path` any more.
+/// Whether what is mounted at `path` has no server any more.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -329,14 +329,14 @@ pub fn is_dead(path: &Path) -> bool {
 fn take_off(path: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        // Unmounted by somebody else: there is nothing left to do.
+        // Another process has unmounted it: there is nothing left to do.
         Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(_busy) => detach(path),
     }
 }
 
-/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and whoever is inside keeps what
-/// they have open.
+/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and processes keep what they have open on
+/// it.
 ///
 /// # Errors
 /// When nothing is mounted there, or the kernel refuses.

@@ -143,7 +143,7 @@ impl Free {
         *self.lock() = table;
     }
 
-    /// Gives back the memory of all pages without a cell in use, but for a few.
+    /// Gives back the memory of all pages without a cell in use, except a few.
     pub(super) fn trim(&self, memory: &Memory) {
         let mut table = self.lock();
         for index in 0..table.pages.len() {

@@ -1,11 +1,11 @@
 //! The memory file of a region, and where it is mapped.
 //!
-//! 1. The file is sealed against shrinking before anybody else has it. So what was once within its length stays there,
-//!    and reading it never faults.
+//! 1. The file is sealed against shrinking before any other process has it. So what was once within its length stays there, and
+//!    reading it never faults.
 //! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
 //! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
 //!    the store that comes later. What is given back becomes a hole, and gets memory again in the same way.
-//! 4. Who keeps plain bytes in it has to see to it that they are not written while somebody reads them.
+//! 4. Code that keeps plain bytes in it must ensure that they are not written while they are read.
 
 use std::io;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: the mapping belongs to this alone, and is only seen through references to atomics, and through slices of
-// bytes that nobody changes while they are borrowed.
+// bytes that do not change while they are borrowed.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -128,19 +128,19 @@ impl Memory {
     /// No slice of these bytes is borrowed.
     pub(crate) unsafe fn write(&self, offset: usize, data: &[u8]) {
         let there = self.length().saturating_sub(offset).min(data.len());
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped; nobody has borrowed them, says the
-        // caller, so `data` is somewhere else.
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped; the caller promises that they are not borrowed,
+        // so `data` is somewhere else.
         unsafe { self.start.as_ptr().add(offset.min(self.reserved)).copy_from_nonoverlapping(data.as_ptr(), there) };
     }
 
     /// Plain bytes, as many of these as there are.
     ///
     /// # Safety
-    /// Nobody writes them while they are borrowed.
+    /// They are not written while they are borrowed.
     pub(crate) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         let there = self.length().saturating_sub(offset).min(length);
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; nobody writes
-        // them, says the caller.
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; the caller promises that
+        // they are not written.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset.min(self.reserved)), there) }
     }
 

@@ -36,8 +36,8 @@
 //! | `opens` | what an audited projection counts |
 //! | `cells` | places for what else has to be known |
 //! | `free` | which of them are free, and giving their memory back |
-//! | `counts` | what is counted for those who watch |
-//! | `silence` | whether the source answers, for those who watch |
+//! | `counts` | counters for status and metrics |
+//! | `silence` | whether the source answers, for the supervisor |
 
 pub(crate) mod cells;
 pub(crate) mod counts;
@@ -225,13 +225,13 @@ impl Region {
         Cells { memory: &self.memory, free: &self.free }
     }
 
-    /// Begins to change what was adopted; nobody has served the volume yet.
+    /// Begins to change what was adopted, of a volume that no server has served yet.
     pub(crate) fn begin(&self) {
         self.take_over();
         self.cells().keep_only(&[]);
     }
 
-    /// Begins to change what was adopted; the one who wrote it is dead.
+    /// Begins to change what was adopted; the server that wrote it is dead.
     pub(crate) fn take_over(&self) {
         self.free.take_over();
     }

@@ -348,7 +348,7 @@ impl Volumes {
 
     pub(super) fn remove(&mut self, number: VolumeId) {
         if let Some(volume) = self.volumes.remove(&number) {
-            // Its session may go on for those who are still inside.
+            // Its session may go on for processes that still use the mount.
             volume.trace.detach();
         }
     }

@@ -66,7 +66,7 @@ pub trait Service: Send + Sync + 'static {
     /// Answers one request.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// The errno for the caller.
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno>;
 
     /// A thread of the session begins; it answers requests from now on.
@@ -78,15 +78,16 @@ pub trait Service: Send + Sync + 'static {
     /// The longest request that is to outlive this process, in bytes.
     fn longest_request(&self) -> usize;
 
-    /// Who made the request with the [number](Request::number) `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
+    /// The caller of the request with the [number](Request::number) `unique` was interrupted. The request must still be answered,
+    /// with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
 
-    /// Whether the source may be away for long, so that nobody is to rely on an answer of it.
+    /// Whether the source may be away for long, so that no code may depend on its answer.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// The kernel did not hear of this, and will not give it back: nobody waited for the answer any more.
+    /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
     fn take_back(&self, _granted: Granted) {}
 
     /// What is known of the root without asking the source.
@@ -370,7 +371,7 @@ impl Readers {
         buffer.clear();
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);
-        // Nobody waits for the answer to a request that was aborted, or answered before by somebody else.
+        // The kernel takes no answer to a request that was aborted, or that another thread has answered.
         let granted = outcome.as_ref().ok().and_then(Granted::of);
         let unheard = responder.send_with(outcome, buffer).is_err();
         if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
@@ -382,7 +383,7 @@ impl Readers {
         }
     }
 
-    /// A slot that nobody has.
+    /// A free slot.
     fn register(&self) -> Option<usize> {
         let lowest = |taken: u32| taken.trailing_ones() as usize;
         let take = |taken| (lowest(taken) < SLOTS).then(|| taken | (1 << lowest(taken)));

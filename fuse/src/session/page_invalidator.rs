@@ -18,7 +18,7 @@ use crate::child;
 /// A file of a mount, as the kernel numbers it.
 type Node = (Notifier, u64);
 
-/// Has the kernel drop content, one lot after another. Nobody waits for it.
+/// Makes the kernel drop the content of nodes, one after another, on a thread of its own.
 pub struct PageInvalidator(Sender<Node>);
 
 impl PageInvalidator {

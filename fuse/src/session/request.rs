@@ -18,7 +18,7 @@ pub struct Request<'a> {
     pub unique: u64,
     /// The node it is about.
     pub node: u64,
-    /// Who asks.
+    /// The calling process.
     pub caller: Caller,
     /// The kernel's number for what is asked.
     pub opcode: u32,
@@ -163,7 +163,7 @@ pub enum Operation<'a> {
         arguments: &'a CopyFileRangeIn,
         wide: bool,
     },
-    /// One that nobody here knows.
+    /// An operation that podfs does not know.
     Unknown {
         opcode: u32,
     },
@@ -182,7 +182,7 @@ impl<'a> Request<'a> {
             node: header.nodeid,
             caller: Caller { uid: header.uid, gid: header.gid, pid: header.pid },
             opcode: header.opcode,
-            // One that is not as it should be is refused like one that nobody knows; its caller must not wait for ever.
+            // A malformed request is refused like an unknown one; its caller must not wait for ever.
             operation: parse_operation(header.opcode, body).unwrap_or(Operation::Unknown { opcode: header.opcode }),
         })
     }

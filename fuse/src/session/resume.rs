@@ -1,8 +1,8 @@
 //! What a dead server left unanswered.
 //!
-//! The kernel keeps each request that was read until it is answered, and since Linux 6.9 it can be told to ask for all
-//! of them again. Before, nobody can tell what was asked; but an answer needs only the number of the request, so each
-//! is answered with `EIO`, and its caller ends with an error instead of waiting for ever.
+//! The kernel keeps each request that was read until it is answered, and since Linux 6.9 a server can make it send all of them
+//! again. Before 6.9 the content of these requests is lost; but an answer needs only the number of the request, so each is
+//! answered with `EIO`, and its caller ends with an error instead of waiting for ever.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,7 +35,7 @@ impl Unanswered {
             Self::AskedAgain if ask_again(device)? => {}
             _ => fail_all(device, region),
         }
-        // Who waits for a lock asks again, or is told.
+        // Waits for locks are asked again, or have ended with an error.
         region.waits().clear();
         Ok(())
     }

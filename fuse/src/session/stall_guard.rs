@@ -4,12 +4,12 @@
 //!
 //! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. What comes besides
 //!    is *parked*, in the order in which it came, and asks as soon as another one is done. So one thread can always read.
-//! 2. Whoever waits for an answer and is being killed is answered (`EINTR`). The thread that asks for it is abandoned: it
-//!    goes on asking, and its answer is dropped by the kernel, which has forgotten the request. What the kernel would have
-//!    given back one day is taken back ([`Service::take_back`]).
-//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service can tell of its root without
-//!    asking ([`Service::recall`]) is told at once then, and after [`AWAY`] to those who asked before.
-//! 4. The rest waits. What is done to the source is done once, and by whom it was asked for.
+//! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request is abandoned: it
+//!    goes on, and the kernel drops its answer, because it has forgotten the request. What the answer granted is taken back
+//!    ([`Service::take_back`]).
+//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service knows of its root without asking
+//!    ([`Service::recall`]) is answered at once then, and after [`AWAY`] for requests that came before.
+//! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
 //! Points 2 and 3 are seen to by a thread of its own, which looks every [`LOOK`] while anything is under way, and sleeps
 //! otherwise.
@@ -86,13 +86,13 @@ struct State {
 
 struct Waiting {
     unique: u64,
-    /// Who asks, as this process sees it.
+    /// The caller's process id, as this process sees it.
     pid: u32,
     since: Instant,
     question: Option<Question>,
-    /// Who asks was told to stop waiting. This decides where that process cannot be seen.
+    /// The kernel has sent INTERRUPT for it. This decides where the caller's process cannot be seen.
     interrupted: bool,
-    /// Nobody waits for the answer any more.
+    /// It has an answer.
     answered: bool,
     /// What has to be done even so: it gives something up.
     obligation: bool,
@@ -204,7 +204,7 @@ impl StallGuard {
         next
     }
 
-    /// Who asked for `number` was told to stop waiting.
+    /// The kernel has interrupted the caller of `number`.
     pub(super) fn interrupt(&self, number: u64) {
         if let Some(waiting) = self.state().waiting.get_mut(&number) {
             waiting.interrupted = true;
@@ -255,7 +255,7 @@ impl StallGuard {
         }
     }
 
-    /// Answers in the place of who asks the source, unless that was quicker.
+    /// Answers in the place of the thread that asks the source, unless that was quicker.
     fn answer(&self, number: u64, outcome: Result<Answer, Errno>) {
         let mut state = self.state();
         let Some(waiting) = state.waiting.get_mut(&number) else { return };
