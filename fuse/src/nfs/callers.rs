@@ -1,9 +1,8 @@
-//! Who asks: the supplementary groups of callers.
+//! Credentials of callers: their supplementary groups.
 //!
-//! The kernel tells the user and the group of who asks, and its thread. The rest stands in `/proc/<thread>/status`,
-//! which is opened once for each thread and read again after [`HOLDS`]: what is open stays the same thread's, and
-//! cannot be read any more once that is gone. A thread that becomes somebody else is told apart at once by its user or
-//! group.
+//! A request has the user, the group and the thread of its caller. The groups are in `/proc/<thread>/status`, which is opened
+//! once for each thread and read again after [`HOLDS`]: what is open stays the same thread's, and cannot be read any more once
+//! that is gone. A thread that changes its user or group is noticed at once, from the next request.
 //!
 //! Of `/proc/<thread>` only `status` and `uid_map` may be read here. A program that is executed closes files, and waits for the
 //! answer to FLUSH, while it holds what `stat`, `cmdline` and others wait for: the answer would never come.
@@ -26,14 +25,14 @@ use crate::session::Caller;
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
 /// How long the groups of a thread are believed, if its user and group are what they were.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Room for all of a status: 65,536 groups are more than anybody has.
+/// Room for all of a status: 65,536 groups are the kernel's limit.
 const LONGEST: usize = 1 << 16;
 
 /// What is remembered of callers.
 pub struct Callers {
     identity: As,
     known: RefCell<LruCache<u32, Thread>>,
-    /// The ids of the pod, as soon as somebody of it has asked.
+    /// The ids of the pod, from the first request of one of its processes.
     pod: Cell<Option<Ids>>,
 }
 
@@ -46,12 +45,12 @@ struct Thread {
 }
 
 impl Callers {
-    /// Nobody yet. `identity` is as whom calls are made.
+    /// Without any caller yet. `identity` says which credentials calls have.
     pub fn new(identity: As) -> Self {
         Self { identity, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
     }
 
-    /// As whom a call for `caller` is made. Who cannot be looked at has no groups but the one the kernel tells.
+    /// The credential of a call for `caller`. A caller whose status cannot be read has only the group of the request.
     pub fn credential(&self, caller: Caller) -> Credential {
         if self.identity == As::AsNobody {
             return Credential::Nobody;
@@ -62,7 +61,7 @@ impl Callers {
         }
         let mut known = self.known.borrow_mut();
         if let Some(thread) = known.get_mut(&caller.pid) {
-            // Where the kernel tells no user, another one could not be told apart.
+            // In an ID-mapped mount requests name no user, so a change of user would not be noticed.
             let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.identity == As::AsTheyAre;
             if same && thread.at.elapsed() < HOLDS {
                 return thread.credential.clone();
@@ -93,7 +92,7 @@ impl Callers {
                 let ids = self.ids(caller.pid);
                 // The fourth is the one for files (`fsuid`).
                 let own = |key| ids.inside(numbers(status, key).nth(3).unwrap_or(NOBODY));
-                // For what creates something the kernel tells it, as the mount maps it.
+                // Requests that create something carry the id, as the mount maps it.
                 let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
                 Credential::User {
                     uid: pick(caller.uid, own("Uid:")),
@@ -104,8 +103,8 @@ impl Callers {
         }
     }
 
-    /// How the mount maps the ids of a caller. Within a pod, anybody may make a user namespace and be root there; that is
-    /// not the namespace of the mount, and nobody believes it.
+    /// How the mount maps the ids of a caller. Any process of a pod may make a user namespace and be root there; that is not the
+    /// namespace of the mount, so its ids do not count.
     fn ids(&self, pid: u32) -> Ids {
         let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
         let (theirs, ours) = (map(&pid.to_string()), map("self"));
@@ -121,7 +120,7 @@ impl Callers {
 
 /// What the kernel says where it does not tell.
 const UNTOLD: u32 = u32::MAX;
-/// Who is not mapped is nobody, as for the kernel.
+/// The kernel's overflow id, for ids that are not mapped.
 const NOBODY: u32 = 65534;
 /// Ids that the kubelet gives a pod at least. They begin at a multiple of it.
 const OF_A_POD: u32 = 1 << 16;
@@ -138,8 +137,8 @@ enum Ids {
 }
 
 impl Ids {
-    /// Those of a pod's namespace, if `map` is of one. Without privilege nobody can make one that looks so: no more than
-    /// a single id may be mapped then (`user_namespaces(7)`). Who has the privilege is root in the pod already.
+    /// Those of a pod's namespace, if `map` is of one. A process without privilege cannot make one that looks so: it may map no
+    /// more than a single id (`user_namespaces(7)`). A process with the privilege is root in the pod already.
     fn of_pod(map: &str) -> Option<Self> {
         let mut numbers = map.split_whitespace().map(str::parse::<u32>);
         let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);

@@ -8,7 +8,7 @@ use super::v3::Status;
 /// Why a call to an export failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The server did not do it, or nobody knows whether it did.
+    /// The server did not do it, or it is unknown whether it did.
     #[error(transparent)]
     Failure(#[from] Failure),
     /// The server says no.
@@ -26,7 +26,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a program is told.
+    /// The errno for the caller.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Failure(failure) => failure.errno(),

@@ -9,7 +9,7 @@
 //! | `volume` | the requests of one volume: read, answered, interrupted |
 //! | `filesystem` | requests in, calls to the server, answers out |
 //! | `client_state` | nodes, open files and calls under way, as a successor finds them |
-//! | `callers` | who asks |
+//! | `callers` | the credentials of callers |
 //! | [`writeback`] | data that was accepted, until the server has it on disk |
 //!
 //! The client waits for its server, or does not, as the mount's options say:

@@ -45,9 +45,9 @@ pub struct Options {
     pub rsize: Option<u32>,
     /// Bytes of a WRITE, if not as many as can be.
     pub wsize: Option<u32>,
-    /// How long calls are waited for, later.
+    /// How long later calls wait for the server.
     pub policy: Policy,
-    /// As whom to mount: [`Credential::root`], or nobody (`sec=none`).
+    /// The credential to mount with: [`Credential::root`], or AUTH_NONE (`sec=none`).
     pub credential: Credential,
     /// How long mounting may take.
     pub budget: Duration,
@@ -180,7 +180,7 @@ async fn find(servers: &Servers, options: &Options) -> Result<(Export, SocketAdd
     let (root, mountd) = mounting.root().await?;
     let port = match options.port {
         Some(port) => port,
-        // Who has a portmapper that does not answer may have NFS where it always is.
+        // A host whose portmapper does not answer may still have NFS at its usual port.
         None => mounting.port_of(options.address, v3::PROGRAM).await.ok().flatten().unwrap_or(v3::PORT),
     };
     let address = SocketAddr::new(options.address, port);
@@ -200,7 +200,7 @@ async fn find(servers: &Servers, options: &Options) -> Result<(Export, SocketAdd
     Ok((Export::new(server, root, limits, options.policy, connections), mountd))
 }
 
-/// Tells the server's mountd that an export is not used any more. Nothing depends on it, and nobody waits long for it.
+/// Tells the server's mountd that an export is not used any more. Nothing depends on it, so it waits `budget` at most.
 pub async fn unmount(servers: &Servers, options: &Options, budget: Duration) {
     let mounting = Mounting { servers, options, end: Instant::now() + budget };
     let told = async {

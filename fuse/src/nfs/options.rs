@@ -46,7 +46,7 @@ pub struct Options {
     pub with_attributes: bool,
     /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
     pub local_locks: LocalLocks,
-    /// As whom calls are made.
+    /// The credentials that calls have.
     pub callers: Callers,
     /// Report every request on standard output.
     pub trace: bool,
@@ -99,7 +99,7 @@ pub struct Caching {
     pub acdirmax: u32,
     /// Which names.
     pub lookups: Lookups,
-    /// A file that is opened is as it was when it was closed last, whoever did that (`cto`).
+    /// An open sees the content of the last close, by any client (`cto`).
     pub close_to_open: bool,
 }
 
@@ -125,13 +125,13 @@ pub struct LocalLocks {
     pub flock: bool,
 }
 
-/// As whom calls are made.
+/// The credentials that calls have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Callers {
-    /// As the caller, as the kernel tells.
+    /// The user and group of the request.
     #[default]
     AsTheyAre,
-    /// As nobody (`sec=none`).
+    /// AUTH_NONE (`sec=none`).
     AsNobody,
     /// As what the caller is in its own user namespace: the volume is shown by ID-mapped mounts that map the ids of
     /// that namespace.
@@ -190,7 +190,7 @@ impl Options {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 
-    /// How long a call is waited for.
+    /// How long a call waits for the server.
     pub fn policy(&self) -> Policy {
         let persistence = match self.retry_policy {
             RetryPolicy::Hard => Persistence::Hard,

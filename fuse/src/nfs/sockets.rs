@@ -4,7 +4,7 @@
 //!    copies of them, one set for each volume, and connects them; which volumes have the same set, it sees by the sockets.
 //! 2. A set is for one server: for the name that volumes give it, and the address that was found by it. Volumes that name
 //!    a server otherwise have another set, since that name may come to mean another machine.
-//! 3. A set lives as long as a volume that uses it. Whoever looks for one, or makes one, holds the lock of all sets; so two
+//! 3. A set lives as long as a volume that uses it. Code that looks for a set, or makes one, holds the lock of all sets; so two
 //!    volumes that begin at the same time have the same.
 //! 4. A server that has moved keeps its set. Where it is now stands there, and so holds for all volumes that use it,
 //!    those included that are just beginning.
@@ -22,7 +22,7 @@ use super::options::{Options, Place};
 use super::rpc::dial::bound;
 use super::server::MAX_CONNECTIONS;
 
-/// The first port that anybody may bind.
+/// The first port that needs no privilege to bind.
 const UNPRIVILEGED: u16 = 1024;
 
 /// The sets of a pod.

@@ -50,7 +50,7 @@ pub struct Served {
     pub sockets: Vec<OwnedFd>,
     /// How it is served.
     pub options: Options,
-    /// Who looks on.
+    /// The readers of its requests.
     pub trace: Arc<Trace>,
 }
 
@@ -94,7 +94,7 @@ impl NfsThread {
                     let state = Rc::clone(&state);
                     spawn_local(async move {
                         let begun = if resumes { state.resume(*export) } else { state.serve(*export).await };
-                        // Whoever asked may have given up.
+                        // The asking thread may have given up.
                         let _ = done.send(begun);
                     });
                 }

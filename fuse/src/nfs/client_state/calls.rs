@@ -20,7 +20,7 @@ use crate::region::cells::Record;
 /// The xid of a call that was not sent.
 const NOT_SENT: u32 = 0;
 
-/// A call that is under way. When it is dropped, nobody will make it again.
+/// A call that is under way. When it is dropped, no successor makes it again.
 #[derive(Debug)]
 pub struct Call {
     record: Record<CallCell>,
@@ -37,7 +37,7 @@ impl Call {
         self.record.xid.store(xid, Release);
     }
 
-    /// As whom it is made.
+    /// The credential that it is made with.
     pub fn credential(&self) -> Credential {
         self.record.identity.get()
     }

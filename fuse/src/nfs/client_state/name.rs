@@ -59,8 +59,8 @@ impl Name {
         self.parent == parent && *self.name == *name
     }
 
-    /// The name that `word` leads to; none if nobody has recorded a whole one there, or another node has it. `taken` has
-    /// the cells that belong to somebody.
+    /// The name that `word` leads to; none if the recorded name is not whole, or another node has it. `taken` has the cells that
+    /// are in use.
     pub fn inherit(region: &Arc<Region>, word: u64, taken: &mut HashSet<CellId>) -> Option<Self> {
         let mut name = Vec::new();
         let mut ids = Vec::new();

@@ -33,7 +33,7 @@ pub struct Node {
     pub fileid: u64,
     /// What was heard of it, and when.
     pub freshness: RefCell<Freshness>,
-    /// As whom it is removed when it is closed, if it is removed while it is open.
+    /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,
     handle: Cell<FileHandle>,
     record: RefCell<Record<NodeCell>>,
@@ -113,7 +113,7 @@ impl Node {
         write_bytes(&cell.handle, handle);
     }
 
-    /// What a cell says of a node; none if nobody can have written it.
+    /// What a cell says of a node; none if no server can have written it.
     pub fn read(cell: &NodeCell) -> Option<(u64, Found)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
@@ -205,7 +205,7 @@ impl Nodes {
         self.get(ROOT).expect("the root is never forgotten")
     }
 
-    /// The node of that file, of which the kernel is told once more. `at` is where it was found: a directory and a name.
+    /// The node of that file, which the answer shows to the kernel once more. `at` is where it was found: a directory and a name.
     ///
     /// # Errors
     /// When there is no memory.
@@ -287,7 +287,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// The kernel forgets `lookups` of the times it was told of a node. With `is_dirty` the node stays for as long as that
+    /// The kernel forgets `lookups` of the answers that showed it the node. With `is_dirty` the node stays for as long as that
     /// holds.
     pub fn forget(&self, id: u64, lookups: u64, is_dirty: impl Fn(u64) -> bool) {
         let mut table = self.table.borrow_mut();

@@ -1,7 +1,7 @@
 //! Open files and directories, by the number the kernel has for each.
 //!
-//! Whoever opens a file reads and writes it with the rights it had then, as with Linux' own client: so each remembers as
-//! whom it was opened.
+//! A process reads and writes a file with the rights that it had at the open, as with Linux' own client: so each open file
+//! remembers the credential of its open.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,20 +20,20 @@ use crate::region::cells::Record;
 
 /// An open file or directory of a caller.
 pub struct OpenFile {
-    /// Until it leaves the table, whoever still looks at it then.
+    /// None once it has left the table, even if it is still referenced.
     record: RefCell<Option<Record<OpenCell>>>,
     /// Its number.
     pub handle: u64,
     /// What it is open on.
     pub node: Rc<Node>,
-    /// As whom it was opened.
+    /// The credential of its open.
     pub credential: Credential,
     /// Where reading it has got to, if it is a directory.
     pub listing: Option<RefCell<Listing>>,
 }
 
 impl OpenFile {
-    /// The kernel was told of it: it will not ask for it to be opened once more.
+    /// The kernel knows it: it will not send the OPEN again.
     pub fn is_known(&self) {
         self.mark(KNOWN);
     }

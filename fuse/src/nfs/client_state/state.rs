@@ -38,7 +38,7 @@ shared! {
         form: AtomicU32,
         /// Its number.
         id: AtomicU64,
-        /// How often the kernel was told of it.
+        /// How many answers have shown it to the kernel.
         lookups: AtomicU64,
         /// The server's number for the file.
         fileid: AtomicU64,
@@ -72,7 +72,7 @@ shared! {
         unique: AtomicU64,
         /// Of a directory, what the server wants to see when reading it goes on.
         verifier: AtomicU64,
-        /// As whom it was opened.
+        /// The credential of its open.
         identity: IdentityRecord,
     }
     /// A call that may not be made twice, and may have been made.
@@ -86,7 +86,7 @@ shared! {
         /// When it was made first.
         nanoseconds: AtomicU32,
         seconds: AtomicU64,
-        /// As whom it is made.
+        /// The credential that it is made with.
         identity: IdentityRecord,
     }
     /// What is known of the root, for when the server does not answer.
@@ -95,7 +95,7 @@ shared! {
         spare: AtomicU32,
         words: [AtomicU64; ROOT_WORDS],
     }
-    /// As whom calls are made.
+    /// The credential of calls.
     pub(crate) struct IdentityRecord {
         uid: AtomicU32,
         gid: AtomicU32,

@@ -42,7 +42,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// As the kernel has them. A file whose only name is one that podfs gave it has none for anybody else.
+    /// As the kernel has them. A file whose only name is one that podfs gave it has a link count of 0 for programs.
     pub fn attr(&self, found: &Attributes, is_silly: bool) -> Attr {
         Attr {
             ino: self.ino(found),

@@ -29,7 +29,7 @@ impl NfsFilesystem {
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
-        // Whoever may write through an open file may cut it, whatever its mode has become.
+        // A process that may write through an open file may truncate it, whatever its mode has become.
         let credential = match open.filter(|_| asked.valid & fattr::SIZE != 0) {
             Some(open) => open.credential.clone(),
             None => self.credential(turn),

@@ -21,7 +21,7 @@ use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, 
 
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
-/// How often somebody is looked at who closes a file of a server that does not answer.
+/// How often podfs checks whether the caller of a close is being killed, while the server does not answer.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
@@ -50,7 +50,7 @@ impl NfsFilesystem {
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags, backing_id: 0 }).into())
     }
 
-    /// The attributes of a file that somebody opens, if the server lets them.
+    /// The attributes of a file that is opened, if the server permits the open.
     async fn admit(&self, node: &Rc<Node>, flags: u32, credential: &Credential) -> Result<Attributes, Errno> {
         let wanted = if flags & EXECUTE != 0 {
             access::EXECUTE
@@ -88,9 +88,8 @@ impl NfsFilesystem {
                 (found, accessed.granted)
             }
         };
-        // A server may tell the right to run a file that way or another.
+        // A server may report the right to execute a file as EXECUTE or as READ.
         let has = |bits: u32| granted & bits == bits;
-        // Whoever may only change what is there may still open it for that.
         let may = has(wanted) || (wanted == access::EXECUTE && has(access::READ));
         if may { Ok(found) } else { Err(Errno::ACCESS) }
     }
@@ -109,7 +108,7 @@ impl NfsFilesystem {
         let (node, mut entry) = made?;
         let opened = async {
             if arguments.flags & libc::O_TRUNC as u32 != 0 && entry.attr.size > 0 {
-                // Somebody else was faster.
+                // Another process has created the file first.
                 let nothing = Changes { size: Some(0), ..Changes::default() };
                 let found = self.set(&node, &nothing, &credential).await?;
                 entry.attr = self.shown.attr(&found, node.is_silly());
@@ -174,9 +173,9 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// Whoever closes a file waits until what was written is on the server's disk, and hears of errors. Only somebody who is
-    /// being killed waits for no server that does not answer: no signal would ever reach it again. What it wrote is kept,
-    /// and sent when the server is back.
+    /// A close waits until what was written is on the server's disk, and returns errors. Only a process that is being killed does
+    /// not wait for a server that does not answer: it could never be interrupted again. What it wrote is kept, and sent when the
+    /// server is back.
     pub(super) async fn flush(&self, arguments: &FlushIn, turn: &Turn) -> Result<Answered, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let flushed = self.writeback().flush(open.node.id);
@@ -196,7 +195,7 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// Nobody waits for what is still to be done.
+    /// Does not wait for what is still to be done.
     pub(super) fn release(self: &Rc<Self>, handle: u64) -> Answered {
         let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
         if let Some(open) = self.known.files.remove(handle, keep) {
@@ -214,7 +213,7 @@ impl NfsFilesystem {
     async fn tidy_up(self: Rc<Self>, node: &Rc<Node>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {
-            // What went wrong nobody can be told any more.
+            // The file is closed: no process can get the error any more.
             self.writeback().forget_file(node.id);
         }
         let is_dirty = |node| self.writeback().is_dirty(node);

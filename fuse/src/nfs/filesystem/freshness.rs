@@ -73,7 +73,7 @@ struct Right {
 pub enum News {
     /// Nothing that matters.
     None,
-    /// Somebody else has changed the content.
+    /// Another client has changed the content.
     Changed,
     /// Nothing: they are from before a change that was made here.
     Outdated,
@@ -169,7 +169,7 @@ impl Freshness {
         self.at = None;
     }
 
-    /// Whether somebody may do what `wanted` says, as far as that is known and holds.
+    /// What the server granted this credential of `wanted`, as far as that is known and holds.
     pub fn right(&self, who: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
         let holds = caching.shortest(Kind::File);
         let ctime = self.attributes.as_ref()?.ctime;
@@ -177,7 +177,7 @@ impl Freshness {
         (known.ctime == ctime && now < known.at + holds).then_some(known.granted)
     }
 
-    /// Somebody may do this.
+    /// Records what the server granted this credential.
     pub fn set_right(&mut self, who: Credential, asked: u32, granted: u32, now: Instant) {
         let Some(ctime) = self.attributes.as_ref().map(|attributes| attributes.ctime) else { return };
         self.rights.retain(|right| right.who != who);

@@ -54,7 +54,7 @@ impl NfsFilesystem {
     ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
         Box::pin(async move {
             if node.handle() != stale {
-                // Somebody else was faster.
+                // Another request has found the new handle meanwhile.
                 return true;
             }
             if node.id == ROOT {
@@ -85,7 +85,7 @@ impl NfsFilesystem {
         let Some(address) = self.mountd.get() else { return false };
         let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
         if root.handle() != stale {
-            // Somebody else was faster.
+            // Another request has found the new handle meanwhile.
             return true;
         }
         let anybody = Self::anybody();

@@ -144,7 +144,7 @@ impl NfsFilesystem {
         let kind = one.attributes.map_or(0, |found| file_type(found.kind) >> 12);
         let is_dot = one.name == b"." || one.name == b"..";
         let ino = match (&one.attributes, one.name) {
-            // What is above the export is nobody's business.
+            // What is above the export is hidden.
             (_, b"..") if directory.id == ROOT => directory.fileid,
             (Some(found), _) => self.shown.ino(found),
             (None, _) => one.fileid,
@@ -167,8 +167,8 @@ impl NfsFilesystem {
         true
     }
 
-    /// The node of a listed file, of which the kernel is told. What is on its way to the server the page cannot tell of; such
-    /// a file is looked up when it is needed.
+    /// The node of a listed file, for the kernel. The listing does not know of data that is on its way to the server; a file with
+    /// such data is looked up when it is needed.
     fn enter_listed(&self, directory: &Node, one: &v3::Entry<'_>, asked: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
         if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {

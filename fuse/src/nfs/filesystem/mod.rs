@@ -2,13 +2,13 @@
 //!
 //! It behaves as Linux' own client does (`nfs(5)`), where FUSE lets it:
 //!
-//! 1. *Close-to-open.* Who opens a file sees what was there when it was closed last, by whomever: OPEN asks for the
-//!    attributes, and the kernel keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until
-//!    the server has everything on disk, and tell of write errors.
-//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: what root may do
-//!    there is the server's business. Reads and writes are made as whoever opened the file.
+//! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN asks for the attributes, and the kernel
+//!    keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until the server has everything on disk,
+//!    and return write errors.
+//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: the server decides what
+//!    root may do. Reads and writes have the credential of the open.
 //! 3. What makes or removes something takes effect once, also when the server or this process is killed in between
-//!    (`client_state::calls`); where nobody can know any more, the outcome tells (`judge`).
+//!    (`client_state::calls`); where that is unknown, podfs looks at the outcome (`judge`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
 //! 5. A handle that the server does not know any more is looked for under the name it was found by (`heal`).
 //!
@@ -159,7 +159,7 @@ pub struct Beginning {
 }
 
 impl NfsFilesystem {
-    /// Serves an export. What is accepted goes by way of `log`, and what `inherited` tells of it is sent again.
+    /// Serves an export. Accepted data goes through `log`, and `inherited`, which is in it already, is sent again.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -202,7 +202,7 @@ impl NfsFilesystem {
     /// Answers one request.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// The errno for the caller.
     pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &Turn) -> Result<Answered, Errno> {
         let node = &self.known.nodes.get(request.node)?;
         match request.operation {
@@ -296,12 +296,12 @@ impl NfsFilesystem {
         }
     }
 
-    /// As whom a call for this request is made.
+    /// The credential of a call for this request.
     fn credential(&self, turn: &Turn) -> Credential {
         self.callers.credential(turn.caller)
     }
 
-    /// As whom something is asked that everybody may know.
+    /// The credential for questions that every user may ask.
     fn anybody() -> Credential {
         Credential::root()
     }
@@ -327,7 +327,7 @@ impl NfsFilesystem {
                 return Ok(found);
             }
         }
-        // It is being changed all the time. What the last change told is as new as anything.
+        // It is being changed all the time. The attributes of the last change are as new as any.
         node.freshness.borrow().attributes().copied().ok_or(Errno::IO)
     }
 
@@ -340,7 +340,7 @@ impl NfsFilesystem {
         if node.freshness.borrow().epoch() == self.epoch() {
             writeback.settle(node.id).await;
         } else {
-            // The server may have been started anew, and lost what it had not on disk. Whoever writes is told of errors.
+            // The server may have been started anew, and lost what it had not on disk. Writers get the errors.
             writeback.settle_on_disk(node.id).await;
         }
     }
@@ -369,8 +369,8 @@ impl NfsFilesystem {
         self.react(node, news);
     }
 
-    /// Somebody else has changed a file: the kernel's pages are not of it. Whoever has it open gets new ones; for all others
-    /// it is enough that OPEN knows.
+    /// Another client has changed a file: the kernel's pages are of the old content. If the file is open, they are dropped;
+    /// otherwise the next OPEN drops them.
     fn react(&self, node: &Node, news: News) {
         if news == News::Changed && node.is_open() {
             let mut freshness = node.freshness.borrow_mut();
@@ -382,8 +382,8 @@ impl NfsFilesystem {
         }
     }
 
-    /// What a dead server has left: nobody knows of which content the pages of open files are, and what it had accepted is still
-    /// to be written.
+    /// Settles what a dead server has left: it is unknown of which content the pages of open files are, and accepted data is
+    /// still to be written.
     pub async fn take_stock(self: Rc<Self>) {
         let files = self.known.files.all().into_iter().filter(|open| open.listing.is_none());
         let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();

@@ -1,4 +1,4 @@
-//! Accepted data on its way to the server: WRITE and COMMIT, as whoever opened the file.
+//! Accepted data on its way to the server: WRITE and COMMIT, with the credential of the open.
 
 use std::future::Future;
 use std::rc::{Rc, Weak};
@@ -23,11 +23,11 @@ impl ExportStore {
         Self(Rc::downgrade(filesystem))
     }
 
-    /// The file system, the file, and as whom it is written.
+    /// The file system, the file, and the credential to write with.
     fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<Node>, Credential), Errno> {
         let filesystem = self.0.upgrade().ok_or(Errno::IO)?;
         let node = filesystem.known.nodes.get(key.node)?;
-        // What cannot be known any more is written as root, whom most servers let do less than anybody.
+        // Without the open file its credential is unknown. Then root writes, which most servers give no rights.
         let open = filesystem.known.files.find(key.open);
         let credential = open.map_or_else(NfsFilesystem::anybody, |open| open.credential.clone());
         Ok((filesystem, node, credential))

@@ -1,7 +1,7 @@
-//! One request being answered: its number, who asks, and the calls made for it that may not be made twice.
+//! One request being answered: its number, its caller, and the calls made for it that may not be made twice.
 //!
-//! Records of such calls stay until the answer is written: a successor that is asked for the same again finds all of them
-//! or, when the kernel has its answer, needs none.
+//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them or,
+//! when the kernel has its answer, needs none.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ pub const PAUSE: Duration = Duration::from_millis(100);
 pub struct Turn {
     /// The kernel's number for it, without a mark.
     pub unique: u64,
-    /// Who asks.
+    /// The calling process.
     pub caller: Caller,
     /// It was asked for before, of a server that has died.
     pub resent: bool,

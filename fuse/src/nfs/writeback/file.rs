@@ -257,7 +257,7 @@ impl File {
         let is_whole = self.unsent[position].take(count);
         let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
         let gone = record.map(|record| record.id).into_iter().collect();
-        // It has not done what it was asked for: nobody can know what it has.
+        // The server did not write to disk as asked, so what it holds is unknown.
         if stable { Outcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
@@ -344,12 +344,12 @@ impl File {
         }
     }
 
-    /// The error for who flushes, and the record that remembers it.
+    /// The error for a flush, and the record that remembers it.
     pub fn take_failure(&mut self) -> Option<(RecordId, Errno)> {
         self.failure.take().map(|failure| (failure.record, failure.error))
     }
 
-    /// Something went wrong, and no flush has told it: each write waits for its own outcome.
+    /// A write failed, and no flush has returned the error yet: each write waits for its own outcome.
     pub fn is_careful(&self) -> bool {
         self.failure.is_some()
     }

@@ -9,7 +9,7 @@
 //! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the request is asked for
 //!    again, and its data is added once more behind what is the same; that changes nothing.
 //! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
-//!    kill the server. It keeps its memory until the log is told that it is not needed ([`cool`](Log::cool)).
+//!    kill the server. It keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
 
 #[cfg(test)]
 mod tests;
