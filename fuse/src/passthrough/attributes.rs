@@ -5,7 +5,7 @@
 //!
 //! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
-//! 3. On a `noexec` mount nobody may execute a regular file.
+//! 3. On a `noexec` mount a regular file has no execute permission.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Acting for a caller: what is created belongs to who asked for it.
+//! Acting for a caller: what is created belongs to the caller.
 //!
 //! Whether the caller may do something has been decided by the kernel, from modes, owners and ACLs
 //! (`default_permissions`). A thread of the session then acts with root's privileges, and with the caller's uid, gid
@@ -10,8 +10,8 @@
 //! 3. `CAP_SYS_RESOURCE` is put down, so that blocks reserved for root stay reserved, also for what the kernel writes
 //!    through a backing file that the thread has registered.
 //!
-//! A source on another machine decides by itself what a caller may do there: it may know root as nobody. So all of a
-//! request is done as its caller then, with the groups that it has.
+//! A source on another machine decides by itself what a caller may do there: it may map root to an unprivileged user. So there a
+//! whole request is executed with its caller's ids and groups.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -50,11 +50,11 @@ pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> 
     create()
 }
 
-/// Who a source on another machine is asked for.
+/// The ids with which requests go to a source on another machine.
 pub struct Identities(Mutex<Callers>);
 
 impl Identities {
-    /// As whom callers appear there.
+    /// `callers` says which ids callers have there.
     pub fn new(callers: As) -> Self {
         Self(Mutex::new(Callers::new(callers)))
     }
@@ -71,8 +71,8 @@ impl Identities {
     }
 }
 
-/// Whether the caller has `CAP_SYS_ADMIN`, and not only in a user namespace of its own. The kernel tells of no caller
-/// whose mount may be ID-mapped who it is, so this looks at the process.
+/// Whether the caller has `CAP_SYS_ADMIN`, and not only in a user namespace of its own. Requests of a mount that may be ID-mapped
+/// do not carry the caller's ids, so this looks at the process.
 pub fn administers_system(caller: Caller) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     let effective = field(&status_of(caller), "CapEff:").and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
@@ -109,7 +109,7 @@ fn maps_of(process: &Path) -> Option<[Vec<u8>; 3]> {
 }
 
 thread_local! {
-    /// Whom the calling thread acts as: podfs itself is root.
+    /// The ids that the calling thread acts with: podfs itself is root.
     static ACTING: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     /// The groups that it has besides, once they were set.
     static GROUPS: RefCell<Option<Vec<u32>>> = const { RefCell::new(None) };
@@ -133,7 +133,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// Gives who the thread was before.
+/// Returns the ids that the thread had before.
 fn act_as(uid: u32, gid: u32) -> (u32, u32) {
     let before = ACTING.replace((uid, gid));
     // The group first: changing it takes a privilege.

@@ -1,9 +1,9 @@
 //! The file system of one passthrough volume: requests in, system calls on the source, answers out.
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
-//! `O_NOFOLLOW` in an open directory; a symbolic link is handed to the caller, who follows it in its own mount
-//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is
-//! ever opened by a path that a caller wrote.
+//! `O_NOFOLLOW` in an open directory; the kernel gets the target of a symbolic link, and follows it in the caller's mount
+//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is ever
+//! opened by a path that a caller wrote.
 //!
 //! | file | requests |
 //! |---|---|
@@ -109,8 +109,8 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::SETXATTR_EXT
         | init::PASSTHROUGH
         | init::HAS_RESEND;
-    // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
-    // A source on another machine has to be told, unless the caller is looked at in its own namespace.
+    // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows. A source on another machine needs the
+    // uid too, unless podfs reads it in the caller's own namespace.
     let told = options.trace || matches!(options.remote, Some(Callers::AsTheyAre | Callers::AsNobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
@@ -266,7 +266,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The node of what `file` is open on. The kernel is told of it: it will forget it once more. What is `made` is
+    /// The node of what `file` is open on. The answer shows it to the kernel, which will forget it once more. What is `made` is
     /// charged with nothing yet.
     fn enter(&self, file: OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let (node, found) = self.enter_open(&file, parent, made)?;
@@ -291,7 +291,7 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel is not told of it.
+    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel does not get to know it.
     fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
         if node.handle().is_some() || node.held().is_some() {
             return Ok(());
@@ -307,14 +307,14 @@ impl PassthroughFilesystem {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 
-    /// Whoever listens at a socket that the kernel did not hear of before listens on the source, where nobody who comes
-    /// through here finds it: connect(2) goes by the inode. One that was made through this mount works.
+    /// A socket that the kernel sees here for the first time was made on the source. A listener on it cannot be reached through
+    /// this mount, because connect(2) goes by the inode. A socket that was made through this mount works.
     fn warn_of_socket(&self, node: &Node, parent: &Node, name: &OsStr) {
         let Some(advice) = &self.options.socket_advice else { return };
         if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
             let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
             tracing::warn!(
-                "volume {volume:?}: nobody can connect to the socket {} through FUSE; {advice}",
+                "volume {volume:?}: connect(2) through FUSE cannot reach the socket {}; {advice}",
                 path.escape_debug()
             );
         }
@@ -393,7 +393,7 @@ impl Service for PassthroughFilesystem {
     }
 }
 
-/// A name that is one component, as the kernel promises. Nothing else is looked up, whoever asks.
+/// A name that is one component, as the kernel promises. Nothing else is looked up.
 fn component(name: &OsStr) -> Result<&OsStr, Errno> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(Errno::INVAL),

@@ -68,7 +68,7 @@ impl FileHandle {
         Ok((FileHandle { kind: raw.kind, length: raw.size, words }, mount.unsigned_abs().into()))
     }
 
-    /// Records the handle but for its [length](Self::length).
+    /// Records the handle without its [length](Self::length).
     pub fn write(&self, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) {
         words.iter().zip(self.used_words()).for_each(|(place, word)| place.store(*word, Relaxed));
         kind.store(self.kind.cast_unsigned(), Relaxed);

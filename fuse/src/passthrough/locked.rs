@@ -1,7 +1,7 @@
 //! What the owner of locks has locked, in cells of the region, so that a successor can lock the same again when no process has
 //! the owner's description any more.
 //!
-//! 1. A lock is recorded when it is granted, before its caller is told. *Killed before:* the caller asks again.
+//! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the caller asks again.
 //! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the unlock is asked for
 //!    again.
 //! 3. Each change of a record stores one word, or makes or erases a cell.
@@ -60,7 +60,7 @@ impl Locked {
     /// Locks on `description` what is recorded, or fails at once.
     ///
     /// # Errors
-    /// `EAGAIN` when somebody else has locked it, and those of `fcntl(2)`.
+    /// `EAGAIN` when another process has locked it, and those of `fcntl(2)`.
     pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
         self.0.iter().try_for_each(|record| wish(record).try_on(description))
     }

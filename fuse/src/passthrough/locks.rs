@@ -8,22 +8,22 @@
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
 //! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel tells of it with
 //!    FLUSH, which names the owner: the description is closed.
-//!    One that only reads, and was opened when nobody had locked anything, is closed without FLUSH: that is what makes
-//!    reading a file cheap. What is locked through it alone is given up with its RELEASE.
+//!    A descriptor that only reads, and was opened when the file had no lock, is closed without FLUSH: that is what
+//!    makes reading a file cheap. What is locked through it alone is given up with its RELEASE.
 //! 3. Locks that belong to an open file end with it. The kernel tells of it with RELEASE: descriptions that only this
 //!    open file has locked through are closed.
 //!
 //! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names it,
-//! from before anything is locked on it. So a lock is never held that nobody knows of, and who asks again for what it
-//! has already got gets it.
+//! from before anything is locked on it. So every lock that is held is recorded, and an owner that asks again for a lock that it
+//! has gets it.
 //!
 //! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
-//! descriptions and locks on them what [`locked`](super::locked) has recorded, before anybody else of the volume may lock
-//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the
-//! owner does with them, and with the open files that it locked through, fails with `EIO` until it closes them.
+//! descriptions and locks on them what [`locked`](super::locked) has recorded, before any other request of the volume may lock
+//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the owner does with
+//! them, and with the open files that it locked through, fails with `EIO` until it closes them.
 //!
-//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the caller is told to stop
-//! waiting: [`Waits::interrupt`] sends the thread signals until it has noticed.
+//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the kernel interrupts the caller:
+//! [`Waits::interrupt`] sends the thread signals until it has noticed.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -83,7 +83,7 @@ enum Description {
     Open(Arc<OwnedFd>),
     /// No process has it any more; [`Locks::restore`] leads to one of the others.
     Gone,
-    /// Somebody else has locked what was locked on it.
+    /// Another process has locked what was locked on it.
     Lost,
 }
 
@@ -223,7 +223,7 @@ impl Locks {
         self.by_owner.get(&owner).map(|locks| locks.description.get()).transpose()
     }
 
-    /// Whether nobody has locked anything.
+    /// Whether no lock is held.
     pub fn is_empty(&self) -> bool {
         self.by_owner.is_empty()
     }
@@ -296,7 +296,7 @@ impl Wish {
         }
     }
 
-    /// Gives up what was granted and nobody knows of.
+    /// Gives up what was granted and not recorded or answered.
     pub fn undo_on(self, description: &OwnedFd) {
         // Unlocking fails only where locking would.
         let _ = self.undone().try_on(description);
@@ -362,7 +362,7 @@ pub struct Waits {
 #[derive(Default)]
 struct Table {
     waits: HashMap<u64, Arc<Wait>>,
-    /// Requests that were interrupted and are not waited for, the latest last.
+    /// Requests that were interrupted before their wait began, the latest last.
     early: VecDeque<u64>,
 }
 
@@ -402,7 +402,7 @@ impl Waits {
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
-                // Nobody knows of the lock, so nobody would give it up.
+                // The caller does not know of the lock, so it would never give it up.
                 let _recorded = record(wish.undone());
                 wish.undo_on(&description);
             }

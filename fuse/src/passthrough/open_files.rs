@@ -1,11 +1,11 @@
 //! Open files and directories, by the number the kernel has for each.
 //!
-//! Each has a cell, which is there before the kernel is told the number and names the request that opened it. When a
-//! server dies before it has answered, the request comes again, and finds what was opened.
+//! Each has a cell, which is there before the kernel gets the number and names the request that opened it. When a server dies
+//! before it has answered, the request comes again, and finds what was opened.
 //!
 //! When the server's keeper is dead, too, no process has the descriptors any more. Each open file is then reopened by the
-//! handle of its node when it is first used, so a source that hangs holds up those alone who use it. `reopening` does
-//! the same for all of them in the background.
+//! handle of its node when it is first used, so a source that hangs delays only the processes that use it. `reopening` does the
+//! same for all of them in the background.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

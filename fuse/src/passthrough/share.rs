@@ -27,7 +27,7 @@ pub struct Share {
     limit: usize,
     /// The volume's name.
     volume: String,
-    /// Somebody was refused.
+    /// A request was refused.
     met: AtomicBool,
 }
 

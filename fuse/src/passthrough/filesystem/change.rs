@@ -113,7 +113,7 @@ impl PassthroughFilesystem {
         let directory = self.directory(parent)?;
         let name = component(name)?;
         let going = self.going(&directory, parent, name);
-        // A process may stand in it, and goes on being told of it, by a successor too.
+        // It may be the working directory of a process, which still gets its attributes, from a successor too.
         let held = self.hold_directory(&directory, parent, name);
         exchange.begin(going.as_ref().map_or(0, Going::note));
         let removed = match self.options.remote {
@@ -234,7 +234,7 @@ impl PassthroughFilesystem {
         if flags.contains(XattrFlags::CREATE) {
             exchange.begin(0);
         }
-        // From here to the charge nobody else takes the room.
+        // From here to the charge no other request takes the room.
         let mut account = self.usage.as_ref().map(Usage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);

@@ -86,7 +86,7 @@ impl PassthroughFilesystem {
         let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
             let begun = exchange.earlier().ok_or(errno)?;
             outcome::made_for(&directory, name, begun, caller).ok_or(errno)?;
-            // Who makes a file may have it open in ways that its mode forbids.
+            // The process that makes a file may open it in ways that its mode forbids.
             openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
         });
         // Something else got the name meanwhile; the kernel looks again.
@@ -142,7 +142,7 @@ impl PassthroughFilesystem {
         Ok((node, Answer::Created(entry, shared)))
     }
 
-    /// A dead server has created a file and told nobody. It had counted that the kernel knows its node.
+    /// A dead server has created a file and not answered. It had counted that the kernel knows its node.
     fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
         let found = attributes_of(open.file()?.as_fd())?;
         let shared = self.share(open, flags, true);
@@ -150,7 +150,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Created(entry, shared))
     }
 
-    /// The number of what a dead server has opened for this very request, and told nobody.
+    /// The number of what a dead server has opened for this very request, without an answer.
     pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<u64> {
         if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
     }
@@ -175,7 +175,7 @@ impl PassthroughFilesystem {
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
 
-    /// Takes `open` in among the open files of its node, unless it is there already (`known`): what the kernel is told.
+    /// Takes `open` in among the open files of its node, unless it is there already (`known`); gives the answer to the open.
     fn share(&self, open: &Arc<OpenFile>, flags: u32, known: bool) -> OpenOut {
         let fh = open.handle;
         let mut shared = open.node.open();

@@ -116,7 +116,7 @@ impl PassthroughFilesystem {
         Some(found)
     }
 
-    /// The number that a listed file shows. What is above the source is nobody's business.
+    /// The number that a listed file shows. What is above the source is hidden.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
         let above = node.id == ROOT && entry.name == "..";
         let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };

@@ -19,8 +19,8 @@ impl PassthroughFilesystem {
     pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
         let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
         if self.options.remote.is_some() {
-            // Whoever opens the file next, on any machine, finds what was written; and who closes it hears that it is
-            // there. Closing another descriptor of the same open file does both.
+            // The next open of the file, on any machine, must find what was written, and the close must return write errors.
+            // Closing another descriptor of the same open file does both.
             let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file()?)?;
             nix::unistd::close(same).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
         }
@@ -38,7 +38,7 @@ impl PassthroughFilesystem {
             Some(description) => conflict(&description, arguments.lk)?,
             None => conflict(&for_locking(&file)?, arguments.lk)?,
         };
-        // The lock of another caller is an open file description's, which is nobody's.
+        // The lock of another caller is that of an open file description, for which the kernel names no process.
         if found.typ.cast_signed() != libc::F_UNLCK && found.pid == 0 {
             found.pid = node.open().as_ref().and_then(|open| open.locks.holder(arguments.owner)).unwrap_or(0);
         }

@@ -119,7 +119,7 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         let mut all = vec![0; XATTR_SIZE_MAX as usize];
         let length = listxattr(proc_path(file.as_fd()), &mut all[..])?;
-        // The source shows everything to podfs, and these only to those who may administer the system.
+        // The source shows all attributes to podfs, but `trusted.` ones only to processes with CAP_SYS_ADMIN.
         let mut administers = None;
         let nosuid = node.mount.restrictions().nosuid;
         let mut shown = |name: &&[u8]| {
