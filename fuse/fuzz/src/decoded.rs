@@ -10,7 +10,7 @@ use super::memory;
 pub enum Kept {
     /// Everything has its place in the value.
     All,
-    /// Data and entries that nobody can use are left out.
+    /// Data and entries that no caller can use are left out.
     Usable,
 }
 

@@ -1,4 +1,4 @@
-//! Results as a server writes them (RFC 1813). What is ignored by who reads them is zero.
+//! Results as a server writes them (RFC 1813). What readers ignore is zero.
 
 use podfs_fuse::nfs::mountd::Mounted;
 use podfs_fuse::nfs::v3::{

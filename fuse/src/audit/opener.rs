@@ -1,4 +1,4 @@
-//! Who opens: what the kernel says of the caller, and `/proc` while it waits.
+//! The process that opens: the caller in the request, and what `/proc` says of it while it waits.
 //!
 //! What is read here never waits for a lock that a process may hold while it opens or executes a file: neither its memory
 //! nor its credentials are asked for (`proc_pid_status(5)`, `proc_pid_cgroup(5)`).
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::session::Caller;
 
-/// What the kernel says where it does not tell who asks: ID-mapped mounts.
+/// The id in requests that name no caller: of ID-mapped mounts.
 const NOBODY: u32 = u32::MAX;
 /// Most bytes of a file in `/proc`. What is looked for stands in the first lines.
 const MOST: u64 = 16 << 10;

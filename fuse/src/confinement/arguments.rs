@@ -48,7 +48,7 @@ const PR_GET_AUXV: libc::c_int = 0x4155_5856;
 /// What the arguments of the call `name` have to be. One of the rules has to hold.
 ///
 /// # Errors
-/// When nobody has said so here.
+/// When there is no rule for it here.
 pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
     match name {
         // Code is what was there when the process began.

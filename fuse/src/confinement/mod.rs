@@ -1,12 +1,12 @@
 //! Confinement: what a server gives up before it answers its first request.
 //!
-//! A hostile container can talk to the server, by way of the kernel, and to nobody else. So whoever takes the server
-//! over should find nothing there: no file, no network, no other process, no privilege. What is left depends on what
-//! the server is for ([`Profile`]).
+//! A hostile container can reach the server through the kernel, and no other process. So an attacker that takes the server over
+//! should find nothing there: no file, no network, no other process, no privilege. What is left depends on what the server is for
+//! ([`Profile`]).
 //!
 //! | | projections only | with directories of the host |
 //! |---|---|---|
-//! | uid, gid | its own, which nobody else has | 0 |
+//! | uid, gid | its own, which no other process has | 0 |
 //! | capabilities | none | those in [`privileges`], each with its reason |
 //! | network | an empty namespace | an empty namespace |
 //! | root directory | empty, read-only; if one is audited, as on the right | the same, with `/proc`, which shows processes only |
@@ -31,8 +31,7 @@
 //!
 //! All of it is done by a single thread, before there are others, which inherit it.
 //!
-//! A step that the system does not let podfs take is left out and told: a server that is confined less is better than
-//! none.
+//! A step that the system does not let podfs take is left out and logged: a server that is confined less is better than none.
 //!
 //! | module | owns |
 //! |---|---|
@@ -64,7 +63,7 @@ use crate::log::Lines;
 pub enum Profile {
     /// Projections only.
     Projection,
-    /// Projections only, with some whose opens are written down, with who it was.
+    /// Projections only, some of them with an access log that names the opening process.
     Audit,
     /// Directories of the host, and perhaps projections too.
     Passthrough,

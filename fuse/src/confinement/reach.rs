@@ -39,7 +39,7 @@ pub fn keep_to_itself() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     };
-    // SAFETY: the descriptor was made above, and nobody else knows it.
+    // SAFETY: the descriptor was made above, and no other code has it.
     unsafe { libc::syscall(libc::SYS_close, made) };
     outcome
 }

@@ -21,7 +21,7 @@ static JSON: AtomicBool = AtomicBool::new(false);
 /// A bit for each call that was logged; the last one stands for all numbers beyond.
 static TOLD: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-/// Calls that a filter traps are refused and told from now on.
+/// From now on calls that a filter traps are refused and logged.
 ///
 /// # Errors
 /// When the handler cannot be set.
@@ -51,7 +51,7 @@ extern "C" fn refuse(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the kernel gives the handler what the signal brings, laid out like this.
     let call = unsafe { &*info.cast::<SystemCall>() };
     if call.code != BY_A_FILTER {
-        // Somebody sent the signal; it stands for nothing.
+        // A process sent the signal, so no call was trapped.
         return;
     }
     // SAFETY: the kernel gives the handler the thread's registers, and restores them from there.
@@ -59,7 +59,7 @@ extern "C" fn refuse(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
     if is_first(call.number) {
         let mut line = [0; 256];
         let length = format(&mut line, call.number, SystemTime::now(), JSON.load(Ordering::Relaxed));
-        // SAFETY: the buffer has as many bytes. Nobody may be reading any more.
+        // SAFETY: the buffer has as many bytes. A failure is ignored: the reader may be gone.
         unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), length) };
     }
 }

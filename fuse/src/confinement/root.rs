@@ -34,7 +34,7 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
     let processes = if processes { Some(process_files()?) } else { None };
     let inside = processes.as_ref().map(|mount| Inside { mount, name: c"proc", shape: Shape::Directory });
     let home = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // SAFETY: this is the only thread, so nobody relies on sharing the root or the working directory.
+    // SAFETY: this is the only thread, so no other thread shares the root or the working directory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     become_root(&root, inside).inspect_err(|_| {
         // It has all capabilities that it had when it left, so it may come back.

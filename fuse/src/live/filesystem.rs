@@ -123,7 +123,7 @@ impl SharedLiveTree {
     }
 }
 
-/// Lets the region know of a step before anybody hears that it is done.
+/// Records a step in the region before its request is answered.
 fn take_and_count(tree: &mut LiveTree, step: &Step, region: &Region) -> Result<(), Errno> {
     tree.take(step)?;
     while region.applied() < tree.applied() {
@@ -195,7 +195,7 @@ impl LiveFilesystem {
             | Operation::Link { .. }
             | Operation::FAllocate(_) => Err(Errno::EROFS),
 
-            // Told once, remembered by the kernel for the life of the connection: it need not ask again.
+            // The kernel remembers this answer for the life of the connection, and does not ask again.
             _ => Err(Errno::ENOSYS),
         }
     }

@@ -88,7 +88,7 @@ struct Node {
     gid: u32,
     time: SystemTime,
     unlinked: bool,
-    /// How often the kernel was told of it; unknown if a server before this one has told it, too.
+    /// How many answers have shown it to the kernel; unknown if some of them came from earlier servers.
     #[serde(skip)]
     lookups: Option<u64>,
 }
@@ -184,7 +184,7 @@ impl LiveTree {
         self.asked_before = None;
     }
 
-    /// A step was done, as the caller who made the system call knows.
+    /// A step was done, as the caller knows, which made the system call.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -312,7 +312,7 @@ impl LiveTree {
         self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
     }
 
-    /// The kernel was told of a node.
+    /// An answer has shown a node to the kernel.
     pub(super) fn count(&mut self, node: u64) {
         if let Some(Node { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
             *told += 1;
@@ -324,7 +324,7 @@ impl LiveTree {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lookups = match known.lookups {
             Some(told) => Some(told.saturating_sub(count)),
-            // The kernel forgets an unlinked node once, with all that servers before this one have told of it.
+            // The kernel forgets an unlinked node once, with its whole count, that of earlier servers included.
             None if known.unlinked => Some(0),
             None => None,
         };

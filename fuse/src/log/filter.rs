@@ -1,4 +1,4 @@
-//! Which events are logged: directives as tracing-subscriber has them, but for those of spans and fields.
+//! Which events are logged: directives as tracing-subscriber has them, without those of spans and fields.
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;

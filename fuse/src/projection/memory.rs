@@ -5,8 +5,8 @@
 //! with zeros. There is one owner at a time: the process that made the block, until it hands the
 //! descriptor to the other.
 //!
-//! Behind the bytes, which nobody changes, a block has counters, which whoever serves it changes. They are
-//! what a server that takes over knows of the one before it.
+//! Behind the bytes, which never change, a block has counters, which the server changes. A successor takes over the counts from
+//! them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -32,8 +32,8 @@ pub(crate) struct Block {
     owned: AtomicBool,
 }
 
-// SAFETY: the mapping belongs to the block alone, and its bytes are only written when nobody else can reach
-// them (`drop`); counters are atomic.
+// SAFETY: the mapping belongs to the block alone, and its bytes are only written when no other code can reach them (`drop`);
+// counters are atomic.
 unsafe impl Send for Block {}
 // SAFETY: as above; a shared `Block` only gives out shared slices.
 unsafe impl Sync for Block {}
@@ -53,7 +53,7 @@ impl Block {
     }
 
     /// The block behind a descriptor that the other process made. The caller becomes its owner. All of it is bytes until
-    /// it is told [how many counters](Self::count) there are.
+    /// [`count`](Self::count) says how many counters there are.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -91,8 +91,8 @@ impl Block {
 
     /// The bytes, and up to seven zeros.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and but for its counters not
-        // written while the block can be borrowed.
+        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and not written while the block can be borrowed,
+        // except for its counters.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length - self.counted) }
     }
 

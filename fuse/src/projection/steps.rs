@@ -1,8 +1,8 @@
 //! The system calls of a commit, as data.
 //!
 //! The supervisor plans them, announces them to the server, and performs them one by one on the
-//! private mount. The server accepts exactly the announced ones, in their order; so whoever else
-//! reaches the tree for writing (a privileged container can remount its bind mount) changes nothing.
+//! private mount. The server accepts exactly the announced ones, in their order; so another process that can write to the tree (a
+//! privileged container can remount its bind mount) changes nothing.
 //!
 //! The order is the `AtomicWriter`'s, and with it the inotify events that containers see: the new
 //! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last, when its time is over,

@@ -39,7 +39,7 @@ impl Tree {
         Ok(known)
     }
 
-    /// As [`Self::close_generation`], when somebody else has found out what the kernel knows.
+    /// As [`Self::close_generation`], with the nodes that the kernel knows.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -48,7 +48,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A step was done, as the caller who made the system call knows.
+    /// A step was done, as the caller knows, which made the system call.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -56,8 +56,8 @@ impl Tree {
         self.take_step(step)
     }
 
-    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. Who asked for the
-    /// last one may not have had an answer, and asks again.
+    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. The last step may not have
+    /// been answered; then its caller asks again.
     ///
     /// # Errors
     /// `EINVAL` when the two trees have nothing in common.

@@ -146,12 +146,12 @@ struct Link {
     unlinked: bool,
 }
 
-/// How often the kernel was told of a link.
+/// The kernel's lookup count of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lookups {
     /// So often.
     Counted(u64),
-    /// Servers before this one have told of it. When the kernel forgets the link, it forgets all of that at once.
+    /// Earlier servers have counted, too. When the kernel forgets the link, it forgets the whole count at once.
     Unknown,
 }
 
