@@ -1,7 +1,7 @@
 //! Children that share this process's descriptors, and may outlive it.
 //!
-//! A child has copies of all memory, and none of the other threads: what these held when it was made stays held. So it makes
-//! system calls only, asks for no memory and locks nothing.
+//! A child has a copy of all memory, and none of the other threads: locks that these held stay locked. So it makes system calls
+//! only, allocates no memory and takes no lock.
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! One line per FUSE request of a volume, for debugging.
 //!
-//! Readers come and go while the volume is served. Without one, a request costs a look at an atomic.
+//! Readers come and go while the volume is served. Without a reader, tracing costs each request one atomic load.
 //!
 //! A reader is a pipe, and writing to it never blocks: lines that do not fit are dropped and counted, and the next line that fits
 //! says how many are missing. A line is written with one call and is at most `PIPE_BUF` bytes, so the kernel takes all of it or

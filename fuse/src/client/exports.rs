@@ -67,7 +67,7 @@ impl ServerClient {
                 _ => return Err(io::ErrorKind::NotFound.into()),
             }
         }
-        // A successor that is resumed meanwhile may have heard of the old place for some of them.
+        // A successor that is resumed meanwhile may have got the old place for some of them.
         self.done(&Request::Move { volume, place }, &[])
     }
 }

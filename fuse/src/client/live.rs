@@ -127,7 +127,7 @@ impl Live {
             plan(&tree, &image)
         };
         let update = Update { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
-        // The replica hears of it first: a successor that comes between accepts what it says.
+        // The replica gets the update first, so that a successor that starts meanwhile accepts its steps.
         self.held.live_tree().announce(update.clone());
         let unlinked = self.server.update(self.volume, &update).map_err(CommitError::Server)?;
         self.held.live_tree().keep_unlinked(&unlinked);

@@ -1,4 +1,4 @@
-//! The supervisor's side of one passthrough volume: its mounts, and what was asked for.
+//! The supervisor's side of one passthrough volume: its mounts and its options.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -284,7 +284,7 @@ impl Projection {
         point.attach(&self.held.mount.read_only_clone_before_6_15()?)
     }
 
-    /// Notes how long it took from when a change was heard of until it could be seen.
+    /// Notes how long it took from when podfs saw a change until containers could.
     pub fn note_propagation(&self, took: Duration) {
         self.held.region.counts().propagations.add(took);
     }
@@ -320,7 +320,7 @@ impl Projection {
         self.perform(&steps)
     }
 
-    /// The replica hears of it first: a successor that comes between accepts what it says.
+    /// Announces steps, to the replica first, so that a successor that starts meanwhile accepts them.
     fn announce(
         &self,
         steps: &[Step],

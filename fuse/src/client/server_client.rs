@@ -84,7 +84,7 @@ impl Watch {
         self.region.counts().commits.distribution()
     }
 
-    /// Changes shown so far, by how many seconds passed from when they were heard of until they could be seen.
+    /// Changes shown so far, by the seconds from when podfs saw them until containers could.
     pub fn propagations(&self) -> Distribution {
         self.region.counts().propagations.distribution()
     }
@@ -354,7 +354,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let told = match &*self.link() {
             Link::Up(connection) => Some(Arc::clone(connection)),
-            // A successor does not hear of the volume any more.
+            // A successor does not get the volume any more.
             Link::Down | Link::Over => None,
         };
         let told = told.map_or(Ok(()), |connection| connection.ask(&Request::Remove { volume }, &[]).map(drop));

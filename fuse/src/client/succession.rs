@@ -1,6 +1,6 @@
 //! One server after another, and one supervisor after another.
 //!
-//! When a server is dead, another one goes on with the same connections to the kernel. What makes that safe:
+//! When a server is dead, its successor goes on with the same connections to the kernel. Why that is safe:
 //!
 //! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
 //!    for its end. Its keeper has all its descriptors open.
@@ -10,10 +10,10 @@
 //! 4. It loads every volume, without any effect outside. Should it die up to here, the next one begins again at 3, with the
 //!    same keeper: nothing has changed.
 //! 5. The keeper of the last server is dismissed. Should the successor die from here on, its own keeper has everything.
-//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): what the last server had read and
-//!    not answered is asked again, once, marked by bit 63 of its number. Only then its threads begin to read.
-//! 7. A change that was asked before and may have been made is recorded in the region (passthrough) or by the number of
-//!    applied steps (projections): it is not made twice.
+//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): the kernel sends again, once, what the
+//!    last server had read and not answered, marked by bit 63 of its number. Only then the successor's threads begin to read.
+//! 7. A change that the last server may have made is recorded in the region (passthrough) or in the number of applied steps
+//!    (projections): it is not made twice.
 //! 8. The supervisor repeats the calls for which it had no answer from the last server. They are idempotent, so it does no harm
 //!    if the last server executed them.
 //!
@@ -23,8 +23,8 @@
 //! as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
 //! attempt; the next one begins without it.
 //!
-//! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
-//! Nothing is mounted, unmounted or committed for that.
+//! A supervisor that finds a server without a supervisor takes over what the first one held, as the server describes it. Nothing
+//! is mounted, unmounted or committed for that.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,7 +1,7 @@
 //! Calls that may be made with some arguments only: those marked with `*` in the lists.
 //!
-//! The kernel remembers for calls without a condition that they are allowed; each of these is looked at by the filter
-//! every time. None of them is part of what answers a frequent request.
+//! The kernel caches the verdict for calls without a condition; the filter runs for each of these. None of them is needed to
+//! answer a frequent request.
 
 use std::io;
 

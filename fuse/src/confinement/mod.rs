@@ -15,9 +15,9 @@
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
 //!
-//! What is open stays open: descriptors that were given to the server are its whole world. A directory of the host is given
-//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its
-//! file system. There the confinement keeps the host's processes, devices and network away.
+//! Open descriptors stay open: the server reaches nothing but the descriptors that it was given. A directory of the host is given
+//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its file
+//! system. There the confinement keeps the host's processes, devices and network away.
 //!
 //! The order matters:
 //!

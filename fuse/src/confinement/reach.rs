@@ -1,6 +1,6 @@
 //! Which processes signals reach: itself and its children (`landlock(7)`, Linux 6.12).
 //!
-//! A server with a uid of its own reaches no others anyway. One that is root would reach all that are.
+//! A server with a uid of its own can signal no others anyway. A server that is root could signal all processes of root.
 
 use std::io;
 

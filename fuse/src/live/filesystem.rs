@@ -4,12 +4,12 @@
 //! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system
 //! calls. Bytes change here, by `SharedLiveTree::swap`:
 //!
-//! 1. The nodes that change are marked. A request for bytes or attributes of one waits from here on, at most `SWAP_TIMEOUT`.
+//! 1. The nodes that change are marked. From here on a request for their bytes or attributes waits, at most `SWAP_TIMEOUT`.
 //! 2. The kernel forgets their attributes, and then drops their pages; it waits for pages that are being read.
-//! 3. If nothing was said of them since 1, the tree shows the other bytes, and what waited is answered from these. So the
-//!    kernel never has old bytes with the new size, or new bytes with the old one, for a page of its own to show.
-//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter has the old bytes after `SWAP_TIMEOUT`, and all of it
-//!    begins again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
+//! 3. If no request about them was answered since 1, the tree shows the new bytes, and the waiting requests are answered from
+//!    these. So no page of the kernel's has old bytes with the new size, or new bytes with the old size.
+//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter gets the old bytes after `SWAP_TIMEOUT`, and all steps
+//!    begin again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
 //!
 //! A wait at 2 is the wait of a child process, which a kill of the server does not keep from ending
 //! ([`page_invalidator`](crate::session::drop_content_of)).

@@ -5,8 +5,8 @@
 //!    change it is `EROFS`. The server counts the steps in the volume's region before the kernel hears that one is done.
 //! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
 //!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
-//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not hear
-//!    what the kernel forgets; the server tells it with each update.
+//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not see
+//!    what the kernel forgets; the server reports it with each update.
 //! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 

@@ -1,4 +1,4 @@
-//! Nothing secret stays in memory that was freed.
+//! Freed memory holds no secrets.
 //!
 //! Bytes of a Secret pass through readers, parsers and maps before they become a payload. Rather than
 //! trusting each of these to clean up, the allocator of both programs overwrites every block when it is

@@ -66,7 +66,7 @@ impl Enclosed {
     }
 }
 
-/// None for a source that hears of no other mount.
+/// None for a source whose mount gets no mount events.
 fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
     let mounted = mount_with_id(mount_id(source)?)?;
     if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {

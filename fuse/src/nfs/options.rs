@@ -1,4 +1,4 @@
-//! How an export is served: what a volume's mount options come to.
+//! How an export is served: the result of a volume's mount options.
 
 use std::net::SocketAddr;
 use std::time::Duration;

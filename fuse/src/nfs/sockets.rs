@@ -6,8 +6,8 @@
 //!    a server otherwise have another set, since that name may come to mean another machine.
 //! 3. A set lives as long as a volume that uses it. Code that looks for a set, or makes one, holds the lock of all sets; so two
 //!    volumes that begin at the same time have the same.
-//! 4. A server that has moved keeps its set. Where it is now stands there, and so holds for all volumes that use it,
-//!    those included that are just beginning.
+//! 4. A server that has moved keeps its set. The set has its new address, for all volumes that use it, those included that are
+//!    just starting.
 //! 5. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
 
 use std::io;

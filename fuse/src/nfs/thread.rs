@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
-//! It reads the FUSE devices and the sockets to servers, so that no call costs another thread's waking. Nothing on it
-//! waits: what has to is a task. Whether the thread sleeps between two calls is for `awake` to say.
+//! It reads the FUSE devices and the sockets to servers, so that no call has to wake another thread. The thread never blocks:
+//! whatever has to wait is a task. Whether the thread sleeps between two calls is for `awake` to say.
 
 use std::cell::RefCell;
 use std::io;
@@ -35,7 +35,7 @@ use crate::region::{Kind, Region};
 use crate::session::{Input, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
-/// How long the server may take to tell of the root, when a volume begins.
+/// How long the server may take to answer about the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
 /// What is to be served.
@@ -252,7 +252,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
     asked.map_err(|_| failed("it does not answer".to_owned()))?.map_err(|error| failed(error.to_string()))
 }
 
-/// Of a volume whose server process died before it had heard anything.
+/// Of a volume whose server process died before it had an answer.
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {

@@ -1,7 +1,7 @@
 //! Attributes: from the source's `statx(2)` to the attributes that the kernel gets.
 //!
-//! The kernel decides by attributes what a file can do, so the [restrictions](Mount::restrictions) of the file's mount
-//! stand in them:
+//! The kernel decides by attributes what a file can do, so they include the [restrictions](Mount::restrictions) of the file's
+//! mount:
 //!
 //! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
@@ -37,8 +37,8 @@ impl Validity {
         Self { names: both, attributes: both }
     }
 
-    /// That of `node`. The server does not hear of stores through a mapping, so the kernel has to ask for the attributes
-    /// of a file that may have one.
+    /// That of `node`. The server gets no request for stores through a mapping, so the kernel has to ask for the attributes of a
+    /// file that may have one.
     pub fn for_node(self, node: &Node) -> Self {
         if node.is_mappable() { Self { attributes: Duration::ZERO, ..self } } else { self }
     }

@@ -7,8 +7,8 @@
 //! 1. `CLONE_FS` is unshared, so that a thread has a umask of its own. The source then sees the caller's umask, and
 //!    leaves it out where the directory has a default ACL.
 //! 2. `SECBIT_NO_SETUID_FIXUP` keeps a change of `fsuid` from changing capabilities.
-//! 3. `CAP_SYS_RESOURCE` is put down, so that blocks reserved for root stay reserved, also for what the kernel writes
-//!    through a backing file that the thread has registered.
+//! 3. `CAP_SYS_RESOURCE` is dropped, so that blocks reserved for root stay reserved, also for what the kernel writes through a
+//!    backing file that the thread has registered.
 //!
 //! A source on another machine decides by itself what a caller may do there: it may map root to an unprivileged user. So there a
 //! whole request is executed with its caller's ids and groups.

@@ -6,12 +6,12 @@
 //! own would:
 //!
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
-//! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel tells of it with
-//!    FLUSH, which names the owner: the description is closed.
-//!    A descriptor that only reads, and was opened when the file had no lock, is closed without FLUSH: that is what
-//!    makes reading a file cheap. What is locked through it alone is given up with its RELEASE.
-//! 3. Locks that belong to an open file end with it. The kernel tells of it with RELEASE: descriptions that only this
-//!    open file has locked through are closed.
+//! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel reports that with FLUSH, which
+//!    names the owner: the description is closed. A descriptor that only reads, and was opened when the file had no lock, is
+//!    closed without FLUSH: that is what makes reading a file cheap. What is locked through it alone is given up with its
+//!    RELEASE.
+//! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: descriptions that only this open file
+//!    has locked through are closed.
 //!
 //! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names it,
 //! from before anything is locked on it. So every lock that is held is recorded, and an owner that asks again for a lock that it
@@ -167,7 +167,7 @@ impl Locks {
     pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
         let Some(locks) = self.by_owner.get_mut(&record.owner.load(Relaxed)) else { return false };
         locks.locked.inherit(record);
-        // Its open files are to hear of it.
+        // Restoring then makes its open files fail.
         self.to_be_restored |= locks.locked.is_lost();
         true
     }

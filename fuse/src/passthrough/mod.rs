@@ -11,14 +11,14 @@
 //! | `filesystem` | requests, each a few system calls on the source |
 //! | `tables` | all that the file system knows, new or taken over |
 //! | `takeover` | going on with what a dead server left |
-//! | `state` | how that stands in the region |
+//! | `state` | the form of that in the region |
 //! | `node` | a file that the kernel knows, and what it is identified by |
 //! | `nodes` | all of them, by number and by identity |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
-//! | `pruner` | having the kernel forget files that may have been mapped |
+//! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, and waits for them |
 //! | `locked` | what each owner has locked, for a successor that has to lock it again |
 //! | `listing` | reading a directory |

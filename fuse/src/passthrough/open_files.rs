@@ -201,7 +201,7 @@ impl OpenFiles {
         Ok(handle)
     }
 
-    /// The number of what a dead server opened for the request `unique`, if it did and was not heard.
+    /// The number of what a dead server opened for the request `unique`, if it did and its answer was lost.
     pub fn opened_for(&self, unique: u64) -> Option<u64> {
         self.unanswered.get(&unique).copied()
     }

@@ -2,8 +2,8 @@
 //! mount.
 //!
 //! What identifies a thing never changes; what changes is one word each. Descriptors are recorded by number: a
-//! successor has them under the same numbers before it reads this. A number stands in a cell only while the descriptor
-//! is open, so cells are erased before descriptors are closed.
+//! successor has them under the same numbers before it reads this. A cell has a number only while the descriptor is open, so
+//! cells are erased before descriptors are closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,7 +1,7 @@
-//! Going on with a volume whose server died.
+//! Taking over a volume whose server died.
 //!
-//! First everything is read, which changes nothing outside this process: a successor that cannot do it leaves the
-//! volume to another one. Then it begins:
+//! First everything is read, which changes nothing outside this process: a successor that fails at that leaves the volume to the
+//! next one. Then it begins:
 //!
 //! 1. Cells that hold nothing usable are erased. Numbers of descriptors that no process has any more were erased before this
 //!    process opened anything: it may open something else under them.

@@ -162,7 +162,7 @@ impl ProjectionFilesystem {
         Ok(Answer::Open(OpenOut { open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, ..Default::default() }))
     }
 
-    /// Lets the region know of a step before the kernel hears that it is done.
+    /// Records a step in the region before its request is answered.
     fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut tree = self.tree.lock();
         let changed = change(&mut tree)?;

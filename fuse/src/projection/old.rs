@@ -1,5 +1,5 @@
 //! Old generations: `..data` pointed to them before, and a reader that resolved the link just before a switch still looks
-//! for the directory. So each stays for a while, with everything in it, and is removed then.
+//! for the directory. So each stays for a while, with all its files, and is removed then.
 //!
 //! A volume that changes very often keeps the newest: at most [`MOST`] generations that take at most [`MOST_BYTES`]
 //! together, and in any case the one that was current last.

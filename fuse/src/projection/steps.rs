@@ -112,7 +112,7 @@ pub fn switch(previous: Option<Shown<'_>>, next: Shown<'_>, mode: u16, hidden: &
 }
 
 /// The end of an old generation: the entries the kernel knows are unlinked one by one, children
-/// before their directory, so that watchers of a file hear of its end (EV-04).
+/// before their directory, so that watchers of a file get the event of its removal (EV-04).
 pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
     let mut indexes: Vec<_> =
         looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();

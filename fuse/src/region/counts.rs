@@ -1,7 +1,7 @@
 //! Counters of a volume, for status and metrics. A count lives as long as the volume is mounted, across all its servers.
 //!
-//! No successor depends on it, so it goes by no number of layout: a program that does not know it leaves it as it is, and
-//! where such a program has served, nothing was counted.
+//! No successor depends on it, so it has no layout version: a program that does not know the counters leaves them as they are,
+//! and counts nothing while it serves.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,7 +24,7 @@ shared! {
         requests: [AtomicU64; OPERATIONS],
         /// Generations, by how long it took to switch to them.
         commits: Durations,
-        /// Changes, by how long it took from when they were heard of until they could be seen.
+        /// Changes, by how long it took from when podfs saw them until containers could.
         propagations: Durations,
     }
     /// How many took how long.

@@ -1,4 +1,4 @@
-//! What a region begins with.
+//! The header of a region.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 

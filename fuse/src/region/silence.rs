@@ -20,7 +20,7 @@ shared! {
 }
 
 impl Silence {
-    /// The source was asked something, and was heard last at that moment. With none, it has answered.
+    /// The source owes an answer, and answered last at that moment. None once it has answered.
     pub(crate) fn set(&self, since: Option<Moment>) {
         let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
         self.since.store(since.map_or(0, milliseconds), Relaxed);

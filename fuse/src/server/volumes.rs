@@ -1,4 +1,4 @@
-//! The volumes of a server: those it answers for, and those it is about to go on with.
+//! The volumes of a server: those it answers for, and those it is about to take over.
 
 use std::collections::BTreeMap;
 use std::io;

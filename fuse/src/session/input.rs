@@ -1,8 +1,8 @@
 //! Room for requests.
 //!
-//! The kernel takes a request from its queue, and then copies it. When it has to look for memory for that while this
-//! process is killed, the request fails with `EIO` and is not asked again (`fuse_dev_do_read`). So the memory is there
-//! before, and stays this process's own: a clone, as the keeper is one, would make the next write to each page a copy.
+//! The kernel takes a request from its queue, and then copies it. If it has to allocate memory for that while this process is
+//! killed, the request fails with `EIO` and is not sent again (`fuse_dev_do_read`). So the memory is there before, and is not
+//! shared with a clone such as the keeper: that would make the next write to each page a copy.
 
 use std::io;
 use std::ops::{Deref, DerefMut};

@@ -4,12 +4,11 @@
 //! alike: each reads a request, answers it and reads the next.
 //!
 //! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
-//! 2. A request that may take long never takes the last reader: another thread is started before, and goes when it is
-//!    one too many. So a slow disk does not keep the volume from answering, and neither does a wait for a lock, which
-//!    no thread of the session waits for.
+//! 2. A request that may take long never takes the last reader: another thread is started before, and ends when it is not needed.
+//!    So neither a slow disk nor a wait for a lock keeps the volume from answering; the latter occupies no thread of the session.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
-//! 4. What each thread is doing stands in the volume's [`Region`], so that a session can be resumed by another process
-//!    when this one dies: [`region`](crate::region) has the order of steps.
+//! 4. What each thread is doing is in the volume's [`Region`], so that another process can resume the session when this one dies:
+//!    [`region`](crate::region) has the order of steps.
 //!
 //! | module | owns |
 //! |---|---|

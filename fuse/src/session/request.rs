@@ -1,4 +1,4 @@
-//! Requests: bytes from the kernel into what is asked.
+//! Requests: bytes from the kernel into operations.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

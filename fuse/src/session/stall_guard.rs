@@ -1,9 +1,9 @@
 //! The stall guard: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
 //!
-//! A thread that asks such a source waits in the kernel until the source is back, and cannot be called away. So:
+//! A thread that asks such a source waits in the kernel until the source is back, and cannot be interrupted. So:
 //!
-//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. What comes besides
-//!    is *parked*, in the order in which it came, and asks as soon as another one is done. So one thread can always read.
+//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. Further requests are
+//!    *parked*, in their order, and each asks as soon as another one is done. So one thread can always read.
 //! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request is abandoned: it
 //!    goes on, and the kernel drops its answer, because it has forgotten the request. What the answer granted is taken back
 //!    ([`Service::take_back`]).
@@ -11,8 +11,7 @@
 //!    ([`Service::recall`]) is answered at once then, and after [`AWAY`] for requests that came before.
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
-//! Points 2 and 3 are seen to by a thread of its own, which looks every [`LOOK`] while anything is under way, and sleeps
-//! otherwise.
+//! A thread of its own does points 2 and 3: it looks every [`LOOK`] while anything is under way, and sleeps otherwise.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

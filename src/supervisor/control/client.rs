@@ -1,4 +1,4 @@
-//! Asking a supervisor on its control socket. A supervisor that does not answer costs its caller a few seconds.
+//! A client of a supervisor's control socket. It waits a few seconds for a supervisor that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;

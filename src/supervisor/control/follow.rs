@@ -1,9 +1,9 @@
-//! Telling those that follow a pod how it is.
+//! Sends a pod's status to the programs that follow the pod.
 //!
 //! 1. A follower costs a small task on the supervisor's runtime and no thread. It is not among the few clients that are served at
 //!    once; most followers have a limit of their own.
 //! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
-//! 3. A follower that does not read is dropped after two seconds; one that hung up, or says something, at once.
+//! 3. A follower that does not read is dropped after two seconds; one that hung up, or sends something, at once.
 //! 4. A status is sent when it differs from the last one in more than ages and counts of requests: the first change of a burst at
 //!    once, the others together after 50 ms.
 

@@ -1,4 +1,4 @@
-//! Following a pod: its supervisor tells how it is, after each change.
+//! Following a pod: its supervisor sends the status after each change.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -2,12 +2,10 @@
 //!
 //! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
-//! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
-//! 4. Only what changes something is handed over to the supervisor's task: a wish for an upgrade, one at a time, and changes of
-//!    the volumes, a few at a time, which the task answers itself; and errands, whose end the client's thread waits for, for a
-//!    moment only.
-//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
-//!    answer.
+//! 3. A few clients are served at once. When others come, a client that is there longer than a question takes is disconnected.
+//! 4. Only requests that change something go to the supervisor's task: an upgrade, one at a time, and changes of the volumes, a
+//!    few at a time, which the task answers itself; and errands, for whose end the client's thread waits a moment only.
+//! 5. `Questions` asks the server, and `capacity` the sources of the host, because either may not answer.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;

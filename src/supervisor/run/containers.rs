@@ -1,4 +1,4 @@
-//! Errands for containers: what one mounts is made ready before it starts, and taken away after its end.
+//! Errands for containers: what a container mounts is prepared before it starts, and removed after its end.
 //!
 //! An errand takes work on several volumes. It waits for each by itself: as soon as a volume has nothing to do, the errand
 //! sends it to a blocking thread with its part. So a volume that hangs delays this errand and no other volume. When all

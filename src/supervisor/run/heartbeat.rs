@@ -1,4 +1,4 @@
-//! Telling systemd that the supervisor's task goes on, where the unit wants to hear of it (`WatchdogSec=`).
+//! Notifies systemd that the supervisor's task makes progress, if the unit has a watchdog (`WatchdogSec=`).
 
 use std::future::pending;
 

@@ -6,15 +6,15 @@
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
-//! | `containers` | making ready what containers mount, and taking it away |
+//! | `containers` | preparing what containers mount, and removing it |
 //! | `publishing` | volumes that come and go while the pod runs |
 //! | `work` | what is done on blocking threads |
 //! | `table_watch` | when a look at the mount table is due |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `run_directory` | the pod's run directory, made again when another process has deleted it |
 //! | `upgrade` | going on as another version of podfs |
-//! | `orders`, `signals` | what signals tell the supervisor to do |
-//! | `heartbeat` | telling systemd that this process goes on |
+//! | `orders`, `signals` | the orders that the supervisor gets by signals |
+//! | `heartbeat` | notifying systemd's watchdog |
 //! | `shutdown` | ending: unmount everything, or leave it for the next supervisor |
 //! | [`machine`] | what this machine offers to pods |
 

@@ -1,5 +1,5 @@
-//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for each start of a container
-//! to leave its termination message in. They are written down before they are written, and go with the pod.
+//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for the termination message of
+//! each start of a container. They are recorded in the claim before they are made, and go with the pod.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};

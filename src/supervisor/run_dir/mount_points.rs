@@ -1,5 +1,5 @@
-//! Mount points: what stands on the host around a pod's volumes, and goes with them. Directories and mount points are
-//! written down before they are used, so that the next podfs finds them if this one is killed.
+//! Mount points: what podfs makes on the host for a pod's volumes, and removes with them. Directories and mount points are
+//! recorded before they are used, so that the next podfs finds them if this one is killed.
 
 use std::io;
 use std::path::{Path, PathBuf};

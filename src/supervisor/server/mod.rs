@@ -1,7 +1,7 @@
 //! The server of a pod: watched, and replaced by another when it dies.
 //!
 //! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::client::succession`
-//! says why nothing is lost). What dies again without having answered anything is started again after a pause, which grows;
+//! says why nothing is lost). A server that dies without having answered a request is started again after a pause, which grows;
 //! the mounts are never given up.
 
 mod call;

@@ -1,4 +1,4 @@
-//! A server that lives is replaced by another one, on purpose: by one of another version of podfs, or by one that may do more.
+//! Replaces a live server on purpose: by one of another version of podfs, or by one with more privileges.
 
 use std::sync::Arc;
 

@@ -1,17 +1,17 @@
-//! The watchdog: notices a server that lives and does not get on.
+//! The watchdog: notices a server that lives and makes no progress.
 //!
-//! A volume is stuck while requests wait and none is read or answered. What waits is known from the region, which says what
-//! each thread does, and from fusectl (`/sys/fs/fuse/connections/N/waiting`), where it is mounted. Whether it is the server's
-//! fault is seen from outside:
+//! A volume is stuck while requests wait and none is read or answered. The region says what each thread does, and fusectl
+//! (`/sys/fs/fuse/connections/N/waiting`), where it is mounted, how many requests wait. The supervisor decides from outside
+//! whether the server is at fault:
 //!
 //! 1. A stopped process, a thread that each look finds waiting for another thread of the server or running on and on, or a
-//!    server that does not answer its supervisor: it hangs, and another one is to go on.
-//! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
-//!    is done: each volume has threads of its own, and the others go on.
+//!    server that does not answer its supervisor: it hangs, and is replaced.
+//! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so the
+//!    supervisor does nothing: each volume has threads of its own, and the others go on.
 //! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no signal, is
 //!    as good as ended (`unkillable`).
-//! 4. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
-//!    stands in the region. Again nothing is done.
+//! 4. Volumes of podfs's own NFS client share one thread, which never blocks. The region says since when an NFS server owes
+//!    answers. Again the supervisor does nothing.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,5 @@
 //! What the supervisor counts of its pod. It is kept in a file of the pod's run directory, so that no count goes back when
-//! another supervisor goes on with the pod. Little is counted here, and seldom; what volumes count stands in their regions.
+//! another supervisor goes on with the pod. Little is counted here, and seldom; the counters of volumes are in their regions.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

@@ -1,7 +1,7 @@
 //! How well a pod is served: what has become of its servers, and whether that is trouble.
 //!
-//! A server that was followed by another is no trouble by itself. It is for as long as there is none, and for a minute
-//! after one that had answered nothing, or after several.
+//! A replaced server is no trouble by itself. It is trouble while there is no server, and for a minute after a server died that
+//! had answered nothing, or after several died.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

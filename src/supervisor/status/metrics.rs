@@ -1,4 +1,4 @@
-//! What a pod tells of itself as metrics, from the status store. Nothing is counted for it but what is counted anyway.
+//! The metrics of a pod, from the status store. Nothing is counted for them alone.
 
 use std::fs;
 use std::sync::Mutex;

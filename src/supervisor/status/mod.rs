@@ -1,4 +1,4 @@
-//! What podfs tells of a pod and its volumes.
+//! The status of a pod and its volumes, as podfs reports it.
 //!
 //! | module | owns |
 //! |---|---|

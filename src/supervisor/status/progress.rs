@@ -1,7 +1,7 @@
 //! What a person at a terminal sees while volumes come up: a few lines below the log, updated in place.
 //!
-//! Standard error is theirs and the log's together, so both are written here: a log line takes the place of these lines for
-//! a moment. Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
+//! Standard error has these lines and the log, so both are written here: a log line takes the place of these lines for a moment.
+//! Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard};

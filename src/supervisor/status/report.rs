@@ -353,7 +353,7 @@ impl VolumeReport {
     }
 }
 
-/// Tells systemd, if it wants to hear of this process.
+/// Notifies systemd, if it has started this process with a notification socket.
 pub(crate) fn notify(state: &[NotifyState<'_>]) {
     // Without systemd this does nothing, and that is no error.
     if let Err(error) = sd_notify::notify(state) {

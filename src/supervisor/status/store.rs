@@ -32,7 +32,7 @@ pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<Known>>,
     /// What is counted. Locked while it is written down, too.
     counters: Arc<Mutex<Counters>>,
-    /// Where those that follow the pod hear of changes.
+    /// Announces changes to the tasks that follow the pod.
     changed: Arc<watch::Sender<()>>,
 }
 

@@ -1,4 +1,4 @@
-//! A volume that a driver of the node mounts: its home in the pod's directory, and what of the driver's mount is served.
+//! A volume that a driver of the node mounts: its home in the pod's directory, and the part of the driver's mount that is served.
 //!
 //! What is served is a clone of the driver's mount. So the driver can unmount its own mount at any time, even while containers
 //! have files of the volume open.

@@ -1,7 +1,7 @@
 //! Volumes whose path does not show them: another process has unmounted them, or has mounted something over them.
 //!
-//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that
-//!    would show what is mounted there, and may wait for the server that the supervisor has to replace.
+//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that leads
+//!    to what is mounted there, and may wait for the server that the supervisor has to replace.
 //! 2. A mount that is gone is replaced by another clone of the volume's private mount. So containers that still use the old one
 //!    see the same files as those that come later, and every refresh reaches both. A bind mount is made anew from its source.
 //! 3. What another process has mounted over a volume stays; the volume is seen again when that is unmounted.

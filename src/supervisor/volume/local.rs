@@ -17,7 +17,7 @@ pub(super) struct Opened {
     pub(super) source: Source,
     /// Nothing can be written to it, whatever the claim says.
     pub(super) read_only: bool,
-    /// What the user should hear about it.
+    /// Warnings about it, for the user.
     pub(super) warnings: Vec<String>,
 }
 

@@ -188,7 +188,7 @@ pub struct PodVolume {
     is_settling: bool,
     failures: u32,
     last_error: Option<String>,
-    /// When the oldest change was heard of that is not shown yet.
+    /// When podfs saw the oldest change that is not shown yet.
     heard: Option<Instant>,
 }
 
@@ -341,8 +341,8 @@ impl PodVolume {
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `refresh` says, because of a change that was heard of then, if it was because of one. When that fails,
-    /// what is shown stays as it is. A volume that another process has unmounted is mounted again first.
+    /// Shows what `refresh` says. `heard` is when podfs saw the change that caused it, if one did. When that fails, what is shown
+    /// stays as it is. A volume that another process has unmounted is mounted again first.
     pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
         self.heard = self.heard.or(heard);
         self.show_again();

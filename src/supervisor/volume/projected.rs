@@ -139,7 +139,7 @@ impl ProjectedVolume {
         self.mounted.as_ref().map(|mounted| mounted.projection.old_usage()).unwrap_or_default()
     }
 
-    /// Shows the files that `refresh` comes to, because of a change that was `heard` of then.
+    /// Shows the files that result from `refresh`, because of a change that podfs saw at `heard`.
     pub(super) fn show(
         &mut self,
         spec: &Volume,

@@ -1,13 +1,14 @@
-//! Looking for NFS servers that are silent: a name may mean another machine by now.
+//! Searches for NFS servers that are silent: their name may mean another machine by now.
 //!
-//! 1. A server that was asked something and has been silent for some seconds is looked for, and again after pauses that
-//!    grow, until it answers. The watchdog of the pod's server sees such a silence soon, and starts the search then: the search
-//!    has no timer of its own.
-//! 2. Names are resolved and machines asked on a blocking thread, one for each server at a time.
+//! 1. podfs searches for a server that has not answered a call for some seconds, and again after pauses that grow, until it
+//!    answers. The watchdog of the pod's server sees such a silence soon, and starts the search then: the search has no timer of
+//!    its own.
+//! 2. A blocking thread resolves names and asks machines, one for each server at a time.
 //! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
 //!    accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server go on there.
-//! 4. Whether its files are the same is not asked here. What is another file there has another number, and is `ESTALE`.
-//! 5. A server that volumes name by its address is not looked for.
+//! 4. The search does not check whether its files are the same. A file that is another one there has another number, and is
+//!    `ESTALE`.
+//! 5. podfs does not search for a server that volumes name by its address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

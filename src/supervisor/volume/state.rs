@@ -1,4 +1,4 @@
-//! The life of a volume, and what is to be seen of it.
+//! The states of a volume, and how they are shown.
 
 use podfs_fuse::projection::GenerationName;
 

@@ -2,11 +2,11 @@
 //!
 //! 1. The part is looked up on the volume's blocking thread, which may wait for the server or the source. The thread has the
 //!    volume, so no commit switches generations meanwhile (SP-07).
-//! 2. What is mounted is what the look found, by descriptor, with its flags set before it is attached. See
+//! 2. podfs mounts what it found, by descriptor, with flags set before it is attached. See
 //!    [`host::sub_path`](crate::host::sub_path) for why it is never outside of the volume.
-//! 3. The place is written down before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
-//! 4. A container that starts again keeps its mount when it shows the same file still (SP-10), else it has a new one (SP-06).
-//! 5. Parts go before their volume does (SP-09).
+//! 3. The mount point is recorded before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
+//! 4. A container that starts again keeps its mount if that still shows the same file (SP-10), else it gets a new one (SP-06).
+//! 5. Parts are unmounted before their volume (SP-09).
 //! 6. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
 //!    A path that begins with the name of a generation is never live.
 

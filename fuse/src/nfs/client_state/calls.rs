@@ -1,8 +1,8 @@
-//! Calls that may not be made twice: what makes or removes something.
+//! Calls that may not be made twice: those that make or remove something.
 //!
-//! Such a call is recorded before it is sent. When the server process dies, its successor is asked for the same again, and
-//! sends the same bytes with the same xid from the same port: then the NFS server answers what it answered before (RFC
-//! 1813, 4.6). Where it has forgotten, the outcome tells.
+//! Such a call is recorded before it is sent. When the server process dies, its successor gets the same request, and sends the
+//! same bytes with the same xid from the same port: then the NFS server repeats its answer (RFC 1813, 4.6). If it has forgotten
+//! the call, podfs looks at the outcome.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -31,7 +31,7 @@ pub struct Node {
     pub kind: Kind,
     /// The server's number for it.
     pub fileid: u64,
-    /// What was heard of it, and when.
+    /// What is known of it, and since when.
     pub freshness: RefCell<Freshness>,
     /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,

@@ -1,10 +1,10 @@
-//! How long something that was heard of a file may be believed, and whether the kernel's pages are of the file as it is.
+//! How long attributes of a file are valid, and whether the kernel's pages are of the file as it is.
 //!
-//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): what was heard holds for the shortest time first,
-//! and for twice as long each time it turns out to be unchanged, up to the longest.
+//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
+//! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! Attributes that were asked for before a change that was made here tell how the file was before it. They are not
-//! believed: each question has its place in an order, and so has each change.
+//! Attributes that were requested before a change that was made here may be from before the change, so they are dropped. To
+//! detect that, questions and changes have places in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ impl Order {
     }
 }
 
-/// What was heard of a file.
+/// What is known of a file.
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
@@ -80,7 +80,7 @@ pub enum News {
 }
 
 impl Freshness {
-    /// What was heard last.
+    /// The last attributes.
     pub fn attributes(&self) -> Option<&Attributes> {
         self.attributes.as_ref()
     }
@@ -164,7 +164,7 @@ impl Freshness {
         news
     }
 
-    /// What was heard does not hold any more.
+    /// The attributes do not hold any more.
     pub fn expire(&mut self) {
         self.at = None;
     }

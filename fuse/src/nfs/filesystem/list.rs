@@ -183,7 +183,7 @@ impl NfsFilesystem {
         Some(entry(node.id, self.shown.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
     }
 
-    /// Whether the kernel may hear of an entry.
+    /// Whether an entry is shown to the kernel.
     fn is_shown(&self, directory: &Node, one: &v3::Entry<'_>) -> bool {
         let is_dot = one.name == b"." || one.name == b"..";
         is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))

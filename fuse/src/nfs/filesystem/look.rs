@@ -113,8 +113,8 @@ impl NfsFilesystem {
         Ok(Answer::Attributes(attributes(self.shown.attr(&found, node.is_silly()), holds)).into())
     }
 
-    /// What was heard of a directory, as long as it holds. The kernel asks after each change that it has made; the answer to the
-    /// change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
+    /// The known attributes of a directory, as long as they hold. The kernel asks after each change that it has made; the answer
+    /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
     fn heard(&self, node: &Node) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
         let holds = node.kind == Kind::Directory && !freshness.remaining(Instant::now()).is_zero();

@@ -25,7 +25,7 @@
 //! | `heal` | handles that the server does not know any more |
 //! | `turn` | one request being answered |
 //! | `listing` | reading a directory |
-//! | `freshness` | how long what was heard may be believed |
+//! | `freshness` | how long attributes are valid |
 //! | `attributes` | attributes as the kernel has them |
 
 pub mod attributes;
@@ -104,11 +104,11 @@ pub struct NfsFilesystem {
     writeback: OnceCell<Writeback<ExportStore>>,
     /// What is known of the root, for a successor.
     root: RefCell<Record<RootCell>>,
-    /// What was heard of the file system as a whole.
+    /// The server's last answer about the file system as a whole.
     whole: Cell<Option<FsStat>>,
     /// A number that no other volume has.
     seed: u64,
-    /// The log tells of it.
+    /// A warning about locks was logged.
     locks_met: Cell<bool>,
     loops_met: Cell<bool>,
     /// The server has READDIRPLUS.
@@ -400,7 +400,7 @@ impl NfsFilesystem {
     }
 }
 
-/// What attributes tell of what a file is.
+/// What a file is, from its attributes.
 fn found(handle: super::v3::FileHandle, attributes: &Attributes) -> Found {
     Found { handle, kind: attributes.kind, fileid: attributes.fileid }
 }

@@ -1,9 +1,8 @@
 //! Files that are removed while they are open.
 //!
-//! The server does not know what is open here, and would remove the file under its users' hands. So it gets another name
-//! until the last of them closes it: `.nfs`, the file's number, the number of the request. Listings here leave it out; other
-//! clients see it, and so does `rmdir(2)`. The name follows from the request, so that a successor that gets the same request
-//! again knows it.
+//! The server does not know what is open here, and would remove a file that is in use. So podfs renames the file until its last
+//! close: `.nfs`, the file's number, the number of the request. Listings here leave it out; other clients see it, and so does
+//! `rmdir(2)`. The name follows from the request, so that a successor that gets the same request again knows it.
 
 use std::rc::Rc;
 

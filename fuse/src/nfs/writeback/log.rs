@@ -4,10 +4,10 @@
 //! Records are added to one segment until it is full. A segment is used again when none of its records is in use, so
 //! files need not be committed in the order in which they were written.
 //!
-//! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not
-//!    accepted yet, and asked for again; or it is not needed any more, and lost by right.
-//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the request is asked for
-//!    again, and its data is added once more behind what is the same; that changes nothing.
+//! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not accepted yet, and
+//!    the kernel sends it again; or it is not needed any more.
+//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
+//!    again, and its data is added once more behind the same data; that changes nothing.
 //! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
 //!    kill the server. It keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
 

@@ -127,7 +127,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Keeps a descriptor of a directory whose name is about to go; tells of which node, if it had none before.
+    /// Keeps a descriptor of a directory whose name is about to go; returns its node, if the node had none before.
     fn hold_directory(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let removed = openat(directory, name, flags, Mode::empty()).ok()?;
@@ -263,8 +263,8 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Makes something in a directory for a caller, and tells of it. `same` tells whether what is there already is what
-    /// is to be made.
+    /// Makes something in a directory for a caller, and answers with it. `same` says whether what is there already is what is to
+    /// be made.
     fn make(
         &self,
         parent: &Node,

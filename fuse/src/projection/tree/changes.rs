@@ -1,8 +1,8 @@
 //! How a tree changes: by announced steps, in their order. Every other change is `EROFS`.
 //!
 //! The supervisor has a replica of each tree, and [confirms](Tree::confirm) there each step that was done. The server's
-//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, the replica
-//! and the number of steps that the server had applied tell what its successor begins with ([`Tree::catch_up`]).
+//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, its successor begins
+//! with the replica and the number of steps that the server had applied ([`Tree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;

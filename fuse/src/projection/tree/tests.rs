@@ -350,7 +350,7 @@ impl Pair {
         Self { served: tree(), replica: tree(), images: Vec::new(), made: 0 }
     }
 
-    /// Both hear of a commit.
+    /// Announces a commit to both.
     fn announce(&mut self, payload: &[(&str, &str)]) -> Vec<Step> {
         self.made += 1;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
