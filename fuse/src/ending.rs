@@ -13,8 +13,8 @@ use std::fs;
 /// `SIGKILL` in a set of signals.
 const KILL: u64 = 1 << (libc::SIGKILL - 1);
 
-/// Whether a thread is being killed. One that cannot be seen from here (`pid` 0: in another pid namespace) might never
-/// be ended, if every signal were taken for one that does not end it.
+/// Whether a thread is being killed. A thread that cannot be seen from here (`pid` 0: in another pid namespace) might never be
+/// ended, if every signal were taken for one that does not end it.
 pub fn is_dying(pid: u32) -> bool {
     if pid == 0 {
         return true;

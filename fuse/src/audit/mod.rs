@@ -35,7 +35,7 @@ const LONGEST_LINE: usize = 4095;
 /// Longest key and cgroup in a line that is too long with all of them, in bytes.
 const LONGEST_PATH: usize = 1024;
 
-/// Whose files they are, as the program that started the volume says. It stands in every line.
+/// Whose files they are, as the program that started the volume says. It is in every line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject(pub Map<String, Value>);
 
@@ -49,7 +49,7 @@ pub(crate) struct Audit {
 /// A line, with its fields in their order.
 #[derive(Serialize)]
 struct Line<'a> {
-    /// What was done. It also tells these lines from others on standard error.
+    /// What was done. It also distinguishes these lines from others on standard error.
     audit: &'static str,
     /// When, in UTC, to the microsecond (RFC 3339).
     time: String,

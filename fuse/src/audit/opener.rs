@@ -12,7 +12,7 @@ use crate::session::Caller;
 
 /// The id in requests that name no caller: of ID-mapped mounts.
 const NOBODY: u32 = u32::MAX;
-/// Most bytes of a file in `/proc`. What is looked for stands in the first lines.
+/// Most bytes of a file in `/proc`. The fields that are read are in the first lines.
 const MOST: u64 = 16 << 10;
 
 /// A process that opens a file. What is not known is null.

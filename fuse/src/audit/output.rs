@@ -59,7 +59,7 @@ impl Output {
         Self::by(Way::Own(pipe))
     }
 
-    /// Writes a line, which ends with a line break, at once or not at all. Tells whether it got through.
+    /// Writes a line, which ends with a line break, at once or not at all. Returns whether it got through.
     pub(super) fn write(&self, line: &[u8]) -> bool {
         let mut torn = self.torn.lock().expect("a thread that panics ends the process");
         let ended = [if *torn { &b"\n"[..] } else { b"" }, line].concat();

@@ -138,11 +138,11 @@ impl Projection {
         self.old.usage()
     }
 
-    /// Removes the old generations whose time is over. One that cannot be removed yet, because a file system is mounted on
-    /// it for instance, is tried again later.
+    /// Removes the old generations whose time is over. A generation that cannot be removed yet, because a file system is mounted
+    /// on it for instance, is tried again later.
     pub fn remove_old(&mut self) {
         if self.remove_due() {
-            // A failure means that the server is gone; its successor is asked by the next commit.
+            // A failure means that the server is gone; the next commit asks its successor.
             let _ = self.refresh_root();
         }
     }

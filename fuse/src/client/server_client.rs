@@ -122,7 +122,7 @@ pub(super) enum Link {
     Over,
 }
 
-/// What a volume is doing at one moment, as shared memory tells.
+/// What a volume is doing at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
     /// What the supervisor said of it.
@@ -363,7 +363,7 @@ impl ServerClient {
         told
     }
 
-    /// Tells the server that the pod needs it no more. Calls that wait for one fail from now on.
+    /// Tells the server that the pod needs it no more. Calls that wait for a server fail from now on.
     pub fn end(&self) {
         let link = std::mem::replace(&mut *self.link(), Link::Over);
         self.changed.notify_all();

@@ -70,7 +70,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// As it stands in the server's arguments.
+    /// As in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Projection => "projection",

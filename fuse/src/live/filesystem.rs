@@ -235,7 +235,7 @@ impl LiveFilesystem {
         Ok(Answer::Done)
     }
 
-    /// What is asked for is to raise an event; the attributes are those of the payload.
+    /// The request is made to raise an event; the attributes stay those of the payload.
     fn set_attributes(&self, node: u64, arguments: &SetattrIn) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);

@@ -35,7 +35,7 @@ pub enum Lines {
 }
 
 impl Lines {
-    /// As they stand in the server's arguments.
+    /// As in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

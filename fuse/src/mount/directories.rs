@@ -177,7 +177,7 @@ fn is_unmounted(directory: &Path) -> bool {
     mounts_at(directory).is_ok_and(|mounts| mounts.is_empty())
 }
 
-/// Removes a file that is still as it was made. One that is mounted on cannot be removed.
+/// Removes a file that is still as it was made. A mount point cannot be removed.
 fn take_back_file(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
         let _ = fs::remove_file(path);

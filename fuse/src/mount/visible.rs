@@ -236,7 +236,7 @@ impl VisibleMount {
         over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
     }
 
-    /// The root of the mount, for a look at what is in it. Nothing is asked of the file system.
+    /// The root of the mount, to look at what is in it. Opening it causes no request.
     ///
     /// # Errors
     /// When its path cannot be opened or leads to something else, because another process has unmounted or covered it.

@@ -128,7 +128,7 @@ mod tests {
                 loop {
                     let before = worked();
                     sleep(WATCHED).await;
-                    // One that does not sleep works for about all the time that it has.
+                    // A thread that does not sleep uses nearly all of the elapsed time.
                     if worked() - before < WATCHED / 10 {
                         break;
                     }

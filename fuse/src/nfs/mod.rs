@@ -20,7 +20,7 @@
 //! | [`export`] | the calls on an export |
 //! | [`server`] | servers and their connections, which exports share |
 //! | [`error`] | why a call failed |
-//! | [`v3`] | what stands in calls and replies of NFSv3 |
+//! | [`v3`] | the calls and replies of NFSv3 |
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
 //! | [`rpc`] | calls and replies over connections that come back |
 //! | [`xdr`] | numbers and bytes in messages |

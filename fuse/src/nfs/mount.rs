@@ -29,11 +29,11 @@ pub struct Options {
     pub address: IpAddr,
     /// The path of the export.
     pub path: Vec<u8>,
-    /// The port of NFS; none means that the portmapper is asked, and 2049 if there is none.
+    /// The port of NFS; none asks the portmapper, and takes 2049 if there is no portmapper.
     pub port: Option<u16>,
     /// Where the mountd is, if not with the server.
     pub mount_address: Option<IpAddr>,
-    /// The port of the mountd; none means that the portmapper is asked.
+    /// The port of the mountd; none asks the portmapper.
     pub mount_port: Option<u16>,
     /// The port of the portmapper.
     pub portmap_port: u16,

@@ -41,7 +41,7 @@ pub struct Server {
     inherited_ports: RefCell<Vec<u16>>,
     /// The sockets of its connections, if this process may make none; those that are not used yet.
     given: Option<RefCell<VecDeque<OwnedFd>>>,
-    /// A socket for other services, if this process may make none. One of them is asked at a time.
+    /// A socket for other services, if this process may make none. It serves one of them at a time.
     spare: Option<Mutex<OwnedFd>>,
 }
 
@@ -147,7 +147,7 @@ impl Server {
         self.peer.silent()
     }
 
-    /// From now on, `region` tells since when it has been silent, as the regions of other volumes do.
+    /// From now on, `region` says since when it has been silent, as the regions of other volumes do.
     pub fn tell(&self, region: &Arc<Region>) {
         self.peer.tell(region);
     }

@@ -136,7 +136,7 @@ impl NfsThread {
     }
 }
 
-/// Whether a successor can go on with what stands in a region and a log. Nothing changes.
+/// Whether a successor can take over this region and log. Changes nothing.
 ///
 /// # Errors
 /// Why not.

@@ -27,7 +27,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// What `cache` comes to.
+    /// The durations that `cache` means.
     pub fn of(cache: Cache) -> Self {
         let both = match cache {
             Cache::None => Duration::ZERO,
@@ -110,7 +110,7 @@ pub fn attr(found: &Statx, mount: &Mount) -> Attr {
     }
 }
 
-/// Attributes as STATX tells them.
+/// Attributes for STATX.
 pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
     let time = |time: &rustix::fs::StatxTimestamp| SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
     abi::Statx {

@@ -37,7 +37,7 @@ struct Raw {
 
 impl FileHandle {
     /// The handle of what `file` is open on, and the id of the mount it was opened through, as `/proc/self/mountinfo`
-    /// has it. `O_PATH` is enough, and no file system that is remote or a server is asked.
+    /// has it. `O_PATH` is enough, and the call reaches no server, of a remote or a FUSE file system.
     ///
     /// # Errors
     /// `EOPNOTSUPP` when the file system has no handles, `EOVERFLOW` when they are too long.

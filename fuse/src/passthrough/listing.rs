@@ -55,7 +55,7 @@ impl Listing {
         self.directory.as_fd()
     }
 
-    /// Gives the entries from `offset` on to `take`, until it wants no more: it tells whether it took one.
+    /// Gives the entries from `offset` on to `take`, until it returns that it did not take one.
     ///
     /// # Errors
     /// When the source cannot be read, or `take` fails.
@@ -95,7 +95,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Reads the next chunk; tells whether there was one.
+    /// Reads the next chunk; returns whether there was one.
     fn fill(&mut self) -> Result<bool, Errno> {
         self.position = 0;
         self.chunk.resize(CHUNK, 0);

@@ -2,8 +2,8 @@
 //! the owner's description any more.
 //!
 //! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the caller asks again.
-//! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the unlock is asked for
-//!    again.
+//! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the kernel sends the
+//!    unlock again.
 //! 3. Each change of a record stores one word, or makes or erases a cell.
 //!
 //! So the records of a request that was answered are right, whenever the server dies.

@@ -144,7 +144,7 @@ impl Locks {
         Ok(description)
     }
 
-    /// Takes in what a dead server's cell says. `descriptor` is asked once for each owner.
+    /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
     pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(record.owner.load(Relaxed)) {
@@ -163,7 +163,7 @@ impl Locks {
         locks.handles.insert(record.handle.load(Relaxed), record);
     }
 
-    /// Takes in a lock that a dead server has recorded; tells whether its owner is known.
+    /// Takes in a lock that a dead server has recorded; returns whether its owner is known.
     pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
         let Some(locks) = self.by_owner.get_mut(&record.owner.load(Relaxed)) else { return false };
         locks.locked.inherit(record);
@@ -211,7 +211,7 @@ impl Locks {
     /// # Errors
     /// When there is no memory.
     pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
-        // One that has given up its locks meanwhile has none.
+        // An owner that has given up its locks meanwhile has no description.
         self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, wish))
     }
 

@@ -1,9 +1,9 @@
 //! Passthrough volumes: directories of the host, and single files, shown as they are.
 //!
-//! The file system has no state but what the kernel knows: its nodes, and what is open. That stands in the volume's region, so
-//! that another server can take the volume over. Names, attributes and data are the source's, asked for with one system call or a
-//! few for each request; the bytes of files do not come through here at all where the kernel can read and write the source by
-//! itself (`FUSE_PASSTHROUGH`).
+//! The file system has no state but what the kernel knows: its nodes, and what is open. That is in the volume's region, so that
+//! another server can take the volume over. Names, attributes and data are the source's, asked for with one system call or a few
+//! for each request; the bytes of files do not come through here at all where the kernel can read and write the source by itself
+//! (`FUSE_PASSTHROUGH`).
 //!
 //! | module | owns |
 //! |---|---|

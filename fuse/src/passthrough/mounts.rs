@@ -103,7 +103,7 @@ impl Mount {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
-    /// One that a dead server left. `table` are the mounts that the source is among.
+    /// A mount that a dead server left. `table` are the mounts that the source is among.
     pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>, table: &[Mounted]) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
         // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,

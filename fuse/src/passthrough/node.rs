@@ -4,9 +4,8 @@
 //! descriptor: a file handle opens it again. The kernel counts the answers that showed it a node, and forgets the node by that
 //! count; then the node goes.
 //!
-//! All that is to be known of a node stands in its cell of the region, so that a successor has the same nodes. A [`Node`]
-//! is there only while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the
-//! cell.
+//! All that podfs knows of a node is in its cell of the region, so that a successor has the same nodes. A [`Node`] is there only
+//! while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the cell.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -172,7 +171,7 @@ impl Node {
         self.record.nameless.load(Relaxed) != 0
     }
 
-    /// Callers may have a writable mapping of the file from here on. Tells whether that is new.
+    /// Callers may have a writable mapping of the file from here on. Returns whether that is new.
     ///
     /// Stores through such a mapping go from the kernel to the source and change its times. The mapping keeps the
     /// kernel from forgetting the node, also when the file is closed.

@@ -108,7 +108,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Tells whether it did:
+    /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Returns whether it did:
     /// there may be one of that number already, or too many that are forgotten.
     pub fn inherit(&self, cell: CellId, mount: &Arc<Mount>, held: Option<OwnedFd>, share: &Share) -> bool {
         let shared = &*self.0;
@@ -384,7 +384,7 @@ impl Shared {
         Removed { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
     }
 
-    /// Gives up room once most of it is empty; tells whether it did.
+    /// Gives up room once most of it is empty; returns whether it did.
     fn shrink(&self, tables: &mut Tables) -> bool {
         let left = tables.by_id.len();
         let shrinks = tables.by_id.capacity() > SMALL && left < tables.by_id.capacity() / 8;

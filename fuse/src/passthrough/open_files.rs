@@ -58,7 +58,7 @@ pub struct OpenDirectory {
 }
 
 impl OpenFile {
-    /// One that a dead server left; `file` is none if it is to be reopened.
+    /// An open file that a dead server left; `file` is none if it is to be reopened.
     pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
@@ -105,7 +105,7 @@ impl OpenFile {
 }
 
 impl OpenDirectory {
-    /// One that a dead server left; `directory` is none if it is to be reopened.
+    /// An open directory that a dead server left; `directory` is none if it is to be reopened.
     pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
         let listing = Mutex::new(directory.map(Listing::resume));

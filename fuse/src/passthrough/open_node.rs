@@ -14,8 +14,8 @@
 //! 3. An id that is recorded without the mark is open, so a successor may go on using it.
 //! 4. One with the mark may be open or not. The successor gives it back, once more perhaps; the kernel does not use a
 //!    number again before it has used all others.
-//! 5. One that was opened and not recorded is near the last that was, because numbers are given in order. The successor gives
-//!    back ids that are near and not recorded.
+//! 5. An id that was opened and not recorded is near the last recorded one, because numbers are given in order. The successor
+//!    gives back ids that are near and not recorded.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -52,7 +52,7 @@ impl OpenNode {
         self.files.first().expect("the last open file takes this with it").file()
     }
 
-    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Tells how many open
+    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Returns how many open
     /// files have lost their locks by that.
     pub fn restore_locks(&mut self, open: impl FnMut() -> Result<OwnedFd, Errno>) -> usize {
         let lost = self.locks.restore(open);

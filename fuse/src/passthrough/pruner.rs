@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Pruner {
-    /// One that has nothing to ask yet.
+    /// A pruner without work.
     pub fn new(notifier: Notifier) -> Self {
         Self { notifier, state: Arc::default() }
     }

@@ -31,7 +31,7 @@ impl ReaddirplusPolicy {
         self.looked_up.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A directory is opened: tells whether its entries are going to be looked at.
+    /// A directory is opened: predicts whether its entries are going to be looked at.
     pub fn directory_opened(&self) -> bool {
         let (listed, looked_up) = (self.listed.swap(0, Ordering::Relaxed), self.looked_up.swap(0, Ordering::Relaxed));
         if listed > 0 && looked_up >= listed / 2 {

@@ -238,7 +238,7 @@ fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
     }
 }
 
-/// What is asked for of a file with these bytes.
+/// The part of a file with these bytes that a read asks for.
 pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
     let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
     let end = bytes.len().min(start.saturating_add(arguments.size as usize));

@@ -19,7 +19,7 @@ static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInv
 pub struct Undo(Notifier);
 
 impl Undo {
-    /// Tells the kernel by `notifier`.
+    /// Notifies the kernel with `notifier`.
     pub fn new(notifier: Notifier) -> Self {
         Self(notifier)
     }

@@ -30,7 +30,7 @@ pub(crate) struct CellId(u32);
 
 /// What fills a cell. Its first field is the tag.
 pub(crate) trait Content: Shared + Sized {
-    /// Tells it from other contents; not 0.
+    /// Distinguishes it from other contents; not 0.
     const TAG: u32;
     /// A content that does not fit is not compiled.
     const FITS: () = assert!(size_of::<Self>() <= CELL && Self::TAG != 0);

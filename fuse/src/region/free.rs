@@ -63,7 +63,7 @@ impl Free {
         Self { table: Mutex::new(Table { is_known: true, ..Table::default() }), ours: AtomicBool::new(true) }
     }
 
-    /// None, until [`keep_only`](Self::keep_only) tells which ones are.
+    /// No cell is known to be free until [`keep_only`](Self::keep_only).
     pub(super) fn of_adopted() -> Self {
         Self { table: Mutex::default(), ours: AtomicBool::new(false) }
     }

@@ -1,7 +1,7 @@
 //! What each thread of a session is doing, for the successor.
 //!
-//! A thread has a *slot*. It names the request that the thread answers, from before the service is asked until after
-//! the answer is written. What is not idempotent is marked *begun* before its system call.
+//! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
+//! written. What is not idempotent is marked *begun* before its system call.
 //!
 //! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until the kernel
 //! sends them again. It is complete there before its slot is free, so a kill between leaves it in both, and the next successor

@@ -15,7 +15,7 @@ shared! {
 }
 
 impl Waits {
-    /// Remembers `unique`; tells where.
+    /// Remembers `unique`; returns its place.
     pub(crate) fn add(&self, unique: u64) -> Option<usize> {
         let free = |place: &AtomicU64| place.compare_exchange(0, unique, Release, Relaxed).is_ok();
         self.uniques.iter().position(free)

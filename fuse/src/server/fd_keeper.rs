@@ -9,7 +9,7 @@
 //! 3. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
 //!    descriptors of the server: the mounts answer `ENOTCONN`.
 //!
-//! When it dies with the server, the supervisor still has what the mounts need; `succession` tells how the next server does
+//! When it dies with the server, the supervisor still has what the mounts need; `succession` says how the next server does
 //! without the rest.
 //!
 //! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
@@ -182,7 +182,7 @@ impl Drop for Handover {
 
 /// Tells the keeper at the other end of `channel`, whose server is dead, to end.
 pub fn dismiss(channel: OwnedFd) {
-    // One that is gone already needs no telling.
+    // A keeper that is gone already needs no message.
     let _ = send(channel.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL);
 }
 
@@ -230,7 +230,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// The life of a keeper. Makes system calls only: no memory is asked for, nothing is locked.
+/// The life of a keeper. Makes system calls only: it allocates no memory and takes no lock.
 fn keep() -> ! {
     const LOOK_AGAIN: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
@@ -265,7 +265,7 @@ fn keep() -> ! {
     }
 }
 
-/// Answers one message of the channel; tells whether there was one.
+/// Answers one message of the channel; returns whether there was one.
 fn answer() -> bool {
     let mut asked = [0_i32; BATCH];
     let size = size_of_val(&asked);

@@ -294,7 +294,7 @@ impl Volumes {
         Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
     }
 
-    /// Tells a tree what comes next. Gives the thread that answers for it.
+    /// Announces the next steps to a tree. Returns the thread that answers for it.
     pub(super) fn announce(
         &mut self,
         number: VolumeId,
@@ -308,7 +308,7 @@ impl Volumes {
         Ok(self.volume(number)?.region.session_thread())
     }
 
-    /// Tells the tree of live parts what comes next. Gives its unlinked nodes that the kernel knows.
+    /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
     pub(super) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
         let Content::Live { tree, .. } = &self.volume(number)?.content else { return Err(no_live_parts(number)) };
         let mut tree = tree.lock();

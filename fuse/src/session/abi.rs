@@ -169,7 +169,7 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_RESEND: i32 = 7;
 /// The same: the kernel forgets these nodes if they are unused (Linux 6.18).
 pub const NOTIFY_PRUNE: i32 = 9;
-/// The mark of a request that is asked for again, in its number.
+/// The mark of a request that the kernel sends again, in its number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// GETATTR and STATX come with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;

@@ -52,7 +52,7 @@ pub enum Answer {
 
 /// One request being answered.
 pub struct Exchange<'a> {
-    /// Room for what [`Answer::Buffer`] tells; empty at the start.
+    /// The buffer that [`Answer::Buffer`] sends; empty at the start.
     pub buffer: &'a mut Vec<u8>,
     pub(super) responder: &'a Responder,
     pub(super) region: &'a Arc<Region>,

@@ -242,7 +242,8 @@ impl Session {
 }
 
 impl Session {
-    /// What a dead server left unanswered is asked for again, or ended. A request that is read before would come twice.
+    /// Makes the kernel send again what a dead server left unanswered, or ends it. A request that is read before would come
+    /// twice.
     fn settle(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.beginning, Beginning::Handshake) {
             Beginning::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),

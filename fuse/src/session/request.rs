@@ -14,20 +14,20 @@ use super::abi::{
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The kernel's number for it; its answer bears the same. One that is asked for again has a mark in it.
+    /// The kernel's number for it; its answer has the same. In a request that is sent again it has a mark.
     pub unique: u64,
     /// The node it is about.
     pub node: u64,
     /// The calling process.
     pub caller: Caller,
-    /// The kernel's number for what is asked.
+    /// The kernel's number of the operation.
     pub opcode: u32,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation<'a>,
 }
 
 impl Request<'_> {
-    /// Its number whether it is asked for the first time or again.
+    /// Its number without the mark of a request that is sent again.
     pub fn number(&self) -> u64 {
         self.unique & !UNIQUE_RESEND
     }
@@ -37,7 +37,7 @@ impl Request<'_> {
         self.unique & UNIQUE_RESEND != 0
     }
 
-    /// What is asked, in a word; of what is not as it should be, only that.
+    /// The name of the operation, or that it is malformed.
     pub fn name(&self) -> &'static str {
         match self.operation {
             Operation::Unknown { .. } => UNKNOWN,
@@ -57,7 +57,7 @@ pub struct Caller {
     pub pid: u32,
 }
 
-/// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.
+/// An operation. Fields are as in [`abi`](super::abi), except where they have a type of their own.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the operations are the kernel's, explained in fuse(4) and libfuse's fuse_lowlevel.h")]
 pub enum Operation<'a> {

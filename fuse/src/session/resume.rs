@@ -41,7 +41,7 @@ impl Unanswered {
     }
 }
 
-/// Tells whether the kernel can do it.
+/// Returns whether the kernel can do it.
 fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
     let kernel = Responder { device: Arc::clone(device), unique: 0 };
     match kernel.write(NOTIFY_RESEND, &[], &[]) {

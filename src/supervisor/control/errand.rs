@@ -12,7 +12,7 @@ use super::protocol::{Answer, ContainerRequest};
 /// How long the volumes may take. A client waits two seconds for an answer.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What the supervisor's task is asked to do.
+/// The work that the supervisor's task has to do.
 #[derive(Debug)]
 pub(in crate::supervisor) enum Task {
     /// To make ready what a container mounts.

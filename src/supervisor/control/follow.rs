@@ -66,7 +66,7 @@ impl Followers {
     }
 }
 
-/// Tells one follower, until it is gone.
+/// Sends the status to one follower, until it is gone.
 async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemaphorePermit) -> Option<()> {
     let mut stream = UnixStream::from_std(stream).ok()?;
     let mut changes = store.changes();
@@ -93,7 +93,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
     }
 }
 
-/// Waits until the follower hangs up, or says something that it was not asked for.
+/// Waits until the follower hangs up, or sends anything.
 async fn is_over(stream: &UnixStream) {
     while stream.readable().await.is_ok() {
         match stream.try_read(&mut [0]) {

@@ -16,7 +16,7 @@ type Question = Box<dyn FnOnce() + Send>;
 pub(super) struct Questions(OnceLock<SyncSender<Question>>);
 
 impl Questions {
-    /// What `question` comes to, or nothing when that is not known within `patience`.
+    /// The result of `question`, or none if it takes longer than `patience`.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         patience: Duration,

@@ -52,7 +52,7 @@ pub struct Caller {
     connection: UnixStream,
 }
 
-/// What the supervisor's task is asked to change.
+/// A change that the supervisor's task has to make.
 #[derive(Debug)]
 pub(in crate::supervisor) enum Change {
     /// To serve the volumes of this manifest, too.

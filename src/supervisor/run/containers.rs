@@ -251,7 +251,7 @@ impl Supervisor {
         let container = container.map(str::to_owned);
         let is_concerned = |volume: &Volume| {
             let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
-            // A thread that has the lock may wait; then its volume is asked, too.
+            // Another thread may hold the lock while it waits on a mount. Then the volume is taken for concerned.
             let mount_points = self.containers.mount_points.try_lock();
             directory.is_some_and(|directory| {
                 mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())

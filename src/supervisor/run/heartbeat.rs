@@ -21,7 +21,7 @@ impl Heartbeat {
         }))
     }
 
-    /// Waits until it is time, and tells.
+    /// Waits until it is time, and notifies systemd.
     pub(crate) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),

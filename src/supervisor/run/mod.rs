@@ -111,7 +111,7 @@ struct Supervisor {
     refresh: Arc<Refresh>,
     version: u64,
     sharing: Sharing,
-    /// By place: where they stand in the manifest, and those that were published later behind them.
+    /// By place: first those of the manifest at the start, in its order, then those published later.
     volumes: BTreeMap<usize, Volume>,
     /// The place of the next volume that is published. None is used twice.
     next_place: usize,
@@ -183,8 +183,8 @@ impl Supervisor {
         self.report.server(self.server.record(), self.server.version());
     }
 
-    /// Tells of each volume before its first refresh: where it is, and, of one that shows something of the host, that it
-    /// waits for its source until that has answered.
+    /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for
+    /// its source until that has answered.
     fn report_volumes(&mut self) {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {

@@ -180,7 +180,7 @@ impl Supervisor {
         self.volumes.extend((first..).zip(added));
     }
 
-    /// Tells the source which volumes there are.
+    /// Gives the source the current list of volumes.
     fn want(&mut self) {
         let volumes = self.volumes.values().cloned().collect();
         if let Some(snapshot) = self.source.want(volumes) {

@@ -73,7 +73,7 @@ pub(in crate::supervisor) struct Continuing {
     upgrading: Caller,
     /// The program before, until it is not needed any more.
     before: Option<OwnedFd>,
-    /// The podfs-fuse of the program before. One that served volumes itself has none.
+    /// The podfs-fuse of the program before. None if that program served volumes itself.
     before_server: Option<OwnedFd>,
     rolled_back: Option<String>,
 }

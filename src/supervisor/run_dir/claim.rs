@@ -25,7 +25,7 @@ use crate::manifest::pod::PodIdentity;
 
 /// The locked file in the pod's run directory.
 pub const LOCK: &str = "lock";
-/// The socket there on which the supervisor is asked.
+/// The supervisor's control socket there.
 pub const CONTROL: &str = "control.sock";
 /// The socket there on which the server is found by the next supervisor.
 pub const SERVER: &str = "server.sock";

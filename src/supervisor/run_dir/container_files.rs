@@ -115,7 +115,7 @@ fn open(path: &Path, is_new: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file this content. One that has it already is not touched: a program of another container may read it.
+/// Gives a file this content. A file that has it already is not touched: a program of another container may read it.
 fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     let mut before = Vec::new();
     Read::by_ref(file).take(text.len() as u64 + 1).read_to_end(&mut before)?;

@@ -418,8 +418,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
 }
 
-/// Waits for the end of a process that was killed. One that has to bring data to another machine before it ends, which does
-/// not answer, ends when that is back.
+/// Waits for the end of a process that was killed. If it must first write data to a machine that does not answer, it ends when
+/// that machine is back.
 async fn gone(process: &Process) {
     if timeout(LAST_MOMENTS, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());

@@ -146,7 +146,7 @@ unsafe fn enter(namespaces: &[OwnedFd]) -> bool {
     namespaces.iter().all(|namespace| unsafe { libc::setns(namespace.as_raw_fd(), 0) } == 0)
 }
 
-/// Ends the child, and tells why.
+/// Ends the child, and reports the error.
 ///
 /// # Safety
 /// To be called in a child that has its memory for itself.

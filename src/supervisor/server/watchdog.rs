@@ -89,7 +89,7 @@ pub(super) struct Watchdog {
     asked: Option<Instant>,
 }
 
-/// A volume that does not get on.
+/// A volume that makes no progress.
 struct Stuck {
     doing: Doing,
     since: Instant,
@@ -99,7 +99,7 @@ struct Stuck {
     in_source: bool,
 }
 
-/// What a look at a stuck volume comes to.
+/// The verdict on a stuck volume.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// Nothing yet, or nothing new.
@@ -251,7 +251,7 @@ fn is_stopped(pid: i32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't']))
 }
 
-/// How many requests wait in the kernel or in the server, where it tells.
+/// How many requests wait in the kernel or in the server, where fusectl is mounted.
 fn waiting(doing: &Doing) -> Option<usize> {
     let text = fs::read_to_string(format!("/sys/fs/fuse/connections/{}/waiting", doing.connection?)).ok()?;
     text.trim().parse().ok()

@@ -33,7 +33,7 @@ pub struct PodStatus {
     /// The process that answers for them, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
-    /// Its volumes, in the order of the manifest: all of them, if its supervisor tells, none otherwise.
+    /// Its volumes, in the order of the manifest: all of them, if its supervisor answers, none otherwise.
     pub volumes: Vec<VolumeStatus>,
     /// What its supervisor asks an API server for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -154,7 +154,7 @@ impl AuditStatus {
     }
 }
 
-/// An object that an API server is asked for.
+/// An object of an API server that the pod needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatus {

@@ -61,7 +61,7 @@ pub enum Subject {
     Volume,
 }
 
-/// Collects the state of the volumes, and tells when it changes.
+/// Collects the state of the volumes, and reports when it changes.
 pub struct Report {
     subject: Subject,
     identity: PodIdentity,
@@ -186,7 +186,7 @@ impl Report {
         self.store.clone()
     }
 
-    /// Tells what has changed since the last time.
+    /// Reports what has changed since the last time.
     pub(in crate::supervisor) fn progress(&mut self) {
         self.store.note_change();
         let status = self.describe();

@@ -18,7 +18,7 @@ use crate::volume::{Nfs, NfsOptions, Volume};
 /// How long it may take to find out whether an export can be served. A server that is slower is found the next time.
 pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
-/// Whose client is used for a volume. Whether the kernel has one is asked only if it matters: asking loads it.
+/// Whose client is used for a volume. Checks for the kernel's client only if it matters, because the check loads its module.
 pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
@@ -105,7 +105,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     Err(last)
 }
 
-/// What is asked of a server at `address`, to know whether it has an export.
+/// The request to a server at `address`, to know whether it has an export.
 pub(super) fn question(
     server: &str,
     address: IpAddr,

@@ -63,7 +63,7 @@ impl Calls {
         Self { region, inherited: RefCell::new(inherited) }
     }
 
-    /// Records call number `step` of the request `unique`. One that a dead server has recorded stays what it is.
+    /// Records call number `step` of the request `unique`. A call that a dead server has recorded stays as it is.
     ///
     /// # Errors
     /// When there is no memory.

@@ -85,7 +85,7 @@ impl Name {
         None
     }
 
-    /// The cells it stands in.
+    /// The cells that hold it.
     pub fn cells(&self) -> impl Iterator<Item = CellId> {
         self.records.iter().map(Record::id)
     }

@@ -308,7 +308,7 @@ impl Nodes {
         }
     }
 
-    /// Forgotten nodes go, except those of which `is_dirty` tells.
+    /// Drops forgotten nodes, except those for which `is_dirty` holds.
     pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {

@@ -51,7 +51,7 @@ impl OpenFile {
         }
     }
 
-    /// One that a dead server left.
+    /// An open file that a dead server left.
     pub fn inherit(record: Record<OpenCell>, node: Rc<Node>) -> Self {
         let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
         let (handle, credential) = (record.handle.load(Relaxed), record.identity.get());
@@ -154,7 +154,7 @@ impl OpenFiles {
         Some(open)
     }
 
-    /// Nothing is to be written through closed files any more, except those of which `is_dirty` tells.
+    /// Drops closed files, except those for which `is_dirty` holds: nothing is to be written through the others any more.
     pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
         let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
         drop(gone);

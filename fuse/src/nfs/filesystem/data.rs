@@ -148,7 +148,7 @@ impl NfsFilesystem {
             }
             gathered.extend_from_slice(&read.data);
             done += length;
-            // A server may give less than it is asked for; for the kernel that would be the end.
+            // A server may give less than it is asked for; the kernel would take that for the end of the file.
             if done >= wanted || read.is_end || length == 0 {
                 return Ok(Answered::Bytes(gathered));
             }
@@ -223,5 +223,5 @@ impl NfsFilesystem {
     }
 }
 
-/// All that is asked about a file.
+/// All rights that ACCESS can ask for a file.
 const ALL: u32 = access::READ | access::MODIFY | access::EXTEND | access::EXECUTE;

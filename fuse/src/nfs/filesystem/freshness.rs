@@ -114,7 +114,7 @@ impl Freshness {
         }
     }
 
-    /// The kernel's pages are of this content from now on; tells whether they were before.
+    /// The kernel's pages are of this content from now on; returns whether they were before.
     pub fn opened(&mut self, found: &Attributes) -> bool {
         let version = Version::of(found);
         let same = self.changing > 0 || self.content.is_some_and(|content| !content.differs(&version));

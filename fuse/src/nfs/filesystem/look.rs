@@ -151,7 +151,7 @@ impl NfsFilesystem {
         .into())
     }
 
-    /// What is asked for, or what is `known` if the server does not answer.
+    /// The server's answer, or what is `known` if the server does not answer.
     async fn or_known<T>(
         &self,
         ask: impl Future<Output = Result<T, Errno>>,

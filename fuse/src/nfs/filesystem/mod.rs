@@ -72,7 +72,7 @@ use freshness::{News, Order};
 use store::ExportStore;
 use turn::Turn;
 
-/// What a request comes to.
+/// The result of a request.
 #[derive(Debug)]
 pub enum Answered {
     /// As for every file system.

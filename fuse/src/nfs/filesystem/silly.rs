@@ -51,7 +51,7 @@ impl NfsFilesystem {
         };
         let is_in_the_way = |node: &Rc<Node>| node.kind == Kind::File && node.is_open() && !node.is_silly();
         let Some(node) = node.filter(is_in_the_way) else { return Ok(None) };
-        // One that has other names goes on without this one.
+        // A file that has other names stays on the server without this one.
         let has_others = may_have_another_name(&node) && self.ask(&node).await?.links > 1;
         Ok((!has_others).then_some(node))
     }

@@ -93,7 +93,7 @@ impl Turn {
             if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
                 break;
             }
-            // The server may be doing it twice at once, for two connections. When it has, it says something else.
+            // The server may be executing it twice at once, for two connections. Afterwards its answer differs.
             sleep(PAUSE).await;
             how.again = None;
             outcome = make(how).await;

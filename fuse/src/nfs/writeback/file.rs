@@ -14,7 +14,7 @@ use super::{FileKey, Verifier, Written};
 const FORESIGHT: usize = 64;
 /// So many writes of a file are on their way before one that may grow waits.
 const BEFORE_GROWING: usize = 2;
-/// So often the server may lose what it has taken. After that it is asked to have each write on disk before it answers.
+/// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
 
 /// What is known of the records of a file.
@@ -330,7 +330,7 @@ impl File {
         self.wanted = self.wanted.max(sequence);
     }
 
-    /// Tells a writer of an error, once.
+    /// Returns an error to a writer, once.
     ///
     /// # Errors
     /// That one.
@@ -391,7 +391,7 @@ impl File {
         }
     }
 
-    /// Tells when something has changed.
+    /// Notifies of changes.
     pub fn changed(&self) -> Arc<Notify> {
         Arc::clone(&self.changed)
     }

@@ -1,9 +1,8 @@
 //! Writeback: data that a volume has accepted, until the server has it on disk.
 //!
-//! A write is answered as soon as its data stands in the [`log`], where the next server of the volume finds it.
-//! From there it is sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT with the same verifier
-//! says that the server has it on disk. Another verifier means that the server was started anew and may have lost it: then it is
-//! sent again.
+//! A write is answered as soon as its data is in the [`log`], where the next server of the volume finds it. From there it is
+//! sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT with the same verifier says that the
+//! server has it on disk. Another verifier means that the server was started anew and may have lost it: then it is sent again.
 //!
 //! 1. Of one file, a record is not sent while an older one with some of the same bytes is on its way. So the server
 //!    ends up with what was written last.

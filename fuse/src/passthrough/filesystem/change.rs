@@ -300,7 +300,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Fails a request that makes something grow for which there is no room. One that a dead server may have executed
+    /// Fails a request that makes something grow for which there is no room. A request that a dead server may have executed
     /// already is let through.
     pub(super) fn check_room(
         &self,

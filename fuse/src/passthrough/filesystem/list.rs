@@ -60,7 +60,7 @@ impl PassthroughFilesystem {
                 if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }
-                // What cannot be looked up is listed all the same: looking it up tells why.
+                // An entry that cannot be looked up is listed all the same: a lookup of it returns the error.
                 let looked_up = match is_dot(entry) {
                     false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
                     dot => {

@@ -28,7 +28,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Entry(entry))
     }
 
-    /// Finds a name, and tells the kernel of it. What was just `made` is charged with nothing yet.
+    /// Finds a name, and answers with its node. What was just `made` is charged with nothing yet.
     pub(super) fn find(&self, parent: &Node, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let directory = self.directory(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -120,7 +120,7 @@ impl Attached {
 
     /// Whether no node can be reached any more.
     pub(super) fn is_over(&mut self) -> bool {
-        // What is detached is not looked up again, so nothing that was forgotten comes to be known.
+        // A detached generation is not looked up again, so the kernel gets to know no forgotten node again.
         let counts = self.image.lookups();
         while self.detached && counts.get(self.forgotten).is_some_and(|count| count.load(Ordering::Relaxed) == 0) {
             self.forgotten += 1;

@@ -1,8 +1,8 @@
 //! The tree of one projection, as the server answers for it. No kernel and no FUSE in here.
 //!
 //! Node ids are handed out once and never again: 1 is the root, then come the fixed directories, then
-//! generations (a block of ids each, in the order of their image) and links as they are made. So an
-//! inode number a container has seen never comes to mean something else.
+//! generations (a block of ids each, in the order of their image) and links as they are made. So an inode number that a container
+//! has seen never means another file.
 //!
 //! Two rules keep the tree right:
 //! 1. It changes only by the steps that were [announced](Tree::announce), in their order; any other
