@@ -42,7 +42,7 @@ pub struct Greeting {
     pub program: String,
     /// The pod's uid; empty when there is no pod.
     pub pod: String,
-    /// Whether it knows of live parts of projections. An earlier version does not say it, and is not asked for any.
+    /// Whether it knows of live parts of projections. An earlier version does not send it, and gets no requests about them.
     #[serde(default)]
     pub live: bool,
 }

@@ -93,7 +93,7 @@ impl Watch {
     /// as long as the source does, and holds nothing but the source meanwhile.
     ///
     /// # Errors
-    /// When the volume has ended, or the source cannot be looked at.
+    /// When the volume has ended, or statfs(2) fails on the source.
     pub fn room(&self) -> io::Result<Option<Room>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
         let Content::Passthrough { source, options, .. } = &held.content else { return Ok(None) };
@@ -133,7 +133,7 @@ pub struct Doing {
     pub busy: Vec<(i32, u64)>,
     /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
     pub waits: usize,
-    /// Since when its NFS server was asked something and says nothing, if it has one that podfs itself asks.
+    /// Since when its NFS server owes an answer, if podfs's own client serves the volume.
     pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,
@@ -210,7 +210,7 @@ impl ServerClient {
     /// Lets the server show `source`.
     ///
     /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the source cannot be looked at.
+    /// When the server is gone, the kernel's handshake fails, or the source cannot be read.
     pub(crate) fn pass(
         &self,
         device: OwnedFd,
@@ -284,7 +284,7 @@ impl ServerClient {
     /// harm if it was made already.
     ///
     /// # Errors
-    /// When the tree has no server any more, or another change comes next.
+    /// When the tree has no server any more, or another change is the next one.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
         self.done(&Request::Take { volume, applied }, &[])
     }

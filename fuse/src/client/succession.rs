@@ -127,7 +127,7 @@ impl ServerClient {
         self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))
     }
 
-    /// Greets the server at the other end of `control`, which is going to go on for the one that serves.
+    /// Greets the server at the other end of `control`, which is going to replace the current server.
     ///
     /// # Errors
     /// When it does not answer, or speaks another language.
@@ -135,7 +135,7 @@ impl ServerClient {
         Connection::open(control, &self.greeting).map(Successor)
     }
 
-    /// Lets a new server go on for the one that was [marked dead](Self::mark_dead).
+    /// Lets a new server take over from the one that was [marked dead](Self::mark_dead).
     ///
     /// # Errors
     /// When the new server cannot. It is to be killed then, and another one may try.

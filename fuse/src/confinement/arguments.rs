@@ -20,7 +20,7 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS;
 
-/// Descriptors, seals and locks. Not `F_SETOWN`, which has the kernel send signals.
+/// Descriptors, seals and locks. Not `F_SETOWN`, which makes the kernel send signals.
 const FCNTLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,

@@ -40,7 +40,7 @@
 //! | `reach` | which processes signals reach |
 //! | `filter` | the list of system calls, made into a filter |
 //! | `arguments` | with which arguments some of them may be made |
-//! | [`refusal`] | what happens to one that is not on the list |
+//! | [`refusal`] | what happens to a call that is not on the list |
 
 mod arguments;
 mod filter;

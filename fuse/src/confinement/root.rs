@@ -45,7 +45,7 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
 /// `/proc` without anything but processes: `/proc/sys` and the like would let root change the host.
 fn process_files() -> Result<OwnedFd, Errno> {
     file_system("proc", ("subset", "pid"), MountAttrFlags::MOUNT_ATTR_RDONLY).or_else(|_| {
-        // A container whose `/proc` is covered in parts may not have one that is not.
+        // The kernel refuses a container a new `/proc` if parts of the container's own one are covered.
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let clone = open_tree(CWD, c"/proc", flags | OpenTreeFlags::AT_RECURSIVE)?;
         let read_only = set_attributes(&clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself);

@@ -206,7 +206,7 @@ impl LiveTree {
         Ok(())
     }
 
-    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    /// Takes the next step, unless an earlier server has taken it without an answer.
     pub(super) fn take(&mut self, step: &Step) -> Result<(), Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(());

@@ -1,5 +1,5 @@
 //! Directories and mount point files that are made for a while and taken back: directories with `rmdir`
-//! only, innermost first, files only while they are empty. What others use by then stays.
+//! only, innermost first, files only while they are empty. Directories and files that other processes use stay.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -85,7 +85,7 @@ impl PrivateMount {
     /// they do there.
     ///
     /// # Errors
-    /// As [`Self::new`], and when the source cannot be looked at.
+    /// As [`Self::new`], and when the source's attributes cannot be read.
     pub fn of_source(
         device: BorrowedFd<'_>,
         source: BorrowedFd<'_>,

@@ -68,7 +68,7 @@ impl MountPoint {
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
         match (point.clear(leftovers)?, shape) {
-            // What is below a dead mount cannot be looked at.
+            // The kernel cannot read what is below a dead mount.
             (Below::Dead, _) => {}
             (Below::Nothing, Shape::Directory) => point.check_empty()?,
             (Below::Nothing, Shape::File) => point.check_empty_file()?,
@@ -79,7 +79,7 @@ impl MountPoint {
     /// The place of a mount that is there already.
     ///
     /// # Errors
-    /// When the directories above it cannot be looked at.
+    /// When the directories above it cannot be read.
     pub fn of_mount(path: &Path) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;

@@ -20,9 +20,9 @@ pub struct Options {
     pub path: String,
     /// Where the server's NFS service is.
     pub nfs: SocketAddr,
-    /// Where its MOUNT service is, for when the root has to be asked for again.
+    /// Where its MOUNT service is, for when it has to give the root again.
     pub mountd: Option<SocketAddr>,
-    /// How the server is looked for when it is silent, if its name may come to mean another address.
+    /// How to search for the server when it is silent, if its name may mean another address by then.
     #[serde(default)]
     pub search: Option<Search>,
     /// The root's file handle, as MOUNT gave it.

@@ -32,7 +32,7 @@ use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
-/// How often a caller that was interrupted is looked at.
+/// How often podfs checks an interrupted caller.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
@@ -143,7 +143,7 @@ impl Volume {
         }
         reply.send(outcome);
         self.stir(&request);
-        // Only now: until here a successor would be asked for the same again.
+        // Only now: until here the kernel would send a successor the same request again.
         self.filesystem.end(&turn);
     }
 

@@ -80,7 +80,7 @@ pub fn administers_system(caller: Caller) -> bool {
     effective.unwrap_or(0) & SYS_ADMIN != 0 && maps().is_some_and(|maps| Some(maps) == maps_of(Path::new("/proc/self")))
 }
 
-/// Whether the caller is in the group `gid`. A caller that cannot be looked at is in none.
+/// Whether the caller is in the group `gid`. A caller whose status cannot be read is in none.
 pub fn is_in_group(caller: Caller, gid: u32) -> bool {
     let status = status_of(caller);
     let numbers = |key| field(&status, key).into_iter().flat_map(str::split_whitespace);

@@ -39,7 +39,7 @@ pub const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 /// The first part of `range` that has blocks; none when it is a hole.
 ///
 /// # Errors
-/// When the file cannot be looked at.
+/// When the kernel cannot list them.
 pub fn first_in(file: BorrowedFd<'_>, range: Range<u64>) -> Result<Option<Range<u64>>, Errno> {
     let length = range.end - range.start;
     let mut map = Fiemap { start: range.start, length, extent_count: 1, ..Fiemap::default() };

@@ -61,7 +61,7 @@ use crate::session::{
 };
 use crate::trace::Trace;
 
-/// Directories that stay open, because what is looked up next is often in one of the last.
+/// Directories that stay open, because the next lookup is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
 
 /// The file system of one volume.
@@ -119,7 +119,7 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
 }
 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
-/// a layer of an overlay any more, so it is not asked for without need.
+/// a layer of an overlay any more, so podfs sets it only when needed.
 fn stack_depth(source: &OwnedFd) -> u32 {
     const OVERLAYFS: libc::c_long = 0x794c_7630;
     match rustix::fs::fstatfs(source) {

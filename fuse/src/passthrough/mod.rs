@@ -80,7 +80,7 @@ pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node:
 /// among. `region` is new.
 ///
 /// # Errors
-/// When the kernel's handshake fails, or the source cannot be looked at.
+/// When the kernel's handshake fails, or the source cannot be read.
 pub(crate) fn serve(
     device: OwnedFd,
     source: OwnedFd,

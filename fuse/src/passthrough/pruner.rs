@@ -38,7 +38,7 @@ impl Pruner {
         Self { notifier, state: Arc::default() }
     }
 
-    /// Has the kernel forget a node, unless something still uses it.
+    /// Makes the kernel forget a node, unless it is still in use.
     pub fn prune_soon(&self, node: u64) {
         let mut state = lock(&self.state);
         if state.refused {

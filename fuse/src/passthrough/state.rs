@@ -147,7 +147,7 @@ impl Content for HeldCell {
 /// The numbers of all descriptors that a successor needs, in order.
 ///
 /// # Errors
-/// When the region cannot be looked at.
+/// When the region cannot be read.
 pub fn descriptors(region: &Region) -> io::Result<Vec<RawFd>> {
     region.look_again()?;
     let mut numbers: Vec<RawFd> = named(region).filter_map(|word| number(word.load(Relaxed))).collect();

@@ -54,7 +54,7 @@ impl Tables {
     /// The root of `source` and nothing else. `table` has the mounts that it is among.
     ///
     /// # Errors
-    /// When the source cannot be looked at.
+    /// When the source cannot be read.
     pub fn of_source(
         source: OwnedFd,
         table: Arc<MountTable>,

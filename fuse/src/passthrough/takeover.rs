@@ -35,7 +35,7 @@ pub enum TakeoverError {
     /// Its state is that of a projection.
     #[error("the state is that of a projection, not of a passthrough volume; start the volume anew")]
     OtherKind,
-    /// Its server died before it had looked at the source.
+    /// Its server died before it had read the source.
     #[error("the server died before it had begun to serve the volume; start the volume anew")]
     NotServed,
     /// The root is not among the nodes.
@@ -64,7 +64,7 @@ pub struct Loaded {
 /// among.
 ///
 /// # Errors
-/// When it cannot be gone on with. The volume is then as it was.
+/// When it cannot be taken over. The volume is then as it was.
 pub fn load(
     region: Arc<Region>,
     source: Option<OwnedFd>,

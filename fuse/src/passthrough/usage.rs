@@ -176,7 +176,7 @@ impl Account<'_> {
 
     /// Charges `node`, open as `file`, with what it takes now.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
-        // What cannot be looked at stays as it was.
+        // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
             let free = if node.id == ROOT { self.free_of(node) } else { 0 };
             self.charge(node, bytes_taken(&found).saturating_sub(free));
@@ -226,7 +226,7 @@ impl Account<'_> {
 /// Bytes that a directory takes beyond its first block.
 ///
 /// # Errors
-/// When it cannot be looked at.
+/// When its attributes cannot be read.
 pub fn growth_of(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
     attributes_of(directory).map(|found| bytes_taken(&found).saturating_sub(BLOCK))
 }

@@ -142,7 +142,7 @@ impl InFlightSlots {
         self.to_replay(unique)?.begun.get()
     }
 
-    /// The request was asked for again, and answered.
+    /// The kernel has sent the request again, and it was answered.
     pub(crate) fn drop_replay(&self, unique: u64) {
         if let Some(to_replay) = self.to_replay(unique) {
             to_replay.unique.store(0, Release);
@@ -154,7 +154,7 @@ impl InFlightSlots {
         self.to_replay.iter().for_each(|to_replay| to_replay.unique.store(0, Release));
     }
 
-    /// Whatever may be asked for again: the requests to replay, and those in the slots.
+    /// All requests that the kernel may send again: the requests to replay, and those in the slots.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
         let seated = self.slots.iter().map(|slot| slot.unique.load(Acquire)).filter(|unique| *unique != 0);
         seated.chain(self.all_to_replay())

@@ -88,7 +88,7 @@ pub enum RegionError {
     /// It cannot be mapped.
     #[error("the state of the volume cannot be mapped: {0}")]
     Memory(#[from] io::Error),
-    /// Its bytes could go while they are looked at.
+    /// Its file could shrink while it is read.
     #[error(
         "the state of the volume is not sealed against shrinking, so podfs did not write it; start the volume anew"
     )]
@@ -244,7 +244,7 @@ impl Region {
     /// Looks for cells that another process has added.
     ///
     /// # Errors
-    /// When the file cannot be looked at.
+    /// When the file's length cannot be read.
     pub(crate) fn look_again(&self) -> io::Result<()> {
         self.memory.look_again().map(drop)
     }

@@ -25,7 +25,7 @@ shared! {
 }
 
 impl Opens {
-    /// What has become of them so far.
+    /// The counts so far.
     pub(crate) fn counted(&self) -> OpenCount {
         OpenCount { opens: self.opens.load(Relaxed), lost: self.lost.load(Relaxed) }
     }

@@ -29,7 +29,7 @@ use crate::region::Region;
 const CONTROL: RawFd = 0;
 /// How long a caller may take for its greeting once it has begun to send it, in seconds.
 const TIMEOUT: i64 = 2;
-/// Most callers that may be silent at once. With another one, the first of them is let go.
+/// Most callers that may be silent at once. With another one, the first of them is disconnected.
 const MAX_CALLERS: usize = 8;
 
 /// Serves until the supervisor sends [`Request::End`], or is gone and no other supervisor can connect.

@@ -17,10 +17,10 @@ use crate::region::Region;
 /// By how much the kernel's numbers of requests grow. The odd ones are of interrupts.
 const STEP: u64 = 2;
 /// How many numbers before and after the last known one are tried: a request that was just read is in no slot yet, and
-/// numbers are also given to what has no answer.
+/// messages without an answer have numbers, too.
 const AROUND: u64 = 64;
 
-/// What becomes of it.
+/// What to do with these requests.
 pub(super) enum Unanswered {
     /// The kernel asks again, if it can.
     AskedAgain,

@@ -32,9 +32,9 @@ use crate::region::Region;
 
 /// Most requests that ask the source at one time.
 const INSIDE: usize = MAX_THREADS - 1;
-/// Most requests that are parked. What comes besides waits in the kernel, and everything else of the volume with it.
+/// Most requests that are parked. Further requests wait in the kernel, and all other requests of the volume with them.
 const PARKED: usize = 512;
-/// How often what is under way is looked at.
+/// How often the thread looks at the requests under way.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long an answer may take before the source counts as away.
 const AWAY: Duration = Duration::from_millis(400);
@@ -93,7 +93,7 @@ struct Waiting {
     interrupted: bool,
     /// It has an answer.
     answered: bool,
-    /// What has to be done even so: it gives something up.
+    /// It has to be executed even so, because it releases something.
     obligation: bool,
 }
 
@@ -135,7 +135,7 @@ impl StallGuard {
         Ok(stall_guard)
     }
 
-    /// Nothing comes any more.
+    /// No request comes any more.
     pub(super) fn end(&self) {
         self.state().over = true;
         self.changed.notify_all();

@@ -49,7 +49,7 @@ pub enum AskError {
         /// Whose process it is.
         uid: u32,
     },
-    /// It does not do what it was asked for.
+    /// It refuses the request.
     #[error("the supervisor (pid {pid}) refuses: {reason}")]
     Refused {
         /// The process that listens.
@@ -175,7 +175,7 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Answe
 /// When no process listens, or the socket cannot be used.
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
-    // Connecting waits for room in the queue of one that does not accept.
+    // Connecting waits for room in the queue of a listener that does not accept.
     let patience = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &patience)?;
     setsockopt(&stream, ReceiveTimeout, &patience)?;

@@ -36,7 +36,7 @@ impl Errand {
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
 
-    /// Whether the client waits no more. What is done by then stays done: it finds it when it asks again.
+    /// Whether the client waits no more. Work that is done stays done: the client finds it when it asks again.
     pub(in crate::supervisor) fn is_late(&self) -> bool {
         self.until <= Instant::now()
     }
@@ -47,7 +47,7 @@ impl Errand {
     }
 }
 
-/// Has the supervisor's task do this.
+/// Lets the supervisor's task do this.
 pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> Answer {
     let (errand, answered) = Errand::new(task);
     match desk.try_send(errand) {

@@ -26,7 +26,7 @@ use crate::supervisor::status::store::StatusStore;
 const MAX_FOLLOWERS: usize = 8;
 /// From one status to the next.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often a pod that is not well is looked at: what is wrong with it may be over with time alone.
+/// How often the status of a pod with a problem is read: some problems end by time alone.
 const GLANCE: Duration = Duration::from_secs(1);
 
 /// Those that follow the pod.

@@ -111,7 +111,7 @@ impl Supervisor {
     }
 }
 
-/// Has the drivers undo what they have done for the pod. A driver that hangs delays no other.
+/// Makes the drivers undo what they have done for the pod. A driver that hangs delays no other.
 async fn undo_drivers(setting: &Setting) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|(home, _)| undo_until_done(setting.clone(), home)).collect();

@@ -30,7 +30,7 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{Program, UpgradeError};
 use crate::supervisor::status::store::VERSION;
 
-/// What a program says to the one that it becomes.
+/// The state that a program passes to the program that it executes.
 pub(in crate::supervisor) const LEGACY: &str = "PODFS_UPGRADE";
 /// Beside the directory of a podfs that a container has installed, the link to the directory of the last one.
 pub(crate) const CURRENT: &str = "current";
@@ -45,9 +45,9 @@ impl Supervisor {
             Err(reason) => return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason })),
         };
         upgrading.answer(&Answer::Upgrade(Upgrade::Started));
-        // What does not end goes on in the new program.
+        // The new program continues work that does not end in time.
         let _ = timeout(TIMEOUT, self.finish_all()).await;
-        // What it came to is looked at again if this program goes on.
+        // If this program goes on, it refreshes all volumes again.
         self.version += 1;
         match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
@@ -116,8 +116,8 @@ impl Continuing {
             .map(|upgrading| Continuing { upgrading, before, before_server, rolled_back })
     }
 
-    /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
-    /// when that is not possible.
+    /// The pod's server cannot be adopted, for this reason: executes the previous program again, if there is one. Returns when
+    /// that is not possible.
     pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
         error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");

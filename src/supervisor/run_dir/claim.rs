@@ -88,7 +88,7 @@ pub struct Claim {
     leaves_record: bool,
 }
 
-/// What a podfs that ended too early has left behind for the one that claims its pod next.
+/// What a podfs that ended too early has left for the next podfs that claims its pod.
 #[derive(Debug, Default)]
 pub struct Inheritance {
     /// Directories and files it had made for the pod.

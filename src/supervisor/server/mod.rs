@@ -62,7 +62,7 @@ pub(super) struct PodServer {
     rounds: Rounds,
 }
 
-/// What has become of the servers of a pod.
+/// The history of a pod's servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The process that serves, if one does.
@@ -81,7 +81,7 @@ pub struct Record {
 enum Event {
     Ended(String),
     Keeper(Change),
-    /// The watchdog has looked at it, and this is wrong.
+    /// The watchdog has found this problem.
     Looked(Option<String>),
 }
 
@@ -179,7 +179,7 @@ impl PodServer {
         Arc::clone(&self.client)
     }
 
-    /// What has become of the servers so far.
+    /// The history of the servers so far.
     pub(super) fn record(&self) -> &Record {
         &self.record
     }
@@ -202,8 +202,8 @@ impl PodServer {
         self.client.listen(socket)
     }
 
-    /// Watches the server, and has it followed by another when it dies. Returns when something has changed. A call that is
-    /// given up goes on with the next one.
+    /// Watches the server, and replaces it when it dies. Returns when something has changed. A call that is given up continues at
+    /// the next one.
     pub(super) async fn guard(&mut self) {
         match &mut self.life {
             Life::Serving { process, .. } => {

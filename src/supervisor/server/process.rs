@@ -25,7 +25,7 @@ use crate::supervisor::run_dir::cgroup::Cgroup;
 use crate::supervisor::server::oom;
 use crate::supervisor::status::report::Audience;
 
-/// How often a process that was killed is looked at.
+/// How often podfs checks a process that was killed.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// What a server is started from.

@@ -57,7 +57,7 @@ impl Rounds {
         Self::Resting { until: Instant::now() + watchdog.interval(), watchdog }
     }
 
-    /// The next look at the server. Gives what is wrong if it hangs. A call that is given up goes on with the next one.
+    /// The next look at the server. Returns the problem if it hangs. A call that is given up continues at the next one.
     pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
         if let Self::Resting { watchdog, until } = self {
             sleep_until((*until).into()).await;

@@ -1,4 +1,4 @@
-//! How well a pod is served: what has become of its servers, and whether that is trouble.
+//! The health of a pod's server: the history of its servers, and whether that is trouble.
 //!
 //! A replaced server is no trouble by itself. It is trouble while there is no server, and for a minute after a server died that
 //! had answered nothing, or after several died.
@@ -24,7 +24,7 @@ pub(in crate::supervisor) struct Health {
 }
 
 impl Health {
-    /// Notes what has become of the servers by now. Gives how many were followed by another since the last time.
+    /// Takes in the history of the servers. Returns how many were replaced since the last time.
     pub(in crate::supervisor) fn note(&mut self, record: &Record, version: Option<String>, now: Instant) -> u32 {
         let restarts = record.restarts.saturating_sub(self.record.restarts);
         for _ in 0..restarts {

@@ -148,7 +148,7 @@ impl Report {
         self.store.known().remove(place);
     }
 
-    /// What has become of the servers, and the version of the one that serves.
+    /// The history of the servers, and the version of the current one.
     pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) {
         let restarts = self.store.known().server(record, version);
         if restarts > 0 {

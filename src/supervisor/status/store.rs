@@ -203,8 +203,8 @@ impl Known {
         self.volumes.remove(&place);
     }
 
-    /// What has become of the servers, and the version of the one that serves. Gives how many took the place of one that
-    /// ended, since the last time.
+    /// The history of the servers, and the version of the current one. Returns how many took the place of one that ended, since
+    /// the last time.
     pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
         let restarts = self.health.note(record, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {

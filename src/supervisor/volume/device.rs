@@ -105,7 +105,7 @@ impl DeviceVolume {
         Ok(device)
     }
 
-    /// Takes the device away from the pod: its links go, then it is let go.
+    /// Takes the device away from the pod: removes its links, then closes it.
     pub(super) fn take_down(self) -> Result<(), HostError> {
         let Self { links, device, .. } = self;
         let unmapped = links.map_or(Ok(()), |links| links.unmap());

@@ -4,7 +4,7 @@
 //!    to what is mounted there, and may wait for the server that the supervisor has to replace.
 //! 2. A mount that is gone is replaced by another clone of the volume's private mount. So containers that still use the old one
 //!    see the same files as those that come later, and every refresh reaches both. A bind mount is made anew from its source.
-//! 3. What another process has mounted over a volume stays; the volume is seen again when that is unmounted.
+//! 3. A mount of another process over a volume stays; the volume is visible again when that is unmounted.
 //! 4. Each unmount within a minute of the one before makes podfs wait twice as long before it mounts the volume again, up to
 //!    30 s. So a process that unmounts a volume in a loop fills no log.
 

@@ -119,7 +119,7 @@ pub struct Refresh {
     pub tokens: Tokens,
     /// What this machine offers to pods.
     pub allocatable: Allocatable,
-    /// Whether something was asked for only seconds ago and is not known yet.
+    /// Whether an object was requested only seconds ago and is not known yet.
     pub is_settling: bool,
 }
 
@@ -184,7 +184,7 @@ pub struct PodVolume {
     /// Why its path does not show it, if it does not.
     hidden: Option<Hidden>,
     unmounts: Unmounts,
-    /// Whether it waits for what was asked for only seconds ago, which is no problem yet.
+    /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
     failures: u32,
     last_error: Option<String>,
@@ -313,7 +313,7 @@ impl PodVolume {
         &self.state
     }
 
-    /// Whether it waits for what was asked for only seconds ago.
+    /// Whether it waits for an object that was requested only seconds ago.
     pub fn is_settling(&self) -> bool {
         self.is_settling
     }
@@ -323,7 +323,7 @@ impl PodVolume {
         self.state.reason().filter(|_| !self.is_settling)
     }
 
-    /// Whether it is mounted and current; unknown while it waits for what was asked for only seconds ago.
+    /// Whether it is mounted and current; unknown while it waits for an object that was requested only seconds ago.
     pub fn condition(&self) -> Option<Condition> {
         let failing = |reason: &str| Condition::Failing(reason.to_owned());
         (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
@@ -492,7 +492,7 @@ impl PodVolume {
         self.enter(state);
     }
 
-    /// Waits for an object that was asked for only seconds ago. This logs no warning.
+    /// Waits for an object that was requested only seconds ago. This logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
         self.state = State::Waiting(reason);

@@ -55,7 +55,7 @@ pub(super) struct PassthroughVolume {
     republishes: bool,
 }
 
-/// Fields are dropped in this order: the volume is no longer visible when its server is let go.
+/// Fields are dropped in this order: the volume is no longer visible when its server is released.
 struct Mounted {
     visible: VisibleMount,
     access: Access,

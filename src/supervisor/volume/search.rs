@@ -27,7 +27,7 @@ use super::nfs::{BUDGET, mount_address, question, resolve};
 
 /// For so long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The first pause before it is looked for again, and the longest.
+/// The first pause before the next search, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 

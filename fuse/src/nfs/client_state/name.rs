@@ -1,5 +1,5 @@
-//! By what name a node was found: its directory and its name there. A node whose handle the server does not know any
-//! more is looked for under it.
+//! The name by which a node was found: its directory and its name there. If the server does not know the node's handle any more,
+//! podfs looks the node up by it.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -179,7 +179,7 @@ impl NfsFilesystem {
         self.enter_made(parent, name, Ok(made), asked, credential).await
     }
 
-    /// What the server keeps with a file that is made exclusively: no other request has the same.
+    /// The verifier of an exclusive CREATE, which the server keeps with the file: no other request has the same.
     fn verifier(&self, turn: &Turn) -> [u8; 8] {
         // Neighbouring numbers come out far from each other (the finalizer of SplitMix64).
         let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -32,7 +32,7 @@ impl Order {
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
-    /// When that was asked for.
+    /// When they were requested.
     at: Option<Instant>,
     /// Its place in the order.
     asked: u64,
@@ -62,7 +62,7 @@ struct Right {
     who: Credential,
     /// Bits of ACCESS.
     granted: u32,
-    /// Bits that were asked for.
+    /// Bits that were requested.
     asked: u32,
     ctime: Time,
     at: Instant,
@@ -158,7 +158,7 @@ impl Freshness {
                 self.keep(after, place, now, caching, false);
                 self.content = self.content.filter(|_| news == News::None).map(|_| Version::of(after));
             }
-            // Whatever it is like now, it has to be asked for.
+            // The attributes after the change are unknown and have to be requested.
             None => self.at = None,
         }
         news

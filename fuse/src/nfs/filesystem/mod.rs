@@ -132,7 +132,7 @@ pub fn wanted(options: &Options) -> Wanted {
     if options.callers == super::options::Callers::AsInTheirNamespace {
         flags |= init::ALLOW_IDMAP;
     }
-    // What is not asked for, the kernel does by itself, for this mount alone.
+    // Without these flags the kernel keeps the locks by itself, for this mount alone.
     if !options.local_locks.posix {
         flags |= init::POSIX_LOCKS;
     }

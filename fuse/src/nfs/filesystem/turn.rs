@@ -30,7 +30,7 @@ pub struct Turn {
     pub unique: u64,
     /// The calling process.
     pub caller: Caller,
-    /// It was asked for before, of a server that has died.
+    /// A server that has died had read it before.
     pub resent: bool,
     calls: RefCell<Vec<Call>>,
     /// What it opened.

@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use super::log::{Inherited, RecordId};
 use super::{FileKey, Verifier, Written};
 
-/// Most records behind the first that are looked at for one that may be sent.
+/// Most records behind the first that are searched for one that may be sent.
 const FORESIGHT: usize = 64;
-/// So many writes of a file are on their way before one that may grow waits.
+/// How many writes of a file may be on their way; with more, a record that may grow waits.
 const BEFORE_GROWING: usize = 2;
 /// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
@@ -68,7 +68,7 @@ enum Course {
     Waiting,
     /// On its way.
     Sending,
-    /// On its way, and to be sent again afterwards: the server was started anew, and something older comes first.
+    /// On its way, and to be sent again afterwards: the server was started anew, and an older record has to be sent first.
     SendingInVain,
 }
 
@@ -156,7 +156,7 @@ impl File {
         (grows && last.range().end == offset && last.length + length <= most).then_some(last)
     }
 
-    /// What comes next; it counts as begun.
+    /// The next call to make; it counts as begun.
     pub fn next(&mut self, may_write: bool, full: u64) -> Option<Next> {
         if may_write && let Some(position) = self.sendable().filter(|position| !self.may_wait(*position, full)) {
             let record = &mut self.unsent[position];
@@ -396,7 +396,7 @@ impl File {
         Arc::clone(&self.changed)
     }
 
-    /// All of its records that nothing is under way with. The others are let go when that is done.
+    /// All of its records without a call under way. The others are freed when their calls are done.
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =

@@ -189,7 +189,7 @@ impl Log {
                     None => cell.state.store(FREE, Release),
                 }
             }
-            // What is left of it is not used before it is empty.
+            // The rest of it is not used before it is empty.
             (segment.records, segment.bytes, segment.has_memory) = (RECORDS, SEGMENT, segment.used > 0);
             if segment.used == 0 {
                 *segment = Segment::default();
@@ -235,7 +235,7 @@ impl Log {
         true
     }
 
-    /// The bytes of a record from `skip` on. They are not to be asked for after it is freed.
+    /// The bytes of a record from `skip` on. Must not be called after the record is freed.
     pub fn piece(&self, id: RecordId, skip: usize) -> Piece {
         let cell = self.cell(id);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;

@@ -346,7 +346,7 @@ impl<S: Store> Inner<S> {
         self.pump(key.node);
     }
 
-    /// Has the log know what became of records.
+    /// Records the outcome of records in the log.
     fn settle(self: &Rc<Self>, outcome: Outcome) {
         if let Some((record, error)) = outcome.fail {
             self.log.fail(record, error);

@@ -53,7 +53,7 @@ impl PassthroughFilesystem {
         };
         let found = attributes_of(file.as_fd())?;
         self.prune(node);
-        // What has no name any more is charged until it is closed.
+        // A file without a name is charged until it is closed.
         if found.stx_nlink > 0 {
             self.settle(node, file.as_fd());
         }

@@ -149,7 +149,7 @@ impl Tree {
         self.take(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
     }
 
-    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    /// Takes the next step, unless an earlier server has taken it without an answer.
     fn take(&mut self, step: &Step) -> Result<Again, Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(Again::Yes);
