@@ -17,7 +17,7 @@ const HOSTS: &str = "etc-hosts";
 const CONTAINERS: &str = "containers";
 /// Everybody in the container may read the hosts file, and its root may write it.
 const HOSTS_MODE: u32 = 0o644;
-/// Any user, because the user that the container runs as writes its message; the directory keeps other users of the node out
+/// Writable for every user, because the container's user writes its message; the directory keeps other users of the node out
 /// (MT-08).
 const LOG_MODE: u32 = 0o666;
 

@@ -149,7 +149,7 @@ pub enum Attempt {
 /// How a supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By a signal: the pod is gone.
+    /// On request: the pod is gone.
     Clean,
     /// With a failure: the next podfs goes on with what is there.
     Failed,
