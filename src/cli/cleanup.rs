@@ -36,13 +36,13 @@ EXAMPLES:
   podfs cleanup --dry-run
   podfs cleanup")]
 pub(super) struct Cleaning {
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
-    /// Dead mounts below this directory are taken away even if nobody knows their pod; others are named.
+    /// Unmount dead mounts below this directory even if the run directory does not have their pod; name other dead mounts.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
-    /// Tell what would be done, and do nothing.
+    /// Print what would be done, and do nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -53,7 +53,7 @@ impl Cleaning {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
-        // What is begun is done, even if nobody reads of it.
+        // A reader that has closed standard output does not stop the cleanup.
         let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", Line(deed, dry_run)));
         let cleaned = Cleanup::new(dry_run, &mut tell).clean(&run_dir, &root_dir);
         cleaned.map_err(|error| {

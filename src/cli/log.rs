@@ -10,9 +10,9 @@ use tracing_subscriber::EnvFilter;
 use crate::supervisor::status::progress::StandardError;
 use crate::supervisor::status::report::Audience;
 
-/// Where the server of a pod, and another podfs that this one becomes, find what is logged.
+/// The variable from which the server of a pod, and the next version of podfs after an upgrade, take the filter.
 const FILTER: &str = "RUST_LOG";
-/// What is logged where nobody has said anything.
+/// The filter without an option, a variable or a setting.
 const DEFAULT: &str = "info";
 
 /// What is logged.
@@ -25,9 +25,9 @@ pub(super) struct LogOptions {
 }
 
 impl LogOptions {
-    /// Starts logging, here and in what is started from here. No other thread may run yet.
+    /// Starts logging, in this process and in those that it starts. No other thread may run yet.
     pub(super) fn start(&self, format: LogFormat) {
-        // Programs that podfs runs are not to be told what nobody has decided.
+        // The default filter stays out of the environment of programs that podfs runs.
         if self.log != DEFAULT || env::var_os(FILTER).is_some() {
             // SAFETY: the command has just begun, and starts its threads after its log.
             unsafe { env::set_var(FILTER, &self.log) };

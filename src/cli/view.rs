@@ -102,16 +102,16 @@ impl View {
     }
 }
 
-/// What the user has been told, and what is to be told.
+/// What podfs has reported to the user, and what it still has to report.
 #[derive(Default)]
 struct Told {
     /// The pod.
     title: String,
     warnings: BTreeSet<String>,
-    /// Why volumes wait at this moment, by volume, and since when a reason has to be told.
+    /// Why volumes wait at this moment, by volume, and since when.
     reasons: BTreeMap<String, String>,
     due: Option<Instant>,
-    /// What was told of them.
+    /// The reported reasons.
     told: BTreeMap<String, String>,
     /// Lines about volumes that are left out.
     left_out: BTreeSet<String>,
@@ -145,7 +145,7 @@ impl Told {
         Ok(reader.read(&rendering, before))
     }
 
-    /// Waits until there is something to tell. Cancel-safe.
+    /// Waits until there is something to report. Cancel-safe.
     async fn due(&self) {
         match self.due {
             Some(due) => sleep_until(due).await,

@@ -152,7 +152,7 @@ impl Options {
         let nri = self.nri()?;
         let arguments = self.arguments_of_supervisors();
         if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
-            // Settings of a file are in the environment by now.
+            // `config` has put the settings of the file into the environment.
             return on_host::go_on(directory, upgrade::arguments(std::env::args_os())).map_err(Failure::machine);
         }
         check_machine()?;
@@ -178,7 +178,7 @@ impl Options {
             sources: sources.into_iter().flatten().collect(),
             feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
             supervisors,
-            // A kubelet and its runtime say themselves when volumes have to go.
+            // The kubelet and the container runtime decide when volumes are unmounted.
             release_when_gone: self.release_when_gone || csi.is_some() || nri.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
             discover: self.discover,
@@ -285,7 +285,7 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
             }
         }
     });
-    // A thread that waits for a source which never answers is not waited for.
+    // The process does not wait for threads that are blocked on a source which does not answer.
     runtime.shutdown_background();
     ended
 }
