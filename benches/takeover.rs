@@ -1,5 +1,5 @@
-//! How long nobody answers when a server is killed, alone or with its keeper: from SIGKILL to the first answer of its
-//! successor, to a request that no cache of the kernel answers. Needs root.
+//! How long requests wait when a server is killed, alone or with its keeper: from SIGKILL to the first answer of its
+//! successor, for a request that the kernel cannot answer from its cache. Needs root.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
