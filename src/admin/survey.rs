@@ -1,4 +1,5 @@
-//! The pods of a run directory, each asked how it is. A pod that does not answer holds up no other.
+//! Asks the supervisor of each pod of a run directory for its status or metrics. All pods are asked at once, so a pod that does
+//! not answer delays no other.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -31,13 +32,13 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(pods)
 }
 
-/// How the pods of these directories are, in their order. One that has ended meanwhile is left out.
+/// The status of the pods of these directories, in their order, without those that have ended meanwhile.
 pub fn look_at(pods: &[PathBuf]) -> Vec<PodStatus> {
     each(pods, look, silent)
 }
 
-/// The metrics of the pods of these directories, in their order; or how a pod is whose supervisor does not tell them. One
-/// that has ended meanwhile is left out.
+/// The metrics of the pods of these directories, in their order, without those that have ended meanwhile; the status of a pod
+/// whose supervisor does not send metrics.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<Reading, Box<PodStatus>>> {
     each(pods, read, |directory| Err(Box::new(silent(directory))))
 }
@@ -90,8 +91,8 @@ fn why_none(answer: Answer) -> String {
     }
 }
 
-/// What `take` makes of a pod's answer; or how the pod is if it gives none, or `take` says why it is none. Nothing if the pod
-/// has ended.
+/// What `take` makes of a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
+/// pod has ended.
 fn ask<T>(
     directory: &Path,
     question: &Question,
@@ -119,14 +120,14 @@ fn ask<T>(
     Some(Err(Box::new(named(status, record))))
 }
 
-/// A pod that does not speak for itself goes by the name that was written down.
+/// A pod whose supervisor does not answer gets its recorded name.
 fn named(status: PodStatus, record: Record) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
     PodStatus { namespace, name, ..status }
 }
 
-/// The lock tells whether there is a supervisor: the process id that was written down may be another program's by now.
+/// The lock shows whether there is a supervisor: another process may have the recorded process id by now.
 fn nobody_listens(directory: &Path, record: &Record) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
@@ -141,7 +142,7 @@ fn nobody_listens(directory: &Path, record: &Record) -> PodStatus {
         }
         Err(_) => {
             let reason =
-                "nobody serves it; podfs run of the pod goes on with what is left, podfs cleanup takes it away";
+                "no process serves it; podfs run of the pod continues with what is left, podfs cleanup removes it";
             PodStatus::unspoken(uid(directory), PodState::Dead, reason)
         }
     }
