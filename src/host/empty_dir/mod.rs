@@ -87,7 +87,7 @@ impl Content {
     /// When the home cannot be read.
     pub fn delete(self) -> Result<Left, HostError> {
         let Content { home, source, .. } = self;
-        // A tmpfs can only be unmounted when nobody holds it.
+        // A tmpfs cannot be unmounted while this descriptor is open.
         drop(source);
         let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;
         clear(&home, &directory)

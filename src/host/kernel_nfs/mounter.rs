@@ -24,9 +24,9 @@ const KNOCK: Duration = Duration::from_secs(5);
 /// Mounts the export that is asked for on `socket`, and answers there.
 ///
 /// # Errors
-/// When nobody is at the other end any more.
+/// When the other end of the socket is closed.
 pub fn answer(socket: OwnedFd) -> io::Result<()> {
-    // Whoever asks has the answer within its deadline, or does not want it any more.
+    // Without its parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
     let Some((export, _)) = receive::<Export>(&socket)? else { return Ok(()) };
@@ -59,7 +59,7 @@ fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
     if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
 }
 
-/// The first address where somebody listens; the first of all if there is none, or nothing to choose.
+/// The first address that takes a connection; the first of all if none does, or if there is only one.
 fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
     let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), KNOCK).is_ok();
     match addresses {
