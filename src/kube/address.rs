@@ -136,7 +136,7 @@ pub(crate) enum Since<'a> {
     Now,
 }
 
-/// What is told of objects.
+/// How much of each object the server sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Everything.
@@ -238,7 +238,7 @@ impl Collection {
         url
     }
 
-    /// Where its changes are told, for `seconds`.
+    /// The URL of a watch that lasts `seconds`.
     pub(crate) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
         let mut url = self.list(server);
         let mut query = url.query_pairs_mut();

@@ -32,9 +32,9 @@ pub(crate) enum Class {
     Busy,
     /// The server is asked for changes that it no longer knows: they have to be found by another list.
     Gone,
-    /// The server does not know who podfs is (401).
+    /// The server rejects the credentials (401).
     Unauthorized,
-    /// The server does not let podfs (403). Somebody can change that.
+    /// The server forbids the request (403), until an administrator grants the right.
     Forbidden,
     /// There is no such object.
     NotFound,
@@ -49,7 +49,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// Whether the same request may succeed later without anybody doing anything about it.
+    /// Whether the same request may succeed later by itself.
     pub(crate) fn passes(self) -> bool {
         matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
     }
@@ -159,7 +159,7 @@ fn class(code: u16) -> Class {
     }
 }
 
-/// The innermost error says it best. Those of TLS are told in the words of the settings.
+/// The innermost error is the most precise. Errors of TLS get the words of the settings.
 fn cause(error: &reqwest::Error) -> (Class, String) {
     if error.is_timeout() {
         return (Class::Unreachable, "the server does not answer in time".to_owned());

@@ -1,23 +1,23 @@
 //! A follower: what a collection holds, and every change of it, whatever happens to the server.
 //!
-//! Why nothing is missed and nothing goes back:
+//! Why the follower misses no change and never goes back:
 //!
-//! 1. A list says what there is and its version; the watch after it begins at this version. A server that can do so sends
-//!    both as one answer: a watch that begins with what there is, up to a bookmark with the version. When a watch ends, the
-//!    next one begins at the version of the last change, or of the last bookmark.
-//! 2. A server that no longer knows what happened since (410), or that refuses to watch from there, is asked for another
-//!    list. The first 410 leads to it at once: a server that has restarted answers nearly every watch with one.
-//! 3. A list that is older than what is known is no news: its server is behind. It is asked again later. A change that is
-//!    not newer is left out. So content never goes back (MG-05), and what is sent twice is told once. Only what a
-//!    follower has never listed is told before the bookmark.
-//! 4. A watch lasts for some minutes, a different time each, and ends by itself. One that does not end when it should is given
-//!    up, and so is one on a connection that answers no pings.
+//! 1. A list has all objects and its version; the watch after it begins at this version. A server that supports it sends both
+//!    as one answer: a watch that begins with all objects, up to a bookmark with the version. When a watch ends, the next one
+//!    begins at the version of the last change, or of the last bookmark.
+//! 2. If the server no longer has the changes since a version (410), or refuses to watch from there, the follower asks for
+//!    another list. It does so at once after the first 410: a server that has restarted answers nearly every watch with one.
+//! 3. The follower ignores a list that is older than the version it knows, because that server is behind, and asks again later.
+//!    It drops a change that is not newer. So content never goes back (MG-05), and an object that the server sends twice is
+//!    reported once. Before the bookmark, the follower reports only objects that it has never listed.
+//! 4. A watch lasts for some minutes, a different time each, and ends by itself. The follower ends one that lasts longer, and one
+//!    whose connection answers no pings.
 //! 5. After a failure comes a pause, see `retry`.
-//! 6. A server that forbids the list of a single object is asked for the object itself (`get`). The watch begins before that, so
-//!    no change after the answer is missed. It begins with what there is and not at the object's version, which is too old
+//! 6. If the server forbids the list of a single object, the follower gets the object itself (`get`). The watch begins before
+//!    that, so it misses no change after the answer. It begins with all objects and not at the object's version, which is too old
 //!    for most servers when the object has not changed for long.
-//! 7. A server that forbids the list of a signer's ClusterTrustBundles tells them in such a watch, too. It does not say when it
-//!    has told them all, so they are all there are as soon as it is quiet. One that comes late is a change.
+//! 7. If the server forbids the list of a signer's ClusterTrustBundles, such a watch has them, too. The server does not mark the
+//!    last one, so the list is complete as soon as the watch is quiet. A bundle that comes later is a change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,9 +35,9 @@ use super::version::is_not_newer;
 const WATCH: std::ops::Range<u64> = 300..600;
 /// How much later than asked for a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to.
+/// How long a watch may take to send all objects. A server that takes longer does not support the request.
 const INITIAL: Duration = Duration::from_secs(3);
-/// How long a server is quiet when it has told what there is, and does not say so.
+/// How long a server that sends no bookmark is quiet when it has sent all objects.
 const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
@@ -91,18 +91,18 @@ struct Beginning {
     end: End,
     /// What there is, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
-    /// The version of the one object, if it was told already.
+    /// The version of the one object, if it was reported already.
     told: Option<String>,
 }
 
-/// What ends the part of a watch that tells what there is.
+/// What ends the part of a watch with all objects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Bookmark,
     Quiet,
 }
 
-/// What a follower tells.
+/// What a follower reports.
 #[derive(Debug)]
 pub(crate) enum News {
     /// This is all there is.
@@ -139,12 +139,12 @@ impl Follower {
         }
     }
 
-    /// Asks for metadata only, from the next request on. A watch that goes on tells whole objects until it ends.
+    /// Asks for metadata only, from the next request on. A running watch has whole objects until it ends.
     pub(crate) fn follow_metadata(&mut self) {
         self.part = Part::Metadata;
     }
 
-    /// Asks for whole objects again. Changes after the version are told whole.
+    /// Asks for whole objects again. The server sends whole objects for changes after the version.
     pub(crate) fn follow_whole(&mut self) {
         if self.part == Part::Metadata {
             self.part = Part::Whole;
@@ -313,7 +313,7 @@ impl Follower {
         }
     }
 
-    /// The server is quiet, so it has told what there is.
+    /// The server is quiet, so it has sent all objects.
     fn know_what_was_told(&mut self, beginning: Beginning) -> News {
         let Beginning { mut watching, objects, .. } = beginning;
         let versions = objects.values().filter_map(version_of);

@@ -1,6 +1,5 @@
-//! Lanes: the HTTP/2 connections to one server with one identity. A server lets only so many requests go on at the same
-//! time on a connection (100, where nobody says otherwise), and a watch goes on for minutes: a pod of more objects than
-//! that has another connection for them. Any other pod has one.
+//! Lanes: the HTTP/2 connections to one server with one identity. A server limits the concurrent requests of a connection (100
+//! by default), and a watch lasts for minutes, so a pod with more objects needs another connection. Any other pod has one.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -145,7 +144,7 @@ impl Lanes {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        self.lanes.lock().expect("nobody panics while lanes are locked")
+        self.lanes.lock().expect("no code panics while lanes are locked")
     }
 }
 

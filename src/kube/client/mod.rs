@@ -1,10 +1,10 @@
 //! The client: requests to the API server, over one HTTP/2 connection, with credentials that are up to date.
 //!
-//! - Settings are read anew when the server does not know podfs any more (401) or takes no connection, when a program said
-//!   that its credentials expire, and once a minute at most, before a request, because files change. The connection
-//!   stays unless what TLS needs is different.
-//! - Requests have deadlines and answers have limits; a watch is ended by who reads it. Pings find out that nobody
-//!   is at the other end, which nothing else does while a watch is quiet.
+//! - The client reads the settings again when the server answers 401 or takes no connection, when the credentials of a program
+//!   expire, and otherwise before a request, at most once a minute, because files change. It keeps the connection unless the
+//!   certificates have changed.
+//! - Requests have deadlines and answers have limits; the follower that reads a watch ends it. While a watch is quiet, only
+//!   pings show that the server is gone.
 //! - Redirects are not followed: an API server sends none, and credentials are for it alone.
 
 mod connection;

@@ -136,7 +136,7 @@ impl Reader<'_> {
             );
         }
         if user.impersonate.is_some() || user.impersonate_groups.is_some() || user.impersonate_uid.is_some() {
-            return Err(self.invalid("acts as somebody else (`as`), which podfs does not"));
+            return Err(self.invalid("impersonates another user (`as`), which podfs does not"));
         }
         Ok(User { certificate: self.certificate(user)?, bearer: self.bearer(user)? })
     }
