@@ -11,7 +11,7 @@ use super::families::Family;
 /// The pod that numbers are about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodLabels {
-    /// Its namespace; empty if nobody knows it.
+    /// Its namespace; empty if it is unknown.
     pub namespace: String,
     /// Its name, likewise.
     pub pod: String,
@@ -59,7 +59,7 @@ impl Reading {
         Reading { pod: None, families: BTreeMap::new() }
     }
 
-    /// The reading without what it tells of a family.
+    /// The reading without a family.
     #[must_use]
     pub fn without(mut self, family: &Family) -> Reading {
         self.families.remove(family.name);

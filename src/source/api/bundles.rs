@@ -62,7 +62,7 @@ impl Signers {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes in what was told. Whether the bundles differ then.
+    /// Takes news of a signer. Gives whether the bundles have changed.
     pub(super) fn take(&mut self, signer: &str, told: Told<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
@@ -99,7 +99,7 @@ impl Signers {
         self.signers.values().flat_map(|signer| signer.bundles.iter().flat_map(|bundles| bundles.values()))
     }
 
-    /// Why nobody knows which bundles there are.
+    /// For each signer whose bundles are unknown, the reason.
     pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
         let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
         unknown.map(|(name, signer)| (Missing::BundlesOf(name.clone()), signer.question.why(&title_of_signer(name))))

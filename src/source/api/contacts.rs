@@ -101,13 +101,13 @@ impl Contacts {
         talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
-    /// Nobody asks for it any more.
+    /// podfs follows the object no more.
     pub(crate) fn forget(&self, object: &str) {
         self.lock().objects.remove(object);
     }
 
     fn lock(&self) -> MutexGuard<'_, Talk> {
-        self.0.lock().expect("nobody panics while contacts are locked")
+        self.0.lock().expect("no code panics while contacts are locked")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Events: what is wrong with volumes, told to the pod in the kubelet's form (ME-02), so that `kubectl describe pod` shows it.
+//! Events of the pod about its volumes, in the kubelet's form (ME-02), so that `kubectl describe pod` shows them.
 //!
 //! An event is a series: what happens again increments the `count` of the same object. Its name follows from the pod, the
 //! volume's message and the reason, so a podfs that was started anew goes on with the series of the one before. The server
@@ -27,10 +27,10 @@ use crate::manifest::pod::PodIdentity;
 
 /// Longest message the API takes.
 const MAX_MESSAGE: usize = 1024;
-/// Most series whose count is remembered. The server tells the counts of others.
+/// Most series whose count podfs remembers. It reads the counts of others from the server.
 const MAX_COUNTS: usize = 256;
 
-/// Where the conditions of volumes are told. Cheap to clone.
+/// The conditions of volumes, from which events are made. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Conditions(Arc<Told>);
 
@@ -54,7 +54,7 @@ impl Conditions {
     }
 }
 
-/// Posts events about the conditions of a pod's volumes, which are told to the first result.
+/// Posts events about the conditions of a pod's volumes, which the caller sets in the first result.
 pub(crate) fn post(
     client: Client,
     pod: PodIdentity,

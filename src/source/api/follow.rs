@@ -36,7 +36,7 @@ use crate::volume::{BundleKey, CredentialKey, Volume};
 const GRACE: Duration = Duration::from_millis(300);
 const QUEUE: usize = 64;
 
-/// All that is followed.
+/// The followed pod and objects.
 pub(super) struct Follow {
     client: Client,
     files: Option<(FileSource, Snapshot)>,
@@ -50,7 +50,7 @@ pub(super) struct Follow {
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
-    /// Where the tasks tell what they hear.
+    /// Where the tasks send their news.
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
     told: Receiver<(ObjectKey, Told<NamedObject>)>,
     pods: Option<(Receiver<Told<Pod>>, Task)>,
@@ -151,7 +151,7 @@ impl Follow {
         self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
-    /// Publishes a snapshot whenever something differs, for as long as anybody listens.
+    /// Publishes a snapshot after each change, until the receiver is gone.
     pub(super) async fn publish(mut self, snapshots: watch::Sender<Snapshot>) {
         loop {
             let news = tokio::select! {
@@ -205,7 +205,7 @@ impl Follow {
         }
     }
 
-    /// Takes in what was told. Whether the snapshot differs then.
+    /// Takes news of a task. Gives whether the snapshot has changed.
     fn take(&mut self, news: News) -> bool {
         let differs = match news {
             News::Files(snapshot) => self.take_files(snapshot),
@@ -253,7 +253,7 @@ impl Follow {
             }
             Told::Absent => {
                 self.contacts.pod_is_there(false);
-                info!("the pod is gone from the API server; its volumes stay as they are until podfs is told to stop");
+                info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
             Told::Alive | Told::Trouble(_) => false,
@@ -261,7 +261,7 @@ impl Follow {
     }
 
     fn take_object(&mut self, key: &ObjectKey, told: Told<NamedObject>) -> bool {
-        // A task that is not wanted any more may have told something before it ended.
+        // A task that was ended may have sent news before that.
         if !self.objects.contains_key(key) {
             return false;
         }

@@ -24,7 +24,7 @@ pub enum Condition {
     Mounted,
     /// It could not be mounted or refreshed, for this reason.
     Failing(String),
-    /// A container has the kubelet's volume in its place: this sentence is told once.
+    /// A container has the kubelet's volume in its place: the event with this sentence is posted once.
     Kept(String),
 }
 
@@ -193,7 +193,7 @@ mod tests {
         let mut notices = Notices::new(start);
         notices.hear("v".to_owned(), failing("a"), start);
         let now = start + SETTLE;
-        assert_eq!(notices.due(now), notices.due(now), "nobody said that it was posted");
+        assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
         notices.done("v", false, now);
         assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
         notices.hear("v".to_owned(), Condition::Mounted, now);

@@ -127,11 +127,11 @@ pub(super) async fn follow_object(
     }
 }
 
-/// Who tells of an object.
+/// How podfs gets news of an object.
 enum Teller {
     Follower {
         follower: Follower,
-        /// The uid of the immutable object whose metadata is followed.
+        /// The uid of the immutable object, of which only the metadata is watched.
         immutable: Option<String>,
     },
     Poller(Poller),

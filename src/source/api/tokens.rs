@@ -102,7 +102,7 @@ impl Issued {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes in what was told. Whether the tokens differ then.
+    /// Takes news of a token. Gives whether the tokens have changed.
     pub(crate) fn take(&mut self, key: &CredentialKey, told: Told<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
@@ -180,7 +180,7 @@ impl Owner {
     }
 }
 
-/// Tells a token, and another one in time, for as long as anybody listens.
+/// Sends a token, and the next one in time, until the receiver is gone.
 async fn keep_issued(
     client: Client,
     owner: Owner,
@@ -261,7 +261,7 @@ struct Status {
 }
 
 impl Grant {
-    /// Reads the server's answer. Nothing of it is told when it is wrong: there is a token in it.
+    /// Reads the server's answer. An error quotes nothing of it, because it has a token.
     fn parse(answer: Value, now: SystemTime) -> Result<Grant, ApiError> {
         let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
         let answer: Answer =

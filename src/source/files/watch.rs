@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the kernel may take to report the marker. It takes microseconds.
 const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What the watching thread is told.
+/// A message for the watching thread.
 pub(super) enum Signal {
     /// Something happened to a file.
     Event(notify::Result<Event>),
@@ -242,7 +242,7 @@ impl Marker {
 fn tells_of_reading(event: &notify::Result<Event>) -> bool {
     event.as_ref().is_ok_and(|event| match event.kind {
         EventKind::Access(kind) => kind != AccessKind::Close(AccessMode::Write),
-        // Its two halves are told as well.
+        // Its two halves are events of their own.
         EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => true,
         _ => false,
     })
