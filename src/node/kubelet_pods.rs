@@ -29,7 +29,7 @@ pub struct KubeletPods {
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, where podfs serves the containers of the runtime.
     chosen: Option<Chosen>,
-    /// What is told of those.
+    /// Those that were reported to the daemon.
     told: BTreeSet<PodUid>,
 }
 

@@ -40,7 +40,7 @@ struct Counts {
     local_volumes: Option<Board>,
 }
 
-/// What is told of the container runtime.
+/// The metrics of the container runtime.
 #[derive(Debug, Default)]
 struct Nri {
     /// Nothing where podfs node is no plugin.

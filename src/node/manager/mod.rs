@@ -87,7 +87,7 @@ pub struct Manager {
     state: watch::Sender<Arc<NodeState>>,
 }
 
-/// What a manager is told at the start.
+/// The settings of a manager.
 pub struct ManagerSettings {
     /// The sources of pods.
     pub sources: Vec<PodSource>,

@@ -1,7 +1,7 @@
-//! The way of objects to supervisors: one task for each pod, which pushes what its volumes show, and later each change.
+//! Pushes objects to supervisors: one task for each pod pushes what its volumes show, and later each change.
 //!
-//! A supervisor that was started anew knows nothing, so it gets everything again. A push that fails is followed by a whole one,
-//! until the pod needs none any more.
+//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task pushes all
+//! objects again, until the pod needs none any more.
 
 use std::collections::HashMap;
 use std::time::Duration;

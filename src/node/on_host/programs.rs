@@ -94,7 +94,7 @@ fn digest(files: [&mut File; 2]) -> io::Result<String> {
     Ok(context.finish().as_ref().iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Removes the copies that no process runs, but for that of `podfs`. Gives them.
+/// Removes the copies that no process runs, except that of `podfs`. Gives them.
 ///
 /// # Errors
 /// When the directory or the processes cannot be read.

@@ -116,7 +116,7 @@ impl Executor {
         }
     }
 
-    /// Forgets what failed for the volume: it is as it should be, or nobody wants it. What runs is not touched.
+    /// Forgets the failures of the volume: it is in the desired state, or no pod wants it. A running operation stays.
     pub fn forget(&mut self, id: &VolumeId) {
         if self.0.get(id).is_some_and(|known| !known.is_running) {
             self.0.remove(id);

@@ -92,7 +92,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
         let released = tokio::spawn(async move { releasing.release("default/web".to_owned()).await });
         let Some(Command::Release(uid, answer)) = daemon.fabricated.commands.recv().await else { panic!("a release") };
         assert_eq!(uid.as_str(), UID);
-        answer.send(verdict.clone()).expect("it is waited for");
+        answer.send(verdict.clone()).expect("the call waits for it");
         let said = released.await.expect("no panic").map_err(|error| error.to_string());
         assert_eq!(said.is_ok(), verdict.is_ok());
         assert!(said.err().unwrap_or_default().starts_with(told));

@@ -1,10 +1,10 @@
 //! The task of one pod: it alone starts, changes and ends the pod's supervisor, so operations on its volumes share one.
 //!
-//! 1. What the supervisor is to serve is written down before the supervisor is told or started. So whoever comes next, this daemon or
-//!    another one, starts it with all volumes that it served before: none is taken from a container by a restart.
-//! 2. A pod has its supervisor while a process holds the lock in its run directory. One is started only when none does.
-//! 3. The supervisor ends with its last volume. What it leaves, if it does not end as it should, is taken away then.
-//! 4. The task ends when there is nothing left to do or to watch. What comes afterwards begins with what is written down.
+//! 1. The task writes the checkpoint of the pod before it starts the supervisor or publishes volumes to it. So this daemon or the
+//!    next one starts a supervisor with all volumes of the last one, and a restart takes none from a container.
+//! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts one only when none does.
+//! 3. The supervisor ends with its last volume. If it fails to clean up, the task does.
+//! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
 mod files;
 
@@ -31,7 +31,7 @@ use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::{PodState, PodStatus};
 
-/// The longest pause before a supervisor is called again.
+/// The longest pause before the task calls a supervisor again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a supervisor may be silent before that is reported.
 const SILENT: Duration = Duration::from_secs(3);
@@ -389,14 +389,14 @@ impl PodTask {
             Ok(true) => {}
             Ok(false) => process.signal(Signal::TERM),
             Err(reason) => {
-                warn!("{reason}; its supervisor is told itself");
+                warn!("{reason}; podfs sends SIGTERM to the supervisor itself");
                 process.signal(Signal::TERM);
             }
         }
         self.life = Life::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
-    /// Takes away what is left of the pod, which has no supervisor.
+    /// Removes what is left of the pod, which has no supervisor.
     async fn take_away(&mut self) {
         let (settings, checkpoints, uid) =
             (self.shared.settings.clone(), self.shared.checkpoints.clone(), self.uid.clone());
