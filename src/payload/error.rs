@@ -5,7 +5,7 @@ use std::fmt;
 use super::ContainerNotFound;
 use crate::types::{InvalidPath, PayloadPath};
 
-/// What a volume waits for: every problem of every source, so that one look tells all.
+/// What a volume waits for: every problem of every source, so that the user sees all of them at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PayloadError {
     /// At least one.
@@ -39,7 +39,7 @@ pub enum Problem {
     /// A downwardAPI file names a container the pod does not have.
     #[error(transparent)]
     Container(#[from] ContainerNotFound),
-    /// Nobody knows whether something exists; the reason says what, and why.
+    /// It is unknown whether an object exists; the reason names it, and says why.
     #[error("{0}")]
     Unknown(String),
     /// A ClusterTrustBundle that is not optional is missing.

@@ -28,7 +28,7 @@ pub struct Preferences {
     pub served_by: Option<ServedBy>,
     /// What the kernel may remember of a source of the host.
     pub cache: Cache,
-    /// Whether each open of a file that podfs assembles is written down.
+    /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
     /// Whose NFS client is used; without it, the mount options choose.
     pub nfs_backend: Option<Backend>,
@@ -59,8 +59,8 @@ impl Preferences {
     /// Takes what a pod's annotations say into its volumes.
     ///
     /// # Errors
-    /// A value that is none, a volume the pod does not have, or one of a kind that has no such choice. What is said of a
-    /// volume that podfs does not serve is ignored. The field is relative to the pod.
+    /// An invalid value, a volume that the pod does not have, or one of a kind without this choice. Annotations for a volume
+    /// that podfs does not serve are ignored. The field is relative to the pod.
     pub(crate) fn apply(
         annotations: Option<&BTreeMap<String, String>>,
         volumes: &mut [Volume],

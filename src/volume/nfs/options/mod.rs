@@ -60,7 +60,7 @@ pub struct NfsOptions {
     pub no_exec: bool,
     /// The SELinux label of all its files.
     pub selinux_context: Option<String>,
-    /// What the kernel's client is told, in order: without what is for mount(8), or seen to by podfs.
+    /// The options for the kernel's client, in order, without those for mount(8), and those that podfs handles itself.
     pub words: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub enum Version {
 pub enum Security {
     /// They say so (AUTH_SYS).
     Sys,
-    /// Not at all: the server takes everybody for nobody (AUTH_NONE).
+    /// Not at all: to the server, all callers are anonymous (AUTH_NONE).
     None,
     /// One of these flavours, such as `krb5p`.
     Flavors(String),
