@@ -23,7 +23,7 @@ pub enum Fault {
     Cut(usize, End),
     /// Watches end after a few milliseconds.
     Short(u64, End),
-    /// Changes are told twice, or out of order.
+    /// Watches repeat changes, or send them out of order.
     Disturbed(Disturbance),
     /// Some requests are answered wrongly; connections break, so that there are some.
     Wrong(usize, Answer),
@@ -35,7 +35,7 @@ pub enum Fault {
     Unknown,
     /// Connections stay, and nothing moves on them.
     Frozen,
-    /// Connections are taken, and nobody answers.
+    /// The server accepts connections, and does not answer.
     Held,
 }
 
