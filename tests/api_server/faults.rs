@@ -63,9 +63,9 @@ pub enum End {
 /// What else happens to watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disturbance {
-    /// Every change is told twice.
+    /// Watches send every change twice.
     pub duplicate: bool,
-    /// After each change, what was there before it is told again, with its older version.
+    /// After each change, watches send the state before it again, with its older version.
     pub outdated: bool,
 }
 
@@ -139,7 +139,7 @@ impl Faults {
     }
 
     fn planned(&self) -> MutexGuard<'_, Vec<Planned>> {
-        self.planned.lock().expect("nobody panics with it")
+        self.planned.lock().expect("no panic")
     }
 }
 

@@ -110,7 +110,7 @@ impl ApiServer {
         self.cluster.state().rules.forbid(&user.name);
     }
 
-    /// Knows nobody by the tokens of this user any more.
+    /// Forgets the tokens of this user.
     pub fn refuse_tokens_of(&self, user: &User) {
         self.cluster.users.refuse_tokens_of(&user.name);
     }
@@ -175,7 +175,7 @@ impl ApiServer {
         self.listener.count()
     }
 
-    /// Ends without a word to anybody, until [`Self::boot`].
+    /// Breaks all connections and refuses new ones, until [`Self::boot`].
     #[track_caller]
     pub fn crash(&self) {
         self.connections(Order::Refuse);
@@ -224,13 +224,13 @@ impl ApiServer {
 
     /// What new connections see of the server.
     pub fn present(&self, presents: Presents) {
-        *self.tls.lock().expect("nobody panics with it") = tls(&certificate(&self.authority, presents));
+        *self.tls.lock().expect("no panic") = tls(&certificate(&self.authority, presents));
     }
 
     /// New connections see a certificate that is its own authority. Gives it, in PEM.
     pub fn present_its_own(&self) -> String {
         let pair = Authority::itself();
-        *self.tls.lock().expect("nobody panics with it") = tls(&pair);
+        *self.tls.lock().expect("no panic") = tls(&pair);
         pair.certificate
     }
 

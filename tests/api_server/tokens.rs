@@ -14,7 +14,7 @@ use super::request::Asked;
 use super::status::Failure;
 use super::store::{Key, Store};
 
-/// Who receives a token that is for nobody in particular.
+/// The audience of a token whose request names none.
 const AUDIENCE: &str = "https://kubernetes.default.svc";
 
 /// The answer to a TokenRequest. `lifetime` is how long tokens are good, whatever is asked for; `serial` makes them

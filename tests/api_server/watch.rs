@@ -1,7 +1,7 @@
 //! Watches: an answer that goes on, a line for each change.
 //!
 //! A task per watch writes lines into a short queue that is the body of the answer. It ends when the time of the watch is
-//! over, when a fault says so, or when nobody reads any more.
+//! over, when a fault says so, or when the client has closed the connection.
 
 use std::io;
 use std::time::Duration;
