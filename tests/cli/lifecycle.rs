@@ -234,7 +234,7 @@ fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
         let supervisor = running.pid();
         let others = fixture.processes().into_iter().filter(|pid| *pid != supervisor);
         others.for_each(|pid| kill(pid, signal).expect("it is there"));
-        assert!(fs::read_dir(running.volume("config")).expect("somebody answers").count() > 0);
+        assert!(fs::read_dir(running.volume("config")).expect("a server answers").count() > 0);
         running.signal(signal);
         assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
         assert!(!running.log().contains("another one (pid "), "the first server served to the end");

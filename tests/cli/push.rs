@@ -109,7 +109,7 @@ fn everything() -> Vec<String> {
 /// Asks on the control socket as the protocol says: the length of the message in four bytes, then JSON.
 fn ask(fixture: &Fixture, question: &Value) -> Value {
     let text = question.to_string();
-    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("somebody listens");
+    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("the supervisor listens");
     let length = u32::try_from(text.len()).expect("short").to_ne_bytes();
     stream.write_all(&[&length, text.as_bytes()].concat()).expect("it is read");
     let mut answer = Vec::new();
@@ -243,7 +243,7 @@ fn nothing_is_sent_to_a_process_of_another_user() {
     let kind = (AddressFamily::Unix, SockType::Stream);
     let socket = socket(kind.0, kind.1, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
     bind(socket.as_raw_fd(), &UnixAddr::new(&directory.join("control.sock")).expect("an address")).expect("bound");
-    // Who listens is whoever called listen(2). The system call changes the user of this one thread.
+    // The peer's credentials are those of the thread that called listen(2). The system call changes the user of this one thread.
     let listener = std::thread::spawn(move || {
         // SAFETY: it changes numbers of the calling thread, which ends at once.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };

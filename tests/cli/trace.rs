@@ -106,7 +106,7 @@ fn a_live_volume_is_traced_until_ctrl_c() {
     assert!(!tracing.shown().contains("unseen"));
     tracing.signal(Signal::SIGINT);
     tracing.wait();
-    // The next request finds nobody reading.
+    // At the next request, the server finds the pipe closed.
     eventually("the server has closed its end", || {
         absent("after");
         pipes(running.server()) == before

@@ -125,7 +125,7 @@ fn a_view_follows_its_files_and_switches_all_files_of_a_volume_at_once() {
         );
         let listed = USER.run(Path::new("/"), || fs::read_dir(&config).expect("a listing").count());
         assert_eq!(listed, 4, "..data, its directory and two keys");
-        // Nothing can be written, and nothing of a view is anybody else's.
+        // A view is read-only, and other users have no access to it.
         let refused = USER.run(Path::new("/"), || fs::write(config.join("a"), "x").expect_err("read-only"));
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
         let other = Caller::new(1234);
