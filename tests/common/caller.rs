@@ -26,7 +26,7 @@ impl Caller {
     }
 
     /// Runs `act` in a thread with this identity and no capability. Its working directory is `directory`,
-    /// entered before the change, so that nobody needs to open the directories above; its umask is 022.
+    /// entered before the change, so that the identity needs no right to the directories above; its umask is 022.
     #[track_caller]
     pub fn run<T: Send>(self, directory: &Path, act: impl FnOnce() -> T + Send) -> T {
         in_thread(directory, || {

@@ -1,5 +1,5 @@
-//! A CSI driver that does what a test says: it mounts directories by bind mounts, writes down each call, and fails, is late or
-//! lies where it is told to. It listens and registers as drivers do.
+//! A CSI driver that does what a test says: it mounts directories by bind mounts, records each call, and fails, delays or
+//! falsifies answers on order of the test. It listens and registers as drivers do.
 //!
 //! It stands for a driver of another vendor, which this machine does not have. It shows what podfs asks and what podfs makes of
 //! each answer; it does not show that a certain vendor's driver understands podfs.
@@ -170,7 +170,7 @@ struct NodeService {
 }
 
 impl NodeService {
-    /// Writes a call down, and works unless it is told otherwise.
+    /// Records a call, and succeeds unless the test has ordered otherwise.
     async fn call<T: Default>(
         &self,
         method: &'static str,

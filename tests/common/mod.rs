@@ -161,7 +161,7 @@ impl Fixture {
         running
     }
 
-    /// Starts a podfs that tells nobody when it is ready; what it prints goes to the files `out` and `log`.
+    /// Starts a podfs without `--ready-fd`; what it prints goes to the files `out` and `log`.
     pub fn spawn(&self, command: &mut Command) -> Running {
         let log = self.path("log");
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
@@ -222,7 +222,7 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
     let of_process = |entry: std::io::Result<fs::DirEntry>| {
         let directory = entry.ok()?.path();
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
-        // The environment of a process whose exec hangs cannot be read, and there may be one that is nobody's here.
+        // Reading the environment of a process whose exec hangs would block, and there may be such a process of another test.
         let name = fs::read_to_string(directory.join("comm")).ok()?;
         is_name_of_podfs(&name).then_some(())?;
         let environment = fs::read(directory.join("environ")).ok()?;

@@ -47,13 +47,13 @@ impl Mounted {
         Self::with(Options { cache, ..Options::default() })
     }
 
-    /// As [`Self::new`], with so many bytes to fill and nobody else on the source. The server reads and writes then,
+    /// As [`Self::new`], with a limit of so many bytes and without other users of the source. Then the server reads and writes,
     /// not the kernel.
     pub fn with_limit(limit: u64) -> Self {
         Self::with(Options { limit: Some(limit), exclusive: true, ..Options::default() })
     }
 
-    /// As [`Self::new`], with nobody else on the source, as an emptyDir.
+    /// As [`Self::new`], without other users of the source, as an emptyDir.
     pub fn exclusive() -> Self {
         Self::with(Options { exclusive: true, ..Options::default() })
     }
@@ -72,7 +72,7 @@ impl Mounted {
         Self::start(self.source.clone(), Options::default(), Access::ReadOnly)
     }
 
-    /// A directory that somebody else made, and takes away.
+    /// A directory that the caller made, and removes.
     pub fn of(source: &Path) -> Self {
         Self::of_with_cache(source, Cache::default())
     }

@@ -110,7 +110,7 @@ impl Tracer {
     }
 }
 
-/// Whether a thread is gone, but for its number.
+/// Whether a thread has ended, though its id may still exist.
 fn ended(thread: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
