@@ -1,4 +1,4 @@
-//! What is tested in the guest. Each test leaves nothing behind, on a machine where nobody else is.
+//! The tests that run in the guest. Each leaves nothing behind, on a machine without other users.
 
 mod crash;
 mod passthrough;

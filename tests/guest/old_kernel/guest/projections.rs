@@ -1,5 +1,5 @@
-//! Projections: the private mount is cloned by way of a mount namespace (before Linux 6.15), and generations are
-//! kept in memory files without a seal against execution (before 6.3).
+//! Projections: podfs clones the private mount through a mount namespace (before Linux 6.15), and keeps generations in memory
+//! files without a seal against execution (before 6.3).
 
 use std::fs;
 use std::path::Path;
