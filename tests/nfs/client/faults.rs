@@ -1,4 +1,4 @@
-//! Servers die, stop and come back, and connections break: nobody sees an error who did not ask for one.
+//! Servers die, stop and come back, and connections break: callers get errors only if they mounted `soft`.
 
 use std::cell::Cell;
 use std::fs;
