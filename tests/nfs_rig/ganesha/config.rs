@@ -7,7 +7,7 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub exports: Vec<Export>,
-    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; nobody waits where there is none.
+    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; without it, there is no grace period.
     pub grace: Option<u32>,
     /// It may have so many files open (`ulimit -n`). With 200, creating fails with `NFS3ERR_IO` after some 175 files.
     pub descriptors: Option<u64>,
@@ -34,7 +34,7 @@ pub struct Export {
 pub enum Access {
     ReadWrite,
     ReadOnly,
-    /// To nobody: mounting is refused.
+    /// No client may mount it.
     None,
 }
 
@@ -86,7 +86,7 @@ impl Default for Export {
 }
 
 impl Export {
-    /// An export that is like all others but for its name.
+    /// An export that differs from the others only by its name.
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
