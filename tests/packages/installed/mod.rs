@@ -1,6 +1,6 @@
 //! podfs as it is installed: the package in a fresh Debian, its units under systemd, upgrade, removal and purge.
 //!
-//! Each test has a machine of its own: namespaces in which Debian's systemd runs, or nobody. It is no virtual machine: the
+//! Each test has a machine of its own: namespaces in which Debian's systemd runs, or no init. It is no virtual machine: the
 //! kernel is that of the host. `tests/run` makes the Debian tree; where there is none, the tests are skipped.
 //!
 //! | module | owns |
