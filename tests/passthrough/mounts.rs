@@ -158,7 +158,7 @@ fn open_source(names: &[&str]) -> TempDir {
     source
 }
 
-/// A copy of `id(1)` in `directory` that runs as root, whoever starts it.
+/// A copy of `id(1)` in `directory` that runs as root for every user.
 fn setuid_program(directory: &Path) {
     let program = directory.join("id");
     fs::copy("/usr/bin/id", &program).expect("a copy");
@@ -300,7 +300,7 @@ fn a_kernel_file_system_below_the_source_can_be_read() {
     let shown = mounted.path().join("proc");
     let status = fs::read_to_string(shown.join("status")).expect("a file without a size");
     assert!(status.starts_with("Name:"), "{status}");
-    // What the kernel shows to those alone who may trace the process, it does not show to a server.
-    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace nobody");
+    // The kernel does not show a server what needs the right to trace the process.
+    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace no process");
     assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
 }
