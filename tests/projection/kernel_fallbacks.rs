@@ -35,7 +35,7 @@ fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
 
 #[test]
 fn before_linux_6_15_a_mount_of_a_single_file_is_cloned_the_same_way() {
-    // Nobody has to answer: the root of a mount is known without a request.
+    // No server is needed: the kernel knows the root of a mount without a request.
     let device = open_device().expect("/dev/fuse");
     let options = MountOptions { shape: Shape::File, ..Default::default() };
     let mount = PrivateMount::new(device.as_fd(), &options).expect("a mount");
