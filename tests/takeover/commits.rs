@@ -14,7 +14,7 @@ use rustix::fs::{Advice, AtFlags, CWD, StatxFlags, fadvise, statvfs, statx};
 /// More system calls than anything here takes.
 const STOPS: usize = 400;
 
-/// A pod with a volume `config` that has many files, so that there is always one that nobody has looked at.
+/// A pod with a volume `config` that has many files, so that there is always one that is in no cache.
 fn fixture(number: usize, files: usize) -> Fixture {
     let fixture = Fixture::new(&config_pod());
     write(&fixture, number, files);
@@ -27,7 +27,7 @@ fn write(fixture: &Fixture, number: usize, files: usize) {
     fixture.write("objects/app.json", &config_map("app", &data));
 }
 
-/// Kills the server at each of its stops while `act` goes on, which is told the number of the stop.
+/// Kills the server at each of its stops during `act`, which gets the number of the stop.
 #[track_caller]
 fn withstands(running: &Running, what: &str, mut act: impl FnMut(usize)) {
     for stop in 0..STOPS {

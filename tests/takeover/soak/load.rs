@@ -130,7 +130,7 @@ impl Load {
     }
 }
 
-/// Ends the load. When the one who disturbs gives up, nobody may be there to answer the calls, so they are made to fail.
+/// Ends the load. When the disturbing thread gives up, there may be no server to answer the calls, so they are made to fail.
 struct End<'a> {
     load: &'a Load,
     directory: PathBuf,
