@@ -1,4 +1,4 @@
-//! The way to the manager for everything that serves agents and people: it reads the published state and sends commands.
+//! The handle of the manager for the service: it reads the published state and sends commands.
 
 use std::sync::Arc;
 

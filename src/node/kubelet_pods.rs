@@ -2,9 +2,9 @@
 //! kubelet ([`csi`](super::csi)) and the choice of the operator ([`nri`](super::nri)) say which volumes of them podfs serves.
 //! Plain data.
 //!
-//! 1. A pod is there while it has a publication or is chosen. Other pods are known, and never mounted.
-//! 2. A volume with fields of the pod waits until a source has told of the pod; others need not wait.
-//! 3. A pod that its source does not have any more keeps what the source said last: its containers may still run.
+//! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
+//! 2. A volume with fields of the pod waits until a source describes the pod; others need not wait.
+//! 3. A pod that its source does not have any more keeps its last description: its containers may still run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

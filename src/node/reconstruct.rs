@@ -1,7 +1,7 @@
-//! What earlier daemons and their supervisors have left on the node: found by names, locks and sockets alone.
+//! Finds what earlier daemons and their supervisors have left on the node, by names, locks and sockets alone.
 //!
-//! Nothing of a mount is touched, so none can block the search (RC-03): directories are listed from the root directory down to
-//! the names of volumes, and none is entered, looked up or asked for its type that the mount table says is a mount point.
+//! The search accesses no mount, so none can block it (RC-03): it lists directories from the root directory down to
+//! the names of volumes, and does not enter, look up or stat a directory that is a mount point in the mount table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! The state of the node at one moment. The manager publishes it after each change; commands and agents read it.
+//! The published state of the node. The manager publishes it after each change; commands and agents read it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

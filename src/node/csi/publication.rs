@@ -1,7 +1,7 @@
-//! What a kubelet has published: one volume at one target, written down for the next daemon.
+//! The record of a publication of a kubelet, one volume at one target, for the next daemon.
 //!
-//! Each publication is a file below `RUN/node/csi`, named by its target. Only root can read it. It has no token and no Secret:
-//! those come anew with each call, and are never kept.
+//! Each record is a file below `RUN/node/csi`, named by its target. Only root can read it. It has no token and no Secret:
+//! the kubelet sends those with each call, and podfs never stores them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -1,4 +1,4 @@
-//! From a NodePublishVolume request to a publication: everything of it is checked here, and nothing later.
+//! From a NodePublishVolume request to a publication: this module checks everything, so nothing is checked later.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};

@@ -1,10 +1,10 @@
 //! The directories of the kubelet that volumes appear at. Everything here may block on a file system, except [`device`].
 //!
-//! 1. A path is opened from the kubelet's directory without following a symbolic link, and used through that descriptor. So
+//! 1. podfs opens a path from the kubelet's directory without following symbolic links, and uses the descriptor from then on. So
 //!    a process that can write to a directory on the way cannot lead podfs elsewhere.
-//! 2. A target is made and removed; directories above it are the kubelet's.
-//! 3. What is mounted at a target is a clone of the volume's mount. When the volume was mounted anew, another clone is mounted on
-//!    top: that reaches containers which see later mounts.
+//! 2. podfs makes and removes the target; directories above it belong to the kubelet.
+//! 3. The mount at a target is a clone of the volume's mount. After the volume was mounted again, podfs mounts another clone on
+//!    top: containers that see later mounts get it.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -1,6 +1,6 @@
-//! Follows everything that the volumes of one pod refer to, and says what its supervisor has to hear.
+//! Follows all objects that the volumes of one pod refer to, and makes the pushes for its supervisor.
 //!
-//! A follower sleeps until one of its pod's own objects changes. It never asks again by itself, and a change of an object
+//! A follower sleeps until one of its pod's own objects changes. It never polls, and a change of an object
 //! costs nothing for pods that do not refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};

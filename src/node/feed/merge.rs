@@ -1,8 +1,8 @@
-//! The pods of both sources as one: what the manager hears of.
+//! The pods of both sources as one list, for the manager.
 //!
 //! 1. A uid is one pod. A static pod wins over a pod of the API server with its uid.
 //! 2. A mirror pod of the API server is an image of a static pod, and never a pod of its own.
-//! 3. A source that has not told all its pods yet says nothing about those that it has not told.
+//! 3. Before a source has listed all its pods, a pod that it has not listed is unknown, not deleted.
 //! 4. A file that could not be read since the start keeps the pods that an earlier daemon had read in it.
 
 use std::collections::{BTreeMap, BTreeSet};

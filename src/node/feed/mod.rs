@@ -8,13 +8,13 @@
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
 //! | `registry` | which pods refer to which objects, and what is known of them |
-//! | `server` | what the API server is asked about objects |
-//! | `journal` | what the log says of that |
-//! | `follower` | what the supervisor of one pod has to hear |
-//! | `update` | from what a supervisor knows to the push that brings it up to date |
+//! | `server` | the requests for objects to the API server |
+//! | `journal` | the log lines about them |
+//! | `follower` | the pushes for the supervisor of one pod |
+//! | `update` | from the state of a supervisor to the push that brings it up to date |
 //!
-//! [`Feed::next`] tells the manager which pods there are; [`PodObjects`] follows their objects. Both may be slow: pods and
-//! objects that changed several times meanwhile come once, as they are then.
+//! [`Feed::next`] gives the manager the changes of pods; [`PodObjects`] follows their objects. Callers may be slow: a pod or an
+//! object that changed several times meanwhile comes once, in its last state.
 
 mod directory;
 mod follower;

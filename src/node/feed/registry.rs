@@ -1,7 +1,7 @@
 //! Which pods refer to which objects, and what is known of each object, for all pods of the node.
 //!
-//! An object is known from the manifest files, or else from the API server. Files win: the server is not asked for an object
-//! that they describe. An entry is there for as long as a pod refers to its object; with it ends the watch (MG-01).
+//! An object comes from the manifest files, or else from the API server. Files win: podfs does not ask the server for an object
+//! that they describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
 //!
 //! Locks, and why no change is missed:
 //!
@@ -9,8 +9,8 @@
 //!    the other way round. Neither is held over an `await`.
 //! 2. Files are replaced first, and then the entries of what differs are visited. A pod that begins to refer to an object reads
 //!    the files with the entry locked: it sees the new files, or its entry is visited.
-//! 3. A question is asked, given up and answered with its entry locked. It has a number: what a task says that was given up
-//!    does not count.
+//! 3. A question is asked, given up and answered with its entry locked. It has a number, by which the registry ignores the answer
+//!    of a task that was given up.
 //! 4. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
 //!    while it reads makes it read again.
 

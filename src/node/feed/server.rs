@@ -1,5 +1,4 @@
-//! What the API server is asked about objects: one question for each object, however many pods refer to it, followed by a
-//! task of its own.
+//! The requests for objects to the API server: one task follows each object, however many pods refer to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

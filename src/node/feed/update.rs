@@ -1,4 +1,4 @@
-//! What a supervisor knows, and the push that brings it up to date. Plain data, no I/O.
+//! The objects that a supervisor has, and the push that brings it up to date. Plain data, no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

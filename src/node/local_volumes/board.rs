@@ -1,4 +1,4 @@
-//! What the metrics tell of local volumes.
+//! The metrics of local volumes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! From what there is to the next steps. A pure function, so that every state that a kill can leave is one that it is asked about.
+//! From the entries, PersistentVolumes and records to the next steps. A pure function, so that tests can ask it about every state
+//! that a kill can leave.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

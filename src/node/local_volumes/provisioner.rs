@@ -1,4 +1,4 @@
-//! The task that does the steps: one request or inspection at a time, and then it plans again with what is known by then.
+//! The task that does the steps: one request or inspection at a time; then it plans again with the new state.
 //! Erasures run beside it, each on a thread of its own.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! When directories of pods that are gone are looked at: every two seconds, on a blocking thread, one pass at a time.
+//! The passes over directories of deleted pods: every two seconds, on a blocking thread, one at a time.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

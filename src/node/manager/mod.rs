@@ -1,19 +1,19 @@
-//! The manager: one task that knows the pods of the node, decides what has to be done, and publishes what is.
+//! The manager: one task that owns the state of the node's pods, decides what to mount and unmount, and publishes the state.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
 //! | `picture` | the published state of a pod |
-//! | `containers` | whose volumes the containers of a container runtime show |
+//! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
-//! | `housekeeping` | when directories of pods that are gone are looked at |
-//! | [`recovery`] | what an earlier daemon left of a pod |
+//! | `housekeeping` | the passes over directories of deleted pods |
+//! | [`recovery`] | pods that an earlier daemon left |
 //! | `unmounts` | volumes that another process has unmounted |
-//! | `pusher` | the way of objects to the supervisor of a pod |
+//! | `pusher` | pushing objects to the supervisor of a pod |
 //!
 //! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from agents,
 //! ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
-//! [reconciler](super::reconciler) what to do, starts that as operations on tasks of their own, and publishes the state. It never
+//! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
 mod containers;

@@ -1,4 +1,4 @@
-//! The published state: what the two worlds come to for one pod.
+//! The published state of one pod, computed from the two worlds.
 
 use std::collections::BTreeSet;
 

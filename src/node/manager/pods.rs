@@ -1,13 +1,13 @@
-//! The pods of the node: what their sources say of them, and until when their volumes are needed. Plain data.
+//! The pods of the node: their state in the sources, and how long their volumes are needed. Plain data.
 //!
-//! | what the source says | the pod's volumes |
+//! | state in the source | the pod's volumes |
 //! |---|---|
-//! | it is to run | are wanted |
-//! | it is being deleted, has ended, or is gone | stay until an agent has released the pod: its containers may still run (VM-11) |
-//! | it is being deleted or has ended when it is first seen | are never mounted |
+//! | it should run | are wanted |
+//! | it is being deleted, has ended, or does not exist any more | stay until an agent has released the pod: its containers may still run (VM-11) |
+//! | it is being deleted or has ended when the daemon first sees it | are never mounted |
 //!
 //! The kubelet mounts the volumes of a pod that is being deleted if it sees the pod first just after its own start, because
-//! containers may run still (VM-12). podfs knows better: the pod's checkpoint says whether an earlier daemon served it.
+//! containers may still run (VM-12). podfs need not guess: the pod's checkpoint shows whether an earlier daemon served it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

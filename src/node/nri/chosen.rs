@@ -1,10 +1,10 @@
 //! The pods whose volumes podfs serves beside the kubelet's own, and until when. Plain data.
 //!
-//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. One that says `"false"` never is.
+//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. A pod with the value `"false"` never is.
 //! 2. Only volumes of the four payload kinds are chosen: configMap, secret, downwardAPI and projected.
-//! 3. A pod that was chosen stays so while a sandbox of it may have containers: until its source has it no more and the runtime
-//!    has removed its sandboxes. Of a pod whose phase is Succeeded or Failed, they need only be stopped.
-//! 4. While the runtime is not connected, the kubelet's directory of the pod says whether there are containers.
+//! 3. A chosen pod stays chosen while a sandbox of it may have containers: until its source no longer has it and the runtime
+//!    has removed its sandboxes. If the pod's phase is Succeeded or Failed, stopped sandboxes suffice.
+//! 4. While the runtime is not connected, the kubelet's directory of the pod shows whether there are containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 

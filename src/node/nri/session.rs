@@ -1,7 +1,7 @@
-//! The connection to the container runtime: its beginning, the requests on it, and its next beginning after it was lost.
+//! The connection to the container runtime: connecting, the requests on it, and reconnecting after it was lost.
 //!
-//! The plugin dials and registers itself. The runtime may send its first request before it answers that. Requests are answered in
-//! their order.
+//! The plugin dials and registers itself. The runtime may send its first request before it answers that. The plugin answers
+//! requests in their order.
 
 use std::convert::Infallible;
 use std::fs::File;

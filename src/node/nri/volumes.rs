@@ -1,4 +1,4 @@
-//! What stands in the place of the kubelet's volumes: the mounts that podfs has of the same volumes, as soon as they are there.
+//! The mounts of podfs that replace the kubelet's volumes, as soon as they exist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the reconciler does, in single cases and against a model of a node.
+//! The reconciler, in single cases and against a model of a node.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! The commands' way to the daemon of a run directory.
+//! The client of the daemon of a run directory, for commands.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Containers: the service hands what is asked of a pod's containers to the pod's supervisor, and gives back what it answers.
+//! Containers: the service forwards requests about a pod's containers to the pod's supervisor, and returns its answers.
 
 use std::path::PathBuf;
 

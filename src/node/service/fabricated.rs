@@ -1,4 +1,4 @@
-//! A node that tests make up: they publish its states, and take its commands.
+//! A node without a manager, for tests: they publish its states, and take its commands.
 
 use std::sync::Arc;
 

@@ -4,12 +4,12 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`socket`] | one daemon for each run directory, and root alone at its socket |
+//! | [`socket`] | one daemon for each run directory, and a socket for root only |
 //! | [`wait`] | waiting for volumes, with the kubelet's texts |
-//! | `containers` | what is asked of the containers of a pod |
+//! | `containers` | requests about the containers of a pod |
 //! | `methods` | the methods of the service |
 //! | `convert` | the state as messages, and back |
-//! | [`client`] | the commands' way to a daemon |
+//! | [`client`] | the client, for commands |
 
 pub mod client;
 mod containers;

@@ -1,4 +1,4 @@
-//! The service and its client, over a real socket and a node that tests make up.
+//! The service and its client, over a real socket and a node without a manager.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,6 @@
 //! Waiting for the volumes of a pod: `WaitForVolumes` and `WaitForUnmount`, with the kubelet's rules and texts (VM-07, VM-11).
 //!
-//! A look at the state is a plain function. The waiting itself repeats it whenever the state changes.
+//! A plain function judges the state. The wait calls it after each change of the state.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,16 +1,16 @@
-//! What the daemon writes down of a pod that has a supervisor, so that the next daemon knows it without its source.
+//! The checkpoint of a pod with a supervisor, from which the next daemon knows the pod without its source.
 //!
 //! Each pod has a directory, `RUN/node/pods/UID`, with two files:
 //!
 //! | file | read by |
 //! |---|---|
-//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with the volumes that are wanted of it |
+//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with its wanted volumes |
 //! | `checkpoint.json` | the next daemon: [`Checkpoint`] |
 //!
-//! 1. A file is written beside its place and renamed, so a reader sees the one before or all of this one.
-//! 2. `pod.json` is written first. A daemon that is killed between the two leaves a supervisor that may serve more than the
-//!    checkpoint says; its status tells the next daemon what it serves.
-//! 3. Only root can read them: a pod's environment may hold what others must not know.
+//! 1. The daemon writes a file under another name and renames it, so a reader sees the old or the new file, complete.
+//! 2. The daemon writes `pod.json` first. If it is killed between the two, the supervisor may serve more volumes than the
+//!    checkpoint has; the next daemon finds them in the supervisor's status.
+//! 3. Only root can read them: a pod's environment may hold secrets.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};

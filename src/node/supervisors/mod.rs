@@ -2,16 +2,16 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `pod` | the task of one pod: what its operations come to |
+//! | `pod` | the task of one pod, which runs its operations |
 //! | `waiting` | the operations that wait for a supervisor |
 //! | `life` | the life of a supervisor, from its start to its end |
 //! | `launch` | starting one, as a unit of systemd or detached |
 //! | `control` | talking to one |
-//! | [`checkpoint`] | what is written down of a pod for the next daemon |
-//! | `retire` | taking away what is left of a pod without a supervisor |
+//! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
+//! | `retire` | removing what is left of a pod without a supervisor |
 //!
-//! The daemon has a pod by the lock in its run directory, not by being the parent of its supervisor: when the daemon is killed, its
-//! supervisors go on, and the next daemon follows them ([`Supervisors::adopt`]).
+//! The daemon finds a pod's supervisor by the lock in the run directory, not as its child: when the daemon is killed, its
+//! supervisors continue, and the next daemon adopts them ([`Supervisors::adopt`]).
 
 pub mod checkpoint;
 mod control;

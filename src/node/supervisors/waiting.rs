@@ -1,4 +1,4 @@
-//! The operations of a pod that wait for its supervisor, and what they are answered.
+//! The operations of a pod that wait for its supervisor, and their results.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! The actual state of the world: the volumes that are mounted, or may be.
 //!
 //! Invariants:
-//! 1. A volume of which anything may have to be undone is here, as mounted or uncertain, until an unmount has succeeded.
+//! 1. A volume that may need an unmount is here, as mounted or uncertain, until an unmount has succeeded.
 //! 2. Only a mounted volume can have a remount required.
-//! 3. A volume that an earlier daemon left is uncertain until its supervisor has said how it is, or until it was mounted again.
+//! 3. A volume that an earlier daemon left is uncertain until its supervisor has reported its state, or until it was mounted again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
