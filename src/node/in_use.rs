@@ -9,7 +9,7 @@ use crate::kube::address::Resource;
 use crate::kube::client::Client;
 use crate::kube::retry::Retry;
 
-/// Reports for as long as the daemon runs: once all that an earlier daemon left is known (5.3), and after each change.
+/// Reports as long as the daemon runs: when the daemon has found everything of an earlier one (5.3), and after each change.
 pub(super) async fn report(client: Client, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);

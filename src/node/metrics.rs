@@ -71,7 +71,7 @@ impl Recorder {
         count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
     }
 
-    /// Whether a container runtime knows the daemon as its plugin.
+    /// Whether the daemon is registered as a plugin of a container runtime.
     pub fn nri_connected(&self, is_connected: bool) {
         self.counts().nri.is_connected = Some(is_connected);
     }
@@ -98,7 +98,7 @@ impl Recorder {
         counts.reconstruction_errors += u64::from(!has_succeeded);
     }
 
-    /// The node offers local volumes, of which this tells.
+    /// The node offers local volumes, with these metrics.
     pub fn local_volumes(&self, board: Board) {
         self.counts().local_volumes = Some(board);
     }
@@ -157,7 +157,7 @@ pub fn serve(listener: TcpListener, run_directory: PathBuf, node: NodeHandle, re
             Vec::new()
         });
         let pods = readings.take(&directories, |sentence| warn!("{sentence}"));
-        // The node tells these of all pods together.
+        // The node has this metric for all pods together.
         let pods = pods.into_iter().map(|reading| reading.without(&STORAGE_OPERATIONS));
         Exposition::of(pods.chain([recorder.reading(&node.state())]).collect())
     })

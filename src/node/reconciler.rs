@@ -42,7 +42,7 @@ impl Action {
 }
 
 /// What to do now. `pending` are the volumes for which something is being done. Nothing is unmounted before
-/// `ready_to_unmount`: every source has told its pods, and what an earlier daemon left is known (VM-02).
+/// `ready_to_unmount`: every source has listed its pods, and everything of an earlier daemon was found (VM-02).
 pub fn reconcile(
     desired: &DesiredWorld,
     actual: &ActualWorld,

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::pod::{PodOrigin, PodStage};
 use crate::manifest::pod::PodUid;
 
-/// What the manager knows.
+/// The state of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// Whether every source has told all its pods once. Until then nothing is unmounted (VM-02).
+    /// Whether every source has listed its pods once. Until then nothing is unmounted (VM-02).
     pub sources_ready: bool,
     /// Whether everything that an earlier daemon left was found and is known.
     pub states_synced: bool,
@@ -26,7 +26,7 @@ pub struct NodeState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEntry {
-    /// Its namespace; none of a pod that only its directories tell of.
+    /// Its namespace; none for a pod of which only directories were found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Its name, likewise.

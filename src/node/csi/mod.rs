@@ -49,7 +49,7 @@ pub struct CsiSettings {
     pub allow: AllowList,
 }
 
-/// What of the node and of other servers volumes may show: directories, each with everything below it, and NFS servers.
+/// The sources that volumes may show: directories of the node, each with everything below it, and NFS servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList {
     directories: Vec<PathBuf>,
@@ -69,7 +69,7 @@ impl AllowList {
         list
     }
 
-    /// Where a directory of the node really is, if it may be shown. Symbolic links in it count as what they lead to.
+    /// The real path of a directory of the node, without symbolic links, if it may be shown.
     fn directory(&self, path: &str) -> Option<PathBuf> {
         let real = std::fs::canonicalize(path).ok()?;
         let allowed = |directory: &PathBuf| directory.canonicalize().is_ok_and(|directory| real.starts_with(directory));

@@ -78,7 +78,7 @@ impl Operations {
         &self.shared.root
     }
 
-    /// Shows the volume at its target. Called again, it looks whether the volume is there still.
+    /// Mounts the volume at its target. A repeated call checks that it is still mounted.
     pub(super) async fn publish(&self, publication: Publication) -> Result<(), Status> {
         let turn = self.turn(&publication.target)?;
         let shared = Arc::clone(&self.shared);
@@ -89,7 +89,7 @@ impl Operations {
         done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
-    /// Takes the volume away from the target. One that is not there is none.
+    /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
         let turn = self.turn(&target)?;
         let known = self.shared.known().get(&target).cloned();
@@ -144,7 +144,7 @@ impl Operations {
         }
     }
 
-    /// Takes volumes away whose pods the kubelet does not have any more, for as long as the daemon lives.
+    /// Unmounts volumes whose pods the kubelet does not have any more, for as long as the daemon lives.
     pub(super) async fn retire_gone_pods(self) {
         let mut look = tokio::time::interval(LOOK);
         loop {
@@ -218,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// Writes a new publication down, and tells the manager.
+    /// Writes the record of a new publication, and reports it to the manager.
     async fn take(self: &Arc<Self>, publication: &Publication) -> Result<(), Status> {
         let (shared, new) = (Arc::clone(self), publication.clone());
         let looked = spawn_blocking(move || {
@@ -234,7 +234,7 @@ impl Shared {
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
 
-    /// Where podfs has the volume mounted, as soon as it has.
+    /// The path of the volume, as soon as podfs has mounted it.
     async fn mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
         let mut states = self.node.follow();
         loop {
@@ -306,7 +306,7 @@ impl Shared {
     }
 }
 
-/// What the manager says of the volume.
+/// The volume in the manager's state.
 fn entry<'a>(state: &'a NodeState, publication: &Publication) -> Option<&'a VolumeEntry> {
     let uid: PodUid = publication.uid();
     state.pods.get(&uid)?.volumes.iter().find(|volume| volume.desired && volume.name == publication.name)

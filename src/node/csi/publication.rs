@@ -89,7 +89,7 @@ pub(super) fn name_of_target(target: &Path) -> String {
     format!("csi-{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, target.as_os_str().as_encoded_bytes()).simple())
 }
 
-/// The publications that are written down.
+/// The recorded publications.
 #[derive(Clone, Debug)]
 pub struct Publications {
     directory: PathBuf,
@@ -101,7 +101,7 @@ impl Publications {
         Publications { directory: run_directory.join(DIRECTORY) }
     }
 
-    /// Writes one down, in the place of the one before at its target.
+    /// Writes the record of one, and replaces an earlier one of its target.
     ///
     /// # Errors
     /// When the file cannot be written, or others than root can change the directory.

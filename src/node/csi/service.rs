@@ -44,10 +44,10 @@ struct Answers {
 }
 
 impl Driver {
-    /// Takes over from the daemon before, and from now on lets the kubelet decide which pods the feed has.
+    /// Reads the records of the last daemon. From now on, the kubelet decides which pods the feed has.
     ///
     /// # Errors
-    /// When what is written down cannot be read.
+    /// When the records cannot be read.
     pub fn take_over(
         settings: CsiSettings,
         sockets: Sockets,

@@ -103,7 +103,7 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
     listening().map_err(failed)
 }
 
-/// Tells the kubelet what it finds at the endpoint, for as long as it is not dropped.
+/// Answers the kubelet's questions about the endpoint, until it is dropped.
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
     let failed = |error: String| CsiError::Service(error);
     let clients = clients(listener).map_err(|error| failed(error.to_string()))?;

@@ -21,7 +21,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 
 /// The mode of a target before a volume is mounted on it, as the kubelet's own directories of volumes.
 const MODE: u32 = 0o750;
-/// Most mounts of one target that are taken away.
+/// Most mounts of one target that podfs unmounts.
 const MAX_LAYERS: usize = 64;
 
 /// The directory of a kubelet.
@@ -112,7 +112,7 @@ impl KubeletRoot {
         }
     }
 
-    /// Shows the volume that is mounted at `source` at the target, unless it is there already.
+    /// Mounts the volume at `source` at the target, unless it is mounted there already.
     ///
     /// # Errors
     /// When the target cannot be made, or the kernel refuses.
@@ -127,7 +127,7 @@ impl KubeletRoot {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make", target)(errno.into())),
         }
-        // A mount at the target is entered here without a question to its server.
+        // Opens the mount at the target without a request to its server.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = openat(&parent, &name, flags, Mode::empty()).map_err(|errno| match errno {
             Errno::LOOP | Errno::NOTDIR => TargetError::NoDirectory(target.to_owned()),
@@ -140,7 +140,7 @@ impl KubeletRoot {
         move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))
     }
 
-    /// Takes away what is mounted at the target, and the target. Of a target that podfs does not know, only mounts of podfs.
+    /// Unmounts the target, and removes it. At a target that podfs has not recorded, unmounts only mounts of podfs.
     ///
     /// # Errors
     /// When the target is not empty, is no directory, or the kernel refuses. One that is gone already is none.

@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const NO_ISSUER: &str =
     "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
 
-/// What the supervisor of one pod has to hear. Dropping it ends the watches that no other pod needs.
+/// The pushes for the supervisor of one pod. Dropping it ends the watches that no other pod needs.
 pub struct ObjectFollower {
     registry: Arc<Registry>,
     changed: Arc<Notify>,
@@ -62,7 +62,7 @@ impl ObjectFollower {
         follower
     }
 
-    /// The pod's source describes it in another way. What its supervisor has to hear of that comes with the next push.
+    /// The pod's source has changed the pod. The next push has what the supervisor needs of that.
     pub fn update(&mut self, pod: &NodePod) {
         self.pod = pod.clone();
         self.references = references_of(pod);
@@ -76,7 +76,7 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// What the supervisor has to hear next: at first everything, and then what has changed. Cancel-safe.
+    /// The next push: at first everything, and then the changes. Cancel-safe.
     pub async fn next(&mut self) -> Push {
         loop {
             let (mut now, mut waits) = self.look();
@@ -207,7 +207,7 @@ impl Drop for ObjectFollower {
 
 /// How long to wait, unless something changes.
 struct Waits {
-    /// For objects that have not been heard of, before the first push.
+    /// For objects about which the source has not answered, before the first push.
     first: Option<Instant>,
     /// Until what is unknown is a problem.
     settles: Option<Instant>,

@@ -22,7 +22,7 @@ const SOURCE: &str = "kubernetes.io/config.source";
 
 pub(super) type Pods = BTreeMap<PodUid, NodePod>;
 
-/// What both sources said, and what the manager has heard.
+/// The pods of both sources, and those that the manager has.
 pub(super) struct Merge {
     /// The pods that an earlier daemon knew.
     earlier: Vec<NodePod>,
@@ -74,7 +74,7 @@ impl Merge {
         self.changes(None)
     }
 
-    /// What the manager has not heard of. Pods that are gone come first: another one may have the name of one of them.
+    /// The changes that the manager does not have yet. Deleted pods come first: another pod may have the name of one of them.
     fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
         let now = self.wanted();
         let gone = self.shown.iter().filter(|(uid, _)| !now.contains_key(uid));

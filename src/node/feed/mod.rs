@@ -78,10 +78,10 @@ pub enum PodSource {
     Runtime,
 }
 
-/// What the manager hears of the pods of the node.
+/// A change of the node's pods, for the manager.
 #[derive(Clone, Debug)]
 pub enum FeedEvent {
-    /// The source has told all its pods, for the first time; it is ready from now on.
+    /// The source has listed all its pods, for the first time; it is ready from now on.
     Pods(PodSource, Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
@@ -189,7 +189,7 @@ impl Feed {
         })
     }
 
-    /// What is known of the talk with the API server, for each object and for the pods.
+    /// The state of the requests to the API server, for each object and for the pods.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
     }
@@ -199,7 +199,7 @@ impl Feed {
         self.client.clone()
     }
 
-    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the way for its changes.
+    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the sender of its changes.
     pub fn follow_kubelet(
         &mut self,
         publications: BTreeMap<PathBuf, Publication>,
@@ -210,7 +210,7 @@ impl Feed {
     }
 
     /// From now on pods are served only if they are chosen for the runtime's containers, or the kubelet has published volumes of
-    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the way for the runtime's changes.
+    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the sender of the runtime's changes.
     pub fn follow_runtime(
         &mut self,
         chosen: Chosen,
@@ -271,7 +271,7 @@ impl Feed {
         self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
     }
 
-    /// Tells the manager what the sources say, or what that means for the pods of a kubelet.
+    /// Gives the manager the changes of the sources, or what they mean for the pods of a kubelet.
     fn tell(&mut self, events: Vec<FeedEvent>) {
         match &mut self.kubelet {
             Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.hear(event))),
@@ -287,7 +287,7 @@ impl Feed {
         is_found: bool,
     ) {
         self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
-        // A directory that was never there may be that of an earlier daemon's pods: it has not told any pods yet.
+        // A directory that never existed may belong to an earlier daemon's pods: until it exists, its pods are unknown.
         if is_found {
             let events = self.merge.take_files(&self.static_pods.pods, unread);
             self.tell(events);

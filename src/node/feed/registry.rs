@@ -55,7 +55,7 @@ pub(super) struct Absence {
     pub(super) settles: Option<Instant>,
 }
 
-/// What is known, and which followers have to hear of changes.
+/// The state of an object, and the followers that are notified of changes.
 pub(super) struct Registry {
     me: Weak<Registry>,
     server: Option<ObjectServer>,
@@ -63,7 +63,7 @@ pub(super) struct Registry {
     files: RwLock<FilesKnown>,
 }
 
-/// What the manifest files say of objects.
+/// The objects of the manifest files.
 #[derive(Clone)]
 enum FilesKnown {
     /// They have not been read.
@@ -178,7 +178,7 @@ impl Registry {
         self.server.as_ref().map(ObjectServer::tokens)
     }
 
-    /// Logs what was said about a token.
+    /// Logs a problem of a token, or its end.
     pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
         if let Some(server) = &self.server {
             server.note_token(title, told);

@@ -22,9 +22,9 @@ pub(super) struct ObjectServer {
     questions: AtomicU64,
 }
 
-/// What it was asked about, and what it said.
+/// A question about an object, with its answer.
 pub(super) struct Asked {
-    /// Tells questions about the same object apart: a task that is about to end may still tell something.
+    /// Distinguishes questions about the same object: a task that is about to end may still send an answer.
     id: u64,
     /// What there is, once that is known.
     known: Option<Vec<Arc<WholeObject>>>,
@@ -117,7 +117,7 @@ impl Asked {
         is_unknown.then(|| Absence { reason: self.question.why(&want.title()), settles: self.question.settles() })
     }
 
-    /// Takes in what was said. Whether followers have to hear of it.
+    /// Takes the answer of a task. Gives whether followers have to be notified.
     pub(super) fn take(&mut self, said: Said) -> bool {
         let told = match said {
             Said::Told(told) => told,
@@ -157,14 +157,14 @@ impl Asked {
     }
 }
 
-/// What a task says.
+/// A message of a task.
 pub(super) enum Said {
     Told(Told<Vec<Arc<WholeObject>>>),
     /// It has ended: the object cannot change any more.
     Settled,
 }
 
-/// Where a task says what it hears.
+/// Where a task sends its messages.
 struct Answers {
     registry: Weak<Registry>,
     want: Want,

@@ -35,7 +35,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// What was sent of an object stays for as long as it is not known whether the object still exists (MG-06).
+    /// A sent object stays as long as it is unknown whether it still exists (MG-06).
     pub(super) fn keep_what_became_unknown(&mut self, before: &View) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };

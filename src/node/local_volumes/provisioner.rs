@@ -76,7 +76,7 @@ struct Provisioner {
     pauses: BTreeMap<String, (Instant, u32)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
-    /// What was said last of each thing.
+    /// The last log line about each thing.
     said: BTreeMap<String, String>,
     retry: Retry,
 }
@@ -391,7 +391,7 @@ impl Provisioner {
     async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
         let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
         self.place.client.delete(&collection, uid, version).await?;
-        // The watch tells when it is gone: a finalizer may keep it.
+        // The watch reports when it is deleted: a finalizer may keep it.
         if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
             volume.deleting = true;
         }
@@ -438,7 +438,7 @@ impl Provisioner {
         }
     }
 
-    /// Starts to clean, after one more look at everything that speaks against it.
+    /// Starts to erase, after it has checked once more everything that could forbid it.
     async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");
@@ -492,7 +492,7 @@ impl Provisioner {
         self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
-    /// Says something, unless it was what was said last of this thing.
+    /// Logs a sentence, unless it was the last one about this thing.
     fn say(&mut self, about: &str, sentence: &str) {
         if self.said.get(about).is_none_or(|said| said != sentence) {
             warn!("{sentence}");

@@ -70,7 +70,7 @@ pub struct Manager {
     plugins: Registry,
     executor: Executor,
     supervisors: Supervisors,
-    /// The process ids of supervisors that have spoken.
+    /// The process ids of supervisors that have reported a status.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
     events: Events,
@@ -109,7 +109,7 @@ struct Ended {
 }
 
 impl Manager {
-    /// A manager of a node on which this was found. Gives the way to it for agents and people.
+    /// A manager of a node on which this was found, and its handle.
     pub fn new(
         found: Vec<Recovered>,
         settings: ManagerSettings,
@@ -246,7 +246,7 @@ impl Manager {
         }
     }
 
-    /// A supervisor that was started anew knows no objects.
+    /// A supervisor that was started again has no objects.
     fn know_supervisor(&mut self, uid: &PodUid, pid: u32) {
         self.pids.insert(uid.clone(), pid);
         if let Some(known) = self.pods.get(uid) {
@@ -254,7 +254,7 @@ impl Manager {
         }
     }
 
-    /// Takes what a supervisor says of its volumes.
+    /// Takes the status of a supervisor.
     fn see(&mut self, uid: &PodUid, status: &PodStatus) {
         let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
         let pod = known.map(|known| known.pod.pod.identity.clone());
@@ -293,7 +293,7 @@ impl Manager {
         }
     }
 
-    /// Writes a release down before the agent hears that it was taken: the agent does not ask again after a SIGKILL of the daemon.
+    /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release again.
     fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), Refusal>>) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
@@ -307,7 +307,7 @@ impl Manager {
         });
     }
 
-    /// Starts what the reconciler asks for and no pause forbids.
+    /// Starts the operations of the reconciler, except those that have to pause.
     fn start_operations(&mut self) {
         let ready = self.pods.sources_ready();
         let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
@@ -374,7 +374,7 @@ impl Manager {
         self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
     }
 
-    /// A volume that is mounted was waited for.
+    /// A wanted volume is mounted: counts how long that took.
     fn count_mounted(&mut self, id: &VolumeId) {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
@@ -428,7 +428,7 @@ impl Manager {
         }
     }
 
-    /// Nothing of a pod stays that its supervisor may have left.
+    /// Removes what the supervisor of a pod may have left.
     fn retire(&self, uid: &PodUid) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
@@ -472,7 +472,7 @@ impl Manager {
     }
 }
 
-/// What a supervisor says of a volume.
+/// A volume in the status of a supervisor.
 fn seen(volume: &VolumeStatus) -> Seen {
     let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
     Seen {

@@ -30,7 +30,7 @@ fn source_of(origin: &PodOrigin) -> PodSource {
 #[derive(Debug)]
 pub struct Pods {
     pods: BTreeMap<PodUid, KnownPod>,
-    /// The sources that have not told all their pods yet.
+    /// The sources that have not listed their pods yet.
     awaited: BTreeSet<PodSource>,
     /// Whether a pod that no source wants to run any more is released without an agent.
     release_when_gone: bool,
@@ -67,7 +67,7 @@ impl Pods {
         Pods { pods: BTreeMap::new(), awaited: sources.into_iter().collect(), release_when_gone }
     }
 
-    /// Whether every source has told all its pods once.
+    /// Whether every source has listed its pods once.
     pub fn sources_ready(&self) -> bool {
         self.awaited.is_empty()
     }
@@ -82,7 +82,7 @@ impl Pods {
         self.pods.get(uid)
     }
 
-    /// Adds a pod that an earlier daemon served. No source describes it until one says so.
+    /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
         self.pods.insert(uid, KnownPod { pod, described: false, released, taken: true });

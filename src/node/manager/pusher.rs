@@ -15,7 +15,7 @@ use crate::node::feed::PodObjects;
 use crate::node::pod::NodePod;
 use crate::node::supervisors::Supervisors;
 
-/// How long to wait for a supervisor that does not take a push.
+/// How long to wait after a supervisor did not take a push.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The tasks that push.

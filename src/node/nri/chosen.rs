@@ -28,7 +28,7 @@ pub enum Choice {
     All,
 }
 
-/// What the runtime says of the node's pods.
+/// A change of the node's pods that the runtime has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeChange {
     /// These sandboxes are all that there are, with their pods.
@@ -69,7 +69,7 @@ pub struct Chosen {
     is_synchronized: bool,
     /// The pods that were chosen and have not been given up.
     taken: BTreeSet<PodUid>,
-    /// Those of them that an earlier daemon served, and no source has told of.
+    /// Those of them that an earlier daemon served, and that no source has described yet.
     unheard: BTreeSet<PodUid>,
     /// Those that no source has any more.
     gone: BTreeSet<PodUid>,
@@ -93,7 +93,7 @@ impl Chosen {
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
         let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
-        // The runtime's mounts map ids in a way that a plugin does not hear of.
+        // The runtime's mounts map ids, and a plugin does not get the mapping.
         let is_possible = !facts.user_namespace && payload_volumes(&pod.manifest).next().is_some();
         let is_marked = match mark {
             Some(mark) => mark == "true",
@@ -108,7 +108,7 @@ impl Chosen {
         before != self.namespaces
     }
 
-    /// Takes what a source says of a pod: that it has it, or not any more.
+    /// Takes a change of a source: it has the pod, or no longer has it.
     pub fn hear(&mut self, uid: &PodUid, has_it: bool) {
         self.unheard.remove(uid);
         match has_it {
@@ -117,14 +117,14 @@ impl Chosen {
         }
     }
 
-    /// A source has told all its pods. Gives those of an earlier daemon that no source has told of.
+    /// A source has listed its pods. Gives those of an earlier daemon that no source has described.
     pub fn hear_all(&mut self) -> BTreeSet<PodUid> {
         let unheard = std::mem::take(&mut self.unheard);
         self.gone.extend(unheard.iter().cloned());
         unheard
     }
 
-    /// Takes what the runtime says. Gives the pods that may have to be looked at.
+    /// Takes a change of the runtime. Gives the pods whose service may have changed.
     pub fn change(&mut self, change: &RuntimeChange) -> Vec<PodUid> {
         match change {
             RuntimeChange::Synchronized(sandboxes) => {

@@ -180,7 +180,7 @@ struct Session {
 }
 
 impl Session {
-    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has told what there is.
+    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed containers.
     async fn run(&mut self, index: &str, answers: &mut Answers, mut begun: impl FnMut()) -> End {
         match self.serve(index, answers, &mut begun).await {
             Ok(never) => match never {},

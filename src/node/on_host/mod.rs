@@ -41,9 +41,9 @@ use crate::supervisor::run_dir::trust;
 
 /// The node's first process, where the container shares the node's process ids.
 const FIRST: &str = "/proc/1";
-/// What the first process of the container tells the daemon that it starts on the node.
+/// The environment variable that the first process of the container sets for the daemon that it starts on the node.
 pub(crate) const LEFT: &str = "PODFS_LEFT_CONTAINER";
-/// The signals that are handed on.
+/// The signals that are forwarded.
 const HANDED_ON: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// Why the daemon does not go on on the node.
@@ -154,7 +154,7 @@ fn start(
     Ok(Pid::from_raw(child.id().cast_signed()))
 }
 
-/// Hands signals on until the daemon has ended, and ends as it did.
+/// Forwards signals until the daemon has ended, and ends with its exit status.
 fn wait(pid: Pid, signals: &SigSet) -> ! {
     loop {
         match signals.wait() {

@@ -71,11 +71,11 @@ type Changed = (i64, u64);
 pub struct Pass {
     /// The pods whose directories were removed.
     pub removed: Vec<PodUid>,
-    /// What stays, if that is not what the pass before said.
+    /// What stays, if the last pass did not report the same.
     pub report: Option<OrphanReport>,
 }
 
-/// The directories that stay, for people.
+/// The report of the directories that stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport(Vec<(PodUid, String)>);
 

@@ -99,7 +99,7 @@ pub(super) fn mounted_messages(pod: &PodEntry) -> Vec<proto::MountedVolume> {
     mounted.filter_map(message).collect()
 }
 
-/// The state that a message tells. What this program does not know is left out.
+/// The state in a message, without fields that this program does not know.
 pub(super) fn state(message: proto::GetStateResponse) -> NodeState {
     let by_uid = |pod: proto::Pod| Some((PodUid::parse(&pod.uid).ok()?, Arc::new(self::pod(pod))));
     NodeState {
@@ -148,7 +148,7 @@ fn container(message: proto::PodContainer) -> ContainerEntry {
 fn volume(message: proto::Volume) -> VolumeEntry {
     let mount = match message.mount() {
         proto::Mount::None => VolumeMount::NotMounted,
-        // What is not understood is not relied upon.
+        // An unknown value counts as uncertain.
         proto::Mount::Unspecified | proto::Mount::Uncertain => VolumeMount::Uncertain,
         proto::Mount::Mounted => VolumeMount::Mounted,
     };

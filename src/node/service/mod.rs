@@ -42,7 +42,7 @@ use proto::volume_manager_server::VolumeManagerServer;
 /// How long to wait when there are no descriptors for a connection. The client waits in the queue.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the build made of the service's file. That has the documentation.
+/// The code that the build generates from the service's file, which has the documentation.
 #[allow(missing_docs, clippy::all)]
 pub mod proto {
     tonic::include_proto!("podfs.volumemanager.v1");

@@ -31,7 +31,7 @@ pub const SOCKET: &str = "node.sock";
 /// The locked file there.
 pub const LOCK: &str = "node.lock";
 
-/// How long a daemon that is gone may have the lock, by a child of it.
+/// How long a child of a dead daemon may hold its lock.
 const DYING: Duration = Duration::from_secs(3);
 /// How long to wait until the lock is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -44,7 +44,7 @@ pub enum DaemonError {
     Taken {
         /// The locked file.
         path: PathBuf,
-        /// The process that is said to hold the lock.
+        /// The process id in the locked file.
         pid: String,
     },
     /// Others than root can change the run directory.
@@ -143,7 +143,7 @@ impl Drop for DaemonLock {
     }
 }
 
-/// Locks the file. A child of a daemon that was killed has its lock until the child executes its own program: that is waited out.
+/// Locks the file. Waits for a child of a killed daemon, which holds the lock until it executes its own program.
 fn lock(open: impl Fn() -> Result<File, DaemonError>, path: &Path) -> Result<Flock<File>, DaemonError> {
     let until = Instant::now() + DYING;
     loop {
@@ -176,7 +176,7 @@ fn holder(file: File) -> String {
     }
 }
 
-/// What stands in the way of a connection, for people.
+/// Why a connection is impossible, as a sentence.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }

@@ -26,13 +26,13 @@ use crate::manifest::pod::PodUid;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
 
-/// Where pods are written down, in the run directory.
+/// The directory of checkpoints, in the run directory.
 const PODS: &str = "node/pods";
 /// The file for the supervisor.
 const MANIFEST: &str = "pod.json";
 /// The file for the next daemon.
 const CHECKPOINT: &str = "checkpoint.json";
-/// The version of the format. A daemon does not take up a checkpoint of another one.
+/// The version of the format. A daemon does not use a checkpoint of another version.
 const VERSION: u32 = 1;
 
 /// What is known of a pod without its source.
@@ -100,7 +100,7 @@ impl Checkpoints {
         self.pod(uid).join(MANIFEST)
     }
 
-    /// Writes down a pod.
+    /// Writes the checkpoint of a pod.
     ///
     /// # Errors
     /// When the files cannot be written, or others than root can change the directory.
@@ -112,7 +112,7 @@ impl Checkpoints {
         replace(&directory, CHECKPOINT, &serde_json::to_vec(checkpoint)?)
     }
 
-    /// What is written down of a pod, if anything is.
+    /// The checkpoint of a pod, if there is one.
     ///
     /// # Errors
     /// When the file cannot be read, or is not a checkpoint of this version.
@@ -138,7 +138,7 @@ impl Checkpoints {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
     }
 
-    /// Removes what is written down of a pod.
+    /// Removes the checkpoint of a pod.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -149,7 +149,7 @@ impl Checkpoints {
         }
     }
 
-    /// The pods of which something is written down.
+    /// The pods with a checkpoint.
     ///
     /// # Errors
     /// When the directory cannot be read, or others than root can change it.

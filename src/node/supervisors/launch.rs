@@ -168,7 +168,7 @@ fn quoted(path: &Path) -> String {
     format!("\"{escaped}\"")
 }
 
-/// What a program that failed said.
+/// The output of a program that failed.
 fn complaint(output: io::Result<Output>) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,

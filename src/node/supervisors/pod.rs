@@ -50,7 +50,7 @@ pub(super) enum Request {
     End(oneshot::Sender<Result<(), String>>),
     /// The pod is described anew.
     Update(NodePod),
-    /// Whether an agent has released the pod, to be written down.
+    /// To record whether an agent has released the pod.
     Released(bool, oneshot::Sender<Result<(), String>>),
     /// To look whether there is a supervisor.
     Adopt,
@@ -66,9 +66,9 @@ pub(super) struct PodTask {
     directory: PathBuf,
     /// What is wanted of the supervisor; none until a volume was.
     wanted: Option<Checkpoint>,
-    /// What is written down.
+    /// The checkpoint on disk.
     written: Option<Checkpoint>,
-    /// What the supervisor was started with or told last.
+    /// What the supervisor was started with, or got by the last publication.
     told: Option<Checkpoint>,
     life: Life,
     waiting: Waiting,
@@ -98,7 +98,7 @@ impl PodTask {
         }
     }
 
-    /// Does what is asked for until nothing is left to do. Gives the receiver back: what has come meanwhile is for the next task.
+    /// Serves requests until nothing is left to do. Gives the receiver back: later requests are for the next task.
     pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<Request> {
         self.begin().await;
         loop {
@@ -126,7 +126,7 @@ impl PodTask {
         }
     }
 
-    /// Goes on from what is written down, and with the supervisor that lives.
+    /// Continues with the checkpoint, and with the supervisor that lives.
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
@@ -253,13 +253,13 @@ impl PodTask {
         }
     }
 
-    /// The supervisor says how it is.
+    /// Takes a status of the supervisor.
     async fn hear(&mut self, status: PodStatus) {
         if let Life::Up(up) = &mut self.life
             && !std::mem::replace(&mut up.has_spoken, true)
             && let Some(told) = &mut self.told
         {
-            // A daemon that was killed may have written down less than it had told.
+            // A daemon that was killed may have published more than its checkpoint has.
             told.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
         }
         self.status = Some(status.clone());
@@ -376,7 +376,7 @@ impl PodTask {
         self.fail_all(FailureKind::Final, reason);
     }
 
-    /// Tells the supervisor to end.
+    /// Stops the supervisor.
     async fn stop(&mut self) {
         let process = match std::mem::replace(&mut self.life, Life::Absent) {
             Life::Up(Up { process, .. }) | Life::Calling(Calling { process: Some(process), .. }) => process,
