@@ -32,7 +32,7 @@ impl Backoff {
         self.failures
     }
 
-    /// Something went right.
+    /// Counts a success: the pauses start over.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }

@@ -25,7 +25,7 @@ const TIMEOUT_OF_PERSON: Duration = Duration::from_secs(300);
 /// Most bytes it may write.
 const MAX_OUTPUT: u64 = 1 << 20;
 
-/// What the program said.
+/// The program's credential.
 #[derive(Clone)]
 pub(crate) struct Issued {
     pub(crate) token: Option<SecretString>,
@@ -48,7 +48,7 @@ struct Status {
     expiration_timestamp: Option<Time>,
 }
 
-/// Runs the program and takes what it says.
+/// Runs the program and parses its output.
 ///
 /// # Errors
 /// One sentence that names the program.
@@ -62,7 +62,7 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
         .await
         .map_err(|_| failed(&format!("did not end within {} s", patience.as_secs())))?
         .map_err(|problem| failed(&problem))?;
-    // What does not parse may be a credential all the same.
+    // The error quotes nothing of invalid output, because it may still be a credential.
     let credential: ExecCredential =
         serde_json::from_slice(&output).map_err(|_| failed("did not write an ExecCredential in JSON"))?;
     let status = credential.status.ok_or_else(|| failed("wrote an ExecCredential without a status"))?;

@@ -41,7 +41,7 @@ const INITIAL: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
-/// The annotation of the bookmark that ends what there is.
+/// The annotation of the bookmark after all objects.
 const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows a collection.
@@ -62,18 +62,18 @@ pub(crate) struct Follower {
 
 /// What a follower does next.
 enum State {
-    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that sends
-    /// what there is leads to `Beginning`.
+    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that begins
+    /// with all objects leads to `Beginning`.
     Unlisted,
-    /// Hears what there is, from a watch. The bookmark after it leads to `Watching`; a server that sends none is asked for a
-    /// list.
+    /// Receives all objects from a watch. The bookmark after them leads to `Watching`; if the server sends none, the follower
+    /// asks for a list.
     Beginning(Box<Beginning>),
     /// Everything up to the version is known. Asks for a watch, which leads to `Watching`.
     Listed,
-    /// Hears of changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that does not
-    /// know the version any more leads to `Unlisted`.
+    /// Receives changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that no longer
+    /// has the version leads to `Unlisted`.
     Watching(Box<Watching>),
-    /// Something failed: waits, and goes on as the other state says.
+    /// A request failed: waits, and continues in the other state.
     Waiting { pause: Pause, then: Box<State> },
 }
 
@@ -89,7 +89,7 @@ struct Beginning {
     /// When the bookmark has to be there, or the server has been quiet for long enough.
     until: Instant,
     end: End,
-    /// What there is, by namespace and name.
+    /// The objects received, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
     /// The version of the one object, if it was reported already.
     told: Option<String>,
@@ -113,7 +113,7 @@ pub(crate) enum News {
     Deleted(Value),
     /// There is nothing new, as of now.
     Alive,
-    /// It does not go on for now, for this reason.
+    /// Following fails at present, for this reason.
     Trouble(ApiError),
 }
 
@@ -129,7 +129,7 @@ impl Follower {
         self.version.as_deref()
     }
 
-    /// What it does, in a word for `podfs status`.
+    /// Its state, in a word for `podfs status`.
     pub(crate) fn doing(&self) -> &'static str {
         match self.state {
             State::Unlisted | State::Beginning(_) => "listing",
@@ -158,7 +158,7 @@ impl Follower {
         self.state = State::Unlisted;
     }
 
-    /// The next news. Not to be cancelled: what was heard would be lost.
+    /// The next news. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> News {
         loop {
             let news = match std::mem::replace(&mut self.state, State::Unlisted) {
@@ -198,7 +198,7 @@ impl Follower {
         }
     }
 
-    /// Begins a watch, and asks for the one object; or hears of all objects in the watch.
+    /// Begins a watch, and gets the one object; or receives all objects in the watch.
     async fn do_without_list(&mut self) -> Option<News> {
         // If that fails, the list may be allowed by then.
         self.is_list_forbidden = false;
@@ -230,7 +230,7 @@ impl Follower {
         self.state = State::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
     }
 
-    /// Asks for what there is and for its changes in one request.
+    /// Asks for all objects and their changes in one request.
     async fn begin(&mut self) -> Option<News> {
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
@@ -297,7 +297,7 @@ impl Follower {
         None
     }
 
-    /// The bookmark has come that ends what there is.
+    /// The bookmark after all objects has come.
     fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> News {
         if let Err(error) = self.check_version(&version) {
             return self.fail(error, State::Unlisted);
@@ -402,7 +402,7 @@ impl Follower {
         has
     }
 
-    /// The answer to a watch breaks off, or says what is wrong.
+    /// The answer to a watch breaks off, or has an error.
     async fn break_off(&mut self, error: ApiError) -> Option<News> {
         if error.class == Class::Unreachable {
             self.client.broke().await;

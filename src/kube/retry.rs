@@ -105,7 +105,7 @@ async fn spread() {
     sleep(SPREAD.mul_f64(fastrand::f64())).await;
 }
 
-/// How many times as long as it was asked to a request stays away that has failed so often in a row.
+/// The factor on `Retry-After` for a request that has failed so often in a row.
 fn stretch(failures: u32) -> f64 {
     1.0 + fastrand::f64() * f64::from(failures.min(8)) / 2.0
 }

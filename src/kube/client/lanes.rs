@@ -14,10 +14,10 @@ use secrecy::ExposeSecret;
 use crate::kube::settings::{Authority, Certificate, Settings};
 use crate::kube::tls;
 
-/// How the server sees podfs in its logs.
+/// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
 const CONNECT: Duration = Duration::from_secs(10);
-/// How often the other end is asked whether it is there, while something is awaited from it, and for how long.
+/// How often podfs pings the server while a request is under way, and how long it waits for the answer.
 const PING: Duration = Duration::from_secs(15);
 const PONG: Duration = Duration::from_secs(10);
 /// Most watches on a connection: there is room for other requests beside them.
@@ -44,7 +44,7 @@ impl Drop for Room {
     }
 }
 
-/// Who talks to whom: what makes a connection another one.
+/// The server and the identity of a connection: if they differ, it is another connection.
 #[derive(Clone)]
 pub(super) struct Party {
     pub(super) server: Url,

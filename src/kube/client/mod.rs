@@ -59,13 +59,13 @@ struct Shared {
     /// Held by the request that is the next to try a server that cannot be reached.
     turn: Mutex<()>,
     reach: StdMutex<Reach>,
-    /// Told when the server answers after it did not.
+    /// Notified when the server answers again.
     recovered: Notify,
-    /// Told when the server allows a request after it refused one.
+    /// Notified when the server allows a request after it refused one.
     allowed: Notify,
     /// Whether it has refused a request (403) and allowed none since.
     refused: AtomicBool,
-    /// Whether the server may send what there is at the beginning of a watch (`sendInitialEvents`).
+    /// Whether the server may send all objects at the beginning of a watch (`sendInitialEvents`).
     initial_events: AtomicBool,
 }
 
@@ -103,7 +103,7 @@ enum Doubt {
     No,
     /// The server takes no connection: perhaps because of a certificate.
     Connection,
-    /// The server does not know who podfs is.
+    /// The server rejects the credentials.
     Identity,
 }
 
@@ -114,7 +114,7 @@ enum Lasts {
     Long,
 }
 
-/// What a list says.
+/// The content of a list.
 pub(crate) struct List {
     /// The version that changes are asked for from.
     pub(crate) version: String,
@@ -173,7 +173,7 @@ impl Client {
         let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
             return Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is no list")));
         };
-        // Items of a list do not say what they are.
+        // Items of a list have no kind.
         let (kind, api_version) = match list.kind.as_deref() {
             Some(PARTIAL_LIST) => (PARTIAL, "meta.k8s.io/v1"),
             _ => (collection.resource.kind, collection.resource.api_version),
@@ -260,7 +260,7 @@ impl Client {
         }
     }
 
-    /// Waits until the server answers after it did not.
+    /// Waits until the server answers again.
     pub(crate) async fn recovered(&self) {
         self.0.recovered.notified().await;
     }
@@ -270,7 +270,7 @@ impl Client {
         self.0.allowed.notified().await;
     }
 
-    /// Waits until it is this request's turn to try a server that cannot be reached. Cancel-safe.
+    /// Waits until this request may try a server that cannot be reached. Cancel-safe.
     pub(crate) async fn turn_to_try(&self) {
         let _turn = self.0.turn.lock().await;
         loop {
@@ -295,7 +295,7 @@ impl Client {
         self.reach().since.elapsed()
     }
 
-    /// Whether to ask for what there is at the beginning of a watch, which saves the request for a list.
+    /// Whether to ask for all objects at the beginning of a watch, which saves the request for a list.
     pub(crate) fn may_send_initial_events(&self) -> bool {
         self.0.initial_events.load(Ordering::Relaxed)
     }
@@ -335,8 +335,7 @@ impl Client {
         body.map_err(ApiError::in_answer)
     }
 
-    /// A request with an answer that means success. One that is not known to the server is made again with credentials read
-    /// anew.
+    /// A request with a successful answer. After a 401, the client reads the credentials again and repeats the request.
     async fn answer<'a>(
         &self,
         asked: &str,
@@ -386,7 +385,7 @@ impl Client {
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
-        // Who finds the connection made need not wait in line.
+        // If another request has made the connection, this one need not wait.
         let turn = turn.filter(|_| !connection.is_made());
         let (http, room) = match lasts {
             Lasts::Moment => (connection.lanes.first(), None),
@@ -428,7 +427,7 @@ impl Client {
         if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
             return Arc::clone(&current.connection);
         }
-        // A program is not run every minute, and not because the server is away.
+        // podfs does not run a program every minute, and not because the server is unreachable.
         let keeps_issued = !expired && current.doubt != Doubt::Identity;
         let before = Arc::clone(&current.connection);
         match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
@@ -509,7 +508,7 @@ fn too_large(asked: &str, limit: usize) -> ApiError {
     ApiError::new(Class::Nonsense, sentence)
 }
 
-/// What an error says of itself is worth having, and not worth another error.
+/// Reads the body of an error; a failure to read it is no other error.
 async fn body_of_error(mut answer: Response, code: StatusCode) -> Vec<u8> {
     const LIMIT: usize = 64 << 10;
     let mut body = Vec::new();

@@ -1,8 +1,8 @@
-//! Settings: where the API server is, what proves that it is the right one, and who podfs is to it.
+//! Settings: the address of the API server, its certificate authority, and podfs's credentials.
 //!
-//! They come from a kubeconfig file ([`kubeconfig`]) or from what every pod of a cluster is given ([`in_cluster`]). What
-//! files say is read here, each time anew: credentials in files change while podfs runs. What is wrong with settings is
-//! one sentence that names the file and the field.
+//! They come from a kubeconfig file ([`kubeconfig`]) or from the service account of a pod ([`in_cluster`]). This module reads the
+//! files each time again: credentials in files change while podfs runs. An error is one sentence that names the file and the
+//! field.
 
 mod in_cluster;
 mod kubeconfig;
@@ -50,7 +50,7 @@ pub(super) struct Settings {
     pub(super) authority: Authority,
     /// A proxy on the way to it.
     pub(super) proxy: Option<Url>,
-    /// Who podfs is.
+    /// podfs's credentials.
     pub(super) user: User,
 }
 
@@ -65,7 +65,7 @@ pub(super) enum Authority {
     Nobody,
 }
 
-/// Who podfs is to the server.
+/// podfs's credentials for the server.
 #[derive(Default)]
 pub(super) struct User {
     /// The owner of a certificate.
@@ -87,7 +87,7 @@ pub(super) enum Bearer {
     Token(SecretString),
     /// A name and its password.
     Password(String, SecretString),
-    /// Whatever this program says.
+    /// The output of this program.
     Program(Box<ExecConfig>),
 }
 
@@ -112,12 +112,12 @@ pub enum SettingsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What it is to podfs.
+        /// What podfs reads it for.
         what: &'static str,
         /// The kernel's reason.
         reason: io::Error,
     },
-    /// A file that says something podfs cannot use.
+    /// A file with a setting that podfs cannot use.
     #[error("{}: {problem}", path.display())]
     Invalid {
         /// The file.
