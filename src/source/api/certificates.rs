@@ -78,7 +78,7 @@ pub(super) async fn keep_certified(
                 if is_over {
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
-                // The reason first, so that the certificate never misses without one.
+                // The reason first, so that a missing certificate always has one.
                 if !teller.waits(error).await || is_over && !teller.send(Told::Absent).await {
                     return;
                 }
@@ -88,7 +88,7 @@ pub(super) async fn keep_certified(
     }
 }
 
-/// Tells what becomes of a certificate. Each call says whether there is a listener.
+/// Sends news of a certificate. Each call gives whether there is a receiver.
 struct Teller {
     credential: CredentialKey,
     title: String,
@@ -128,7 +128,7 @@ impl From<ApiError> for Ended {
     }
 }
 
-/// What is asked for, and for which pod.
+/// The requested certificate, and its pod.
 struct Request {
     client: Client,
     owner: Owner,

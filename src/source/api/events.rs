@@ -1,11 +1,11 @@
 //! Events of the pod about its volumes, in the kubelet's form (ME-02), so that `kubectl describe pod` shows them.
 //!
-//! An event is a series: what happens again increments the `count` of the same object. Its name follows from the pod, the
-//! volume's message and the reason, so a podfs that was started anew goes on with the series of the one before. The server
-//! deletes events after a time of its own, an hour usually; a series whose object is gone begins again.
+//! An event is a series: a repetition increments the `count` of the same object. Its name follows from the pod, the
+//! volume's message and the reason, so a podfs that was started again continues the series of the last one. The server
+//! deletes events after a time of its own, an hour usually; then podfs begins a new series.
 //!
-//! Nothing else depends on events. What cannot be posted because the server is away or busy is posted later; what the server
-//! refuses is tried again with the next repetition.
+//! Nothing else depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
+//! refuses it, podfs tries again with the next repetition.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -42,7 +42,7 @@ struct Told {
 }
 
 impl Conditions {
-    /// Tells the condition of a volume at this moment. Never waits.
+    /// Sets the present condition of a volume. Never waits.
     pub(crate) fn tell(&self, volume: &str, condition: Condition) {
         let mut last = self.0.last.lock().expect("no code panics while it is locked");
         last.insert(volume.to_owned(), condition);

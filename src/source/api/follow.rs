@@ -1,8 +1,7 @@
-//! Everything that the server is asked for, put together: the pod, and the objects that its volumes refer to. Whatever
-//! comes in leads to another snapshot at once.
+//! Makes snapshots of the pod and of the objects that its volumes refer to. Each change leads to another snapshot at once.
 //!
-//! Files win: what manifest files describe is taken from them, and the server is not asked for it. An object that is
-//! not known yet, or that podfs may not read, is absent for a reason; one that does not exist is just absent.
+//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that podfs
+//! may not read, is absent for a reason; one that does not exist is just absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -54,7 +53,7 @@ pub(super) struct Follow {
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
     told: Receiver<(ObjectKey, Told<NamedObject>)>,
     pods: Option<(Receiver<Told<Pod>>, Task)>,
-    /// Objects of which it was said that they come from files.
+    /// Objects for which the log has said that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
 }
@@ -85,7 +84,7 @@ enum News {
 }
 
 impl News {
-    /// When it came in: files were heard of by another thread.
+    /// When it came in: another thread watches files.
     fn heard(&self) -> Option<std::time::Instant> {
         match self {
             News::Files(snapshot) => snapshot.heard,
@@ -123,7 +122,7 @@ impl Follow {
         }
     }
 
-    /// Goes by this pod of the server, whose changes the follower tells.
+    /// Follows this pod of the server.
     pub(super) fn with_pod(mut self, pod: Pod, follower: crate::kube::follower::Follower) -> Follow {
         let (tell, told) = channel(QUEUE);
         let uid = pod.identity.uid.as_str().to_owned();
@@ -291,7 +290,7 @@ impl Follow {
         }
     }
 
-    /// Follows what is referred to and not in files, and nothing else.
+    /// Follows exactly the objects that are referred to and not in files.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
         let (contacts, journal) = (&self.contacts, &mut self.journal);

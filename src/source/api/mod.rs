@@ -141,14 +141,14 @@ impl ApiSource {
         self.updates.borrow_and_update().clone()
     }
 
-    /// Tells the condition of a volume at this moment, for the server to show with the pod.
+    /// Sets the present condition of a volume, for events of the pod.
     pub fn tell(&self, volume: &str, condition: Condition) {
         if let Some(conditions) = &self.conditions {
             conditions.tell(volume, condition);
         }
     }
 
-    /// What is known of the talk with the server.
+    /// The state of the requests to the server.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
     }

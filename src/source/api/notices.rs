@@ -1,4 +1,4 @@
-//! Which events are due: what is wrong with each volume of the pod, and that it was mounted after all.
+//! Which events are due: failures of each volume of the pod, and a later success.
 //!
 //! 1. A failure is due when it has lasted for a second, and again every ten minutes for as long as it lasts.
 //! 2. A success is due only after a failure that was posted.
@@ -17,7 +17,7 @@ const REPEAT: Duration = Duration::from_secs(600);
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 
-/// How a volume is.
+/// The condition of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// It is mounted, and current.

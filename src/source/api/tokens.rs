@@ -50,7 +50,7 @@ pub(crate) struct Issued {
     told: Receiver<(CredentialKey, Told<Token>)>,
 }
 
-/// Whom tokens are for. Those of another pod or another service account are of no use (TK-07).
+/// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) pod: PodIdentity,
@@ -216,7 +216,7 @@ async fn keep_issued(
                 if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
                     return;
                 }
-                // The reason first, so that the token never misses without one.
+                // The reason first, so that a missing token always has one.
                 if is_over && tell.send((key.clone(), Told::Absent)).await.is_err() {
                     return;
                 }

@@ -22,13 +22,13 @@ pub(super) enum Rest {
 /// Files that have come to rest since the last scan.
 pub(super) type Rested = HashMap<PathBuf, Rest>;
 
-/// What has been heard since the last scan began. Paths are real paths.
+/// The events since the last scan began. Paths are real paths.
 #[derive(Default)]
 pub(super) struct Activity {
-    /// When a file was last written to, or a directory was made: who makes a directory is about to fill it.
+    /// When a file was last written to, or a directory was made: a new directory is about to be filled.
     writing: HashMap<PathBuf, Instant>,
     rested: Rested,
-    /// Something differs that only a scan can tell.
+    /// Something has changed that only a scan can find.
     stirred: bool,
 }
 
