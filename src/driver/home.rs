@@ -20,7 +20,7 @@ const TARGET: &str = "mount";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home(PathBuf);
 
-/// What was asked of a driver, for those that have to undo it.
+/// What podfs has asked of a driver, for the process that has to undo it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Record {
@@ -106,7 +106,7 @@ impl Home {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }
 
-    /// Writes down what is asked of the driver.
+    /// Records what podfs asks of the driver.
     ///
     /// # Errors
     /// What the kernel said.

@@ -1,13 +1,13 @@
 //! The mount of a volume for a node, which a driver makes once and the mounts of pods are made from.
 //!
 //! Supervisors of several pods use one, and any of them may be killed at any moment:
-//! 1. Whatever looks at a mount or changes it holds the lock of its directory (`flock(2)`), also while it calls the driver.
-//!    The kernel takes the lock back from a process that is killed. The lock is held on one directory at a time.
-//! 2. A pod is among the users before the driver is called for it, as a link to its home. A home without a record is no user
-//!    any more: what a killed supervisor has left there is not in the way.
-//! 3. `staged` says before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
+//! 1. A supervisor holds the lock of the mount's directory (`flock(2)`) while it reads or changes the mount, also while it calls
+//!    the driver. The kernel releases the lock of a killed process. A supervisor holds the lock of one directory at a time.
+//! 2. A supervisor makes its pod a user, by a link to its home, before it calls the driver. A home without a record does not
+//!    count as a user any more, so leftovers of a killed supervisor do not matter.
+//! 3. `staged` records before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
 //!    because no mount outlives that.
-//! 4. The last user unmounts. No mount goes while a pod uses it: users are counted under the lock.
+//! 4. The last user unmounts. Users are counted under the lock, so no supervisor unmounts while another pod uses the mount.
 
 use std::fs::{self, File};
 use std::io;

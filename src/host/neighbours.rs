@@ -1,8 +1,9 @@
-//! Other pods of this node that use the same PersistentVolume, as far as the mount table tells: their podfs has the same
+//! Other pods of this node that use the same PersistentVolume, as the mount table shows them: their podfs has the same
 //! root directory, and has mounted the volume already.
 //!
-//! Two pods that start at the same moment do not see each other there. Where one pod alone may use a volume, a podfs therefore
-//! takes its [`Turn`] before it looks, and keeps it until its mount is in the table. The kernel ends the turn of a podfs that dies.
+//! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
+//! takes a [`Turn`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the turn of a dead
+//! podfs.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

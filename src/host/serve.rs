@@ -1,7 +1,7 @@
-//! Who serves a source: podfs through FUSE, or the kernel alone through a bind mount.
+//! Whether podfs serves a source through FUSE, or the kernel alone through a bind mount.
 //!
-//! Sockets, FIFOs and devices work by their inode, which a file system in between cannot hand on. Directories that
-//! hold them, and the kernel's own file systems, are bound unless the pod asks for FUSE.
+//! Sockets, FIFOs and devices work by their inode, which a file system in between cannot pass on. podfs binds directories that
+//! hold them, and the kernel's own file systems, unless the pod asks for FUSE.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Calls of a CSI driver's node service, one at a time, each with a time limit.
 //!
-//! A call is made on the thread of its volume, which waits for it. What the driver answers is final unless it says that the
-//! work may go on or be tried again, or there is no answer: those are [uncertain](DriverError::is_uncertain).
+//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless it says that the work may
+//! continue or be tried again. Such an answer, and a missing one, are [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
