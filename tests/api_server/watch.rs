@@ -1,4 +1,4 @@
-//! Watches: an answer that goes on, a line for each change.
+//! Watches: a streamed answer with a line for each change.
 //!
 //! A task per watch writes lines into a short queue that is the body of the answer. It ends when the time of the watch is
 //! over, when a fault says so, or when the client has closed the connection.

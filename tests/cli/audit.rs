@@ -1,5 +1,5 @@
-//! The access log: each open of a file in an audited volume is one line, whatever dies meanwhile, and no open waits for
-//! who reads it.
+//! The access log: each open of a file in an audited volume is one line, whichever process dies meanwhile, and no open waits for
+//! a reader of the log.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! `podfs mounts`: what a container mounts, made ready and taken away.
+//! `podfs mounts`: preparing the mounts of a container, and removing them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

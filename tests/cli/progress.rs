@@ -1,4 +1,4 @@
-//! What `podfs run` shows at a terminal while volumes come up, and that it shows nothing of it elsewhere.
+//! The progress of `podfs run` on a terminal, and its absence elsewhere.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! `podfs status`: every pod of the node, whatever became of it.
+//! `podfs status`: every pod of the node, in every state.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! Callers who are not root. Credentials belong to threads in Linux; only the C library spreads them.
+//! Callers other than root. In Linux, credentials belong to threads; only the C library sets them for the whole process.
 
 use std::any::Any;
 use std::panic::resume_unwind;

@@ -1,4 +1,4 @@
-//! What must not change when another process goes on with a volume.
+//! What must not change when another process takes a volume over.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

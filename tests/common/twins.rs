@@ -1,4 +1,4 @@
-//! The same acts on the disk and through a mount of it, and whether both tell and leave the same.
+//! Runs the same calls on the disk and through a mount of it, and compares results and files.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

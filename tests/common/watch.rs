@@ -1,4 +1,4 @@
-//! An inotify watcher that tells what it heard in a few words, such as `root CREATE|ISDIR new`.
+//! An inotify watcher that writes events in a few words, such as `root CREATE|ISDIR new`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

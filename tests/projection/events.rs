@@ -1,6 +1,6 @@
-//! What inotify watchers hear of commits: exactly what they hear of the kubelet's writer, because
+//! The inotify events of commits: exactly those of the kubelet's writer, because
 //! commits are system calls on the mount. Every watch here asks for all events, so these lists say
-//! also what is *not* heard: no MODIFY, no CLOSE_WRITE.
+//! also which events do *not* come: no MODIFY, no CLOSE_WRITE.
 
 use std::fs;
 use std::time::Duration;

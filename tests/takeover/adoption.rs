@@ -1,4 +1,4 @@
-//! A supervisor that is killed, and the next one: it goes on with what is there, or mounts over what is dead.
+//! A supervisor that is killed, and the next one: it adopts the server, or mounts over dead mounts.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

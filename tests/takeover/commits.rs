@@ -1,5 +1,5 @@
 //! The server of a projection is killed between any two of its system calls while it answers, also to the steps of a
-//! commit: every generation is whole, and who watches hears what it hears without a kill.
+//! commit: every generation is whole, and watchers get the same events as without a kill.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

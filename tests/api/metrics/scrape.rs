@@ -1,4 +1,4 @@
-//! What podfs tells, and what the parsers of Prometheus make of it.
+//! The metrics of a scrape, read by the parsers of Prometheus.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What objects are, by their serial numbers: a state can be told from its content, and its content from its number.
+//! The states of objects, by their serial numbers: the content of a state follows from its number, and identifies it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Volumes whose pod and objects come from an API server: changes, outages, what is refused, and what is asked for.
+//! Volumes whose pod and objects come from an API server: changes, outages, refusals and requests.
 
 mod bundles;
 mod certificates;

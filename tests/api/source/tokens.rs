@@ -1,4 +1,4 @@
-//! Tokens of the pod's service account: what is asked for, and when again.
+//! Tokens of the pod's service account: the requests, and the time of the next one.
 
 use std::fs;
 use std::path::PathBuf;

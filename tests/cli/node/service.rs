@@ -1,4 +1,4 @@
-//! What agents and people ask a real daemon: waiting, volumes, release, and all that goes wrong on its socket.
+//! Requests to a real daemon: waiting, volumes, release, and errors on its socket.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What is given: text for people, JSON, files, and nothing secret.
+//! The outputs: text, JSON and files, without secrets.
 
 use std::fs;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! What is open, and what is known, when the server process is killed.
+//! Open files and cached state when the server process is killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

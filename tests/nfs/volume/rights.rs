@@ -1,4 +1,4 @@
-//! As whom the server is asked.
+//! The identity with which podfs calls the NFS server.
 
 use std::fs::{self, File};
 use std::io;

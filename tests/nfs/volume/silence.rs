@@ -1,4 +1,4 @@
-//! A server that does not answer: who can be helped, is.
+//! A server that does not answer: podfs answers every request that does not need it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

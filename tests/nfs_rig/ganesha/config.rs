@@ -1,4 +1,4 @@
-//! What a server can be told, and how ganesha reads it.
+//! The settings of a server, and ganesha's configuration file made from them.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

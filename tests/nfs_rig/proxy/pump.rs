@@ -1,4 +1,4 @@
-//! The thread that carries: it waits for sockets, for orders, and for the time at which delayed bytes go on.
+//! The thread that forwards bytes: it waits for sockets, for orders, and for the time at which delayed bytes are due.
 
 use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

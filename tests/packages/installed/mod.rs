@@ -8,7 +8,7 @@
 //! | [`machine`] | machines: started, used, switched off |
 //! | [`versions`] | the packages that are installed |
 //! | [`pods`] | the pod that is served |
-//! | [`load`] | who uses its volumes meanwhile |
+//! | [`load`] | a process that uses its volumes meanwhile |
 //! | [`units`] | tests of the units |
 //! | [`life`] | tests of a package's life |
 //! | [`agent`] | tests of the example of an agent of single pods |

@@ -1,4 +1,4 @@
-//! A pod whose volumes are used all the time, and who uses them.
+//! A pod whose volumes are used all the time, and the callers that use them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

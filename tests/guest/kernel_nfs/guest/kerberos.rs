@@ -1,4 +1,4 @@
-//! Kerberos: each flavour at an export that takes no other one, whose ticket is used, and what is missing without one.
+//! Kerberos: each flavour at an export that takes no other one, the ticket that the kernel uses, and the errors without one.
 
 use std::fs::{self, Permissions};
 use std::net::TcpStream;
