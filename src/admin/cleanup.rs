@@ -37,7 +37,7 @@ use crate::supervisor::server::kill_server;
 /// One thing that was done, or not.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// A mount was taken away.
+    /// A mount was unmounted.
     Unmounted(PathBuf),
     /// A file or directory was removed.
     Removed(PathBuf),
@@ -77,7 +77,7 @@ pub struct Cleanup<'a> {
     kept: Vec<PathBuf>,
     /// The root directory that is cleaned.
     root: PathBuf,
-    /// Mounts that were told of.
+    /// Mounts that were reported.
     told: Vec<PathBuf>,
     /// The directory of the pod that is retired, if this is no cleanup of a node.
     retired: Option<PathBuf>,

@@ -85,7 +85,7 @@ impl<'a> Leftovers<'a> {
         self.carry_out(path, fate, AtFlags::REMOVEDIR)
     }
 
-    /// Looks at a path by its parent, as nothing is in the way. `look` says why it stays, if it does.
+    /// Opens the parent of a path and calls `look`, which gives the reason if the path stays.
     fn judge(
         &self,
         path: &Path,

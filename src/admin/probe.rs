@@ -59,7 +59,7 @@ fn wait(child: Pid) -> Pulse {
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&patience)) == Ok(1));
     if !ended {
-        // It ends when it can. Waiting for that is what it is here to avoid.
+        // No wait for its end: the kernel may delay that as long as the mount is silent.
         let _ = kill(child, Signal::SIGKILL);
         return Pulse::Silent;
     }

@@ -37,7 +37,7 @@ pub struct Bound {
     pub mount_options: Vec<String>,
     /// A group that containers need to use it (PV-04). Adding it to them is up to the container runtime.
     pub gid: Option<u32>,
-    /// What the user should hear about it.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 

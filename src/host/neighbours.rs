@@ -20,7 +20,7 @@ use crate::volume::Csi;
 
 /// Whether another pod has mounted what is to be mounted at `path`.
 pub fn use_volume_of(path: &Path) -> bool {
-    // Without a table there are no neighbours to be seen, and mounting will tell what is wrong.
+    // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();
     let own = Place::of(path);
     own.is_some_and(|own| table.iter().filter_map(|mounted| Place::of(&mounted.at)).any(|other| own.is_beside(&other)))

@@ -33,8 +33,8 @@ pub enum Missing {
     Make,
 }
 
-/// Why a part of a volume cannot be used. The texts name nothing but what the manifest says: they reach the pod's user,
-/// and what a link leads to on the node is none of that user's business.
+/// Why a part of a volume cannot be used. The texts name only fields of the manifest: the pod's user reads them, and must not
+/// learn where a link leads on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
     /// There is nothing of this name.

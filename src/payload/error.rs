@@ -74,7 +74,7 @@ pub enum Problem {
     },
 }
 
-/// Two files claim one path; the later one is shown, as in the kubelet, which does not tell.
+/// Two files claim one path; the later one wins, as in the kubelet, which does so silently.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two files are called {:?}: {loser} is hidden by {winner}", path.as_str())]
 pub struct Warning {

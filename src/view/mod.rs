@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`entries`] | what is shown of each volume |
-//! | `changes` | what a change means for people, a line for each file |
+//! | `changes` | a change as text, a line for each file |
 //! | `tree` | the nodes of the file system, and what becomes of them at a change |
 //! | `filesystem` | the FUSE requests, answered from the tree |
 //! | `fusermount` | the program `fusermount3`, which may mount for users |
@@ -195,7 +195,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Another error is being told.
+        // Another error is being reported.
         let _cleared = self.point.take().map(MountPoint::clear);
     }
 }

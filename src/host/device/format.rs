@@ -31,7 +31,7 @@ use crate::host::global_mount::{Held, write_synced};
 /// A new UUID with each reading.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
-/// What is written down of a device before it is formatted.
+/// The record of a device before podfs formats it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Marker {
     device: PathBuf,

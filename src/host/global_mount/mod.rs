@@ -94,12 +94,12 @@ impl GlobalMount {
         &self.place
     }
 
-    /// Whether the pod is written down as a user.
+    /// Whether the pod is a recorded user.
     pub fn has_user(&self, uid: &str) -> bool {
         self.records.join(USERS).join(uid).exists()
     }
 
-    /// Whether no pod is written down as a user.
+    /// Whether there is no recorded user.
     pub fn has_no_user(&self) -> bool {
         fs::read_dir(self.records.join(USERS)).map_or(true, |mut users| users.next().is_none())
     }

@@ -57,7 +57,7 @@ pub struct Export {
     pub words: Vec<String>,
     /// No process writes.
     pub read_only: bool,
-    /// Programs run as who starts them, and not as their owner.
+    /// Setuid has no effect: programs run as their callers.
     pub no_suid: bool,
     /// Devices are none.
     pub no_dev: bool,

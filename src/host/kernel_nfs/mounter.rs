@@ -128,7 +128,7 @@ fn messages(context: &OwnedFd) -> Vec<String> {
     let mut line = [0; 1024];
     while let Ok(length @ 1..) = rustix::io::read(context, &mut line) {
         let text = String::from_utf8_lossy(&line[..length]).trim().to_owned();
-        // The first letter tells how bad it is.
+        // The first letter is the severity.
         messages.push(text.split_once(' ').map_or(text.clone(), |(_, text)| text.to_owned()));
     }
     messages
@@ -143,7 +143,7 @@ struct Failure {
 }
 
 impl Failure {
-    /// Whether another version may do, by what servers say that do not know one: as mount.nfs sees it.
+    /// Whether another version may work: the error is one of servers that do not support the version, as for mount.nfs.
     fn may_be_the_version(&self) -> bool {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }

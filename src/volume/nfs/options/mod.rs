@@ -52,7 +52,7 @@ pub struct NfsOptions {
     pub readdirplus: bool,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// Whether programs from the volume run as who starts them, and not as their owner.
+    /// Whether setuid has no effect: programs from the volume run as their callers.
     pub no_suid: bool,
     /// Whether devices in it are none.
     pub no_dev: bool,
