@@ -45,7 +45,7 @@ fn podfs_asks_no_version_of_a_runtime_for_events_that_it_does_not_know() {
         plugin.confirm_registration();
         let events = plugin.configure(name, version, 2000);
         assert_eq!(events & !known, 0, "{name} {version} would end the connection");
-        assert_eq!(events & 0xf, 0xf, "the runtime reports sandboxes and new containers");
+        assert_eq!(events & 0xf, 0xf, "podfs subscribes to sandboxes and new containers");
     }
 }
 
