@@ -29,11 +29,11 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Mount a live, read-only view of a pod's projected volumes, without root.
 ///
 /// DIR/VOLUME shows what the volume of that name will contain, in the layout that podfs run mounts; changes of manifests and
-/// objects are visible within milliseconds. It is for laptops: the program fusermount3 mounts for the user, who alone can
-/// look, whatever the modes of files say. Volumes of the node, such as hostPath and emptyDir, are left out.
+/// objects are visible within milliseconds. It is for laptops: the program fusermount3 mounts for the user, and only this user
+/// can read the view, whatever the modes of files are. Volumes of the node, such as hostPath and emptyDir, are left out.
 ///
-/// A volume that cannot be shown yet is reported, and appears when it can. One that is shown stays as it is while its objects
-/// are missing. Secret files are empty unless --reveal is given.
+/// podfs reports a volume that it cannot show yet, and shows it as soon as it can. A shown volume stays as it is while its
+/// objects are missing. Secret files are empty unless --reveal is given.
 ///
 /// Ctrl-C, SIGTERM and fusermount3 -u DIR end it. After a SIGKILL, the next view of the same directory cleans up.
 #[derive(Args)]
@@ -52,8 +52,8 @@ EXAMPLES:
 pub(super) struct View {
     #[command(flatten)]
     pod: PodOptions,
-    /// Let other users look, too, as containers do: then the modes and owners of files decide about who may read them, root
-    /// excepted. Needs user_allow_other in /etc/fuse.conf.
+    /// Let other users read the view, too, as containers do: then the modes and owners of files apply, except for root. Needs
+    /// user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     allow_other: bool,
     /// Show the contents of Secrets and tokens, too.
