@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 const KILLS: usize = 200;
 /// Files that are open, in the pod with few.
 const FILES: usize = 1000;
-/// Who is killed.
+/// The processes that are killed.
 const VICTIMS: [Victims; 2] = [Victims::Server, Victims::ServerAndKeeper];
 /// Files that the kernel has looked up, in the pod with many.
 const NODES: usize = 50_000;

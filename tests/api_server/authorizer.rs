@@ -1,4 +1,4 @@
-//! Who may do what: the rules for nodes, word for word where they say no, and rules given by a test for other users.
+//! Permissions: the rules for nodes, with the exact texts of refusals, and a test's rules for other users.
 //!
 //! A node reads what pods that are bound to it refer to, one object at a time. ConfigMaps and Secrets of one name may be
 //! got, listed and watched; claims and volumes may only be got.

@@ -48,7 +48,7 @@ impl User {
     }
 }
 
-/// Who is known.
+/// The known users.
 pub struct Users {
     tokens: Mutex<HashMap<String, User>>,
     verifier: Arc<dyn ClientCertVerifier>,

@@ -187,7 +187,7 @@ impl Server {
         let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.lock().expect("no panic")));
         let cluster = Arc::clone(&self.cluster);
         self.connections.spawn(async move {
-            // Who does not trust the server goes away in the handshake.
+            // A client that does not trust the server closes the connection in the handshake.
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificates = certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();

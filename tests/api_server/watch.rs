@@ -107,7 +107,7 @@ struct Watch {
     begun: Instant,
     until: Instant,
     mood: watch::Receiver<Mood>,
-    /// How many changes it was told.
+    /// How many changes it has received.
     told: usize,
 }
 

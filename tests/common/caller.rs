@@ -8,7 +8,7 @@ use std::thread;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, umask};
 
-/// Who calls.
+/// The ids of a caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub uid: u32,

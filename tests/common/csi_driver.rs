@@ -40,7 +40,7 @@ pub enum Fault {
     Kills(i32),
 }
 
-/// What the driver has been told and done.
+/// The orders of the test, and what the driver has done.
 #[derive(Default)]
 pub struct Script {
     capabilities: Vec<Type>,
@@ -118,12 +118,12 @@ impl CsiDriver {
         self.calls().iter().filter(|call| *call == method).count()
     }
 
-    /// What the last NodePublishVolume was told.
+    /// The last NodePublishVolume request.
     pub fn published(&self) -> NodePublishVolumeRequest {
         self.script().published.last().expect("NodePublishVolume was called").clone()
     }
 
-    /// What the last NodeStageVolume was told.
+    /// The last NodeStageVolume request.
     pub fn staged(&self) -> NodeStageVolumeRequest {
         self.script().staged.last().expect("NodeStageVolume was called").clone()
     }

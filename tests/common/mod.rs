@@ -333,7 +333,7 @@ impl Running {
         self.json = serde_json::from_str(&json).expect("readiness is JSON");
     }
 
-    /// Whether readiness has been told by now.
+    /// Whether podfs has reported readiness.
     pub fn is_ready(&mut self) -> bool {
         let Some(ready) = &self.ready else { return true };
         let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
@@ -544,7 +544,7 @@ pub fn config_pod() -> String {
     pod("[{name: config, configMap: {name: app}}]")
 }
 
-/// Replaces a symbolic link by rename, as everybody who switches directories does.
+/// Replaces a symbolic link by rename, the usual way to switch directories.
 pub fn switch_link(link: &Path, target: &str) {
     let new = link.with_file_name(".new-link");
     symlink(target, &new).expect("a link");

@@ -23,13 +23,13 @@ pub fn killed_at<T>(server: Pid, stop: usize, act: impl FnOnce() -> T) -> (T, bo
         let _ = is_ready.recv();
         let result = act();
         done.store(true, Ordering::Release);
-        // Ignored by everybody but who traces.
+        // Only the tracer notices this signal.
         let _ = kill(server, Signal::SIGURG);
         (result, tracer.join().expect("the server can be traced"))
     })
 }
 
-/// Who traces must be one thread; what it traces is let go when that ends.
+/// The tracer must be one thread; the kernel detaches its tracees when it ends.
 struct Tracer {
     server: Pid,
     /// The threads, and whether each is in a system call.

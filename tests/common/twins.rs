@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::passthrough::{Mounted, disk_directory};
 
-/// What a scenario was told, one line per call.
+/// The results of a scenario, one line per call.
 #[derive(Default, PartialEq, Eq)]
 pub struct Answers(Vec<String>);
 

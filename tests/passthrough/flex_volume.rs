@@ -83,7 +83,7 @@ impl Rig {
         running
     }
 
-    /// The commands that were called, in order, and what they were told.
+    /// The commands that were called, in order, with their arguments.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.driver().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()

@@ -189,7 +189,7 @@ fn a_setuid_program_has_no_effect_on_a_mount_below_the_source_that_is_nosuid() {
     let mode = fs::metadata(mounted.path().join("nosuid/id")).expect("attributes").mode();
     assert_eq!(mode & 0o7777, 0o755);
 
-    // Who writes to a program takes its setuid away, though the volume does not show it.
+    // Writing to a program removes its setuid bit, though the volume does not show the bit.
     fs::OpenOptions::new().append(true).open(mounted.path().join("nosuid/id")).expect("opened");
     let mode = fs::metadata(place("nosuid").join("id")).expect("attributes").mode();
     assert_eq!(mode & 0o7777, 0o755);

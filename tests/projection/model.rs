@@ -60,7 +60,7 @@ fn number_of(content: &[u8]) -> usize {
     digits.parse().expect("a number")
 }
 
-/// What readers share with the one who commits.
+/// What readers share with the committing thread.
 #[derive(Default)]
 struct Progress {
     /// The payload that was committed last, counted from 1; 0 before the first.

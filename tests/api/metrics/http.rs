@@ -29,7 +29,7 @@ fn say(address: SocketAddr, text: &str) -> String {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
     stream.write_all(text.as_bytes()).expect("written");
     let mut answer = Vec::new();
-    // Who has said too much is hung up on.
+    // podfs closes the connection of a client that sends too much.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).expect("text")
 }

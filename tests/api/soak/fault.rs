@@ -17,7 +17,7 @@ pub enum Fault {
     Breaks,
     /// The server ends and begins again.
     Restarts,
-    /// The server forgets its history, and connections break: what was missed is not told.
+    /// The server forgets its history, and connections break: it does not send missed changes.
     Forgets,
     /// Watches end after a few changes.
     Cut(usize, End),

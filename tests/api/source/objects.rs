@@ -282,7 +282,7 @@ fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
         rig.put_config(&value.to_string());
         wait_content(&file, &value.to_string());
     }
-    // A bookmark comes after all that was told before.
+    // A bookmark comes after all earlier changes.
     rig.server.put(&config_map("app", &[("key", "last")]));
     wait_content(&file, "last");
     assert!(!running.log().contains("cannot watch"), "{}", running.log());

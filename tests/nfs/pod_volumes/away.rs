@@ -56,7 +56,7 @@ fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
     ganesha.stop();
     file.write_all(b"content").expect("accepted");
     let started = std::thread::spawn(|| Command::new("true").status());
-    // Each look gives the server time to look at who waits.
+    // Each look gives the server time to check waiting callers.
     for _ in 0..20 {
         soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
         std::thread::sleep(Duration::from_millis(100));

@@ -141,7 +141,7 @@ fn successors_and_supervisors_that_follow_know_where_a_server_is_now() {
     machine.name(THERE.into());
     assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
     wait_moved(&running, HERE, THERE);
-    // The name is of no use now: who goes on has to know.
+    // The name has no address now: the next supervisor has to know the server's.
     fs::write(&machine.hosts, "").expect("written");
     running.signal(Signal::SIGKILL);
     running.wait();
@@ -253,7 +253,7 @@ fn a_server_is_followed_from_one_address_of_ipv6_to_another() {
         wait_moved(&running, here, THERE_BY_IPV6);
         assert_eq!(fs::read_to_string(ganesha.exported().join("written")).expect("on the server"), "1\n");
         assert_eq!(there[0].connections(), 1, "the volumes share it");
-        // Who follows knows where it is.
+        // The successor knows the new address.
         kill(running.server(), Signal::SIGKILL).expect("killed");
         assert_eq!(machine.does(&running, "b", "there", "cat $0"), "content");
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());

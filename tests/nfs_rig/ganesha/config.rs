@@ -22,7 +22,7 @@ pub struct Export {
     pub name: String,
     pub access: Access,
     pub squash: Squash,
-    /// Who everybody is that is squashed: user and group.
+    /// The user and group of squashed callers.
     pub anonymous: (u32, u32),
     /// The most bytes of a READ, and of a WRITE.
     pub max_read: u32,

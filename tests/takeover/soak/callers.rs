@@ -1,4 +1,4 @@
-//! Who works in a passthrough volume during the soak. Each knows what must come of its calls.
+//! The callers in a passthrough volume during the soak. Each knows the right results of its calls.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -15,7 +15,7 @@ use nix::unistd::mkfifo;
 pub struct Place {
     pub name: &'static str,
     path: PathBuf,
-    /// How often the counter was raised, by all who do.
+    /// How often all callers together have raised the counter.
     raised: Mutex<u64>,
 }
 
@@ -231,7 +231,7 @@ fn count(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     let mut raised = place.raised.lock().expect("no panic");
     *raised += rounds;
     let number = read(&File::open(&path).map_err(failed("open"))?)?;
-    // The one who ends last sees all of it.
+    // The caller that ends last sees all increments.
     if number >= *raised { Ok(()) } else { Err(format!("the counter is {number} after {raised} rounds")) }
 }
 

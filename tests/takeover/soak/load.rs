@@ -97,7 +97,7 @@ impl Pod {
     }
 }
 
-/// What the callers and the one who disturbs them tell each other.
+/// What the callers and the disturbing thread share.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,
