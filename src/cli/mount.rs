@@ -1,4 +1,4 @@
-//! `podfs mount`: one volume in the foreground, for people who debug it.
+//! `podfs mount`: one volume in the foreground, for debugging.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub(super) struct Mount {
     /// How long the kernel may cache names and attributes of a directory of the host.
     #[arg(long, value_name = "HOW", value_enum)]
     cache: Option<Cache>,
-    /// Write one JSON line on standard error for each open of a file: when, which, and by whom.
+    /// Write one JSON line on standard error for each open of a file: the time, the file, and the process.
     #[arg(long)]
     audit: bool,
     /// Print one line per FUSE request on standard output.

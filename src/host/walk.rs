@@ -33,7 +33,7 @@ pub struct Found<'a> {
     pub is_directory: bool,
 }
 
-/// Who is shown each entry.
+/// Called for each entry.
 pub trait Visitor {
     /// An entry.
     ///

@@ -127,8 +127,8 @@ fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
     found.map_or((name, None), |(name, unit)| (name, Some(unit)))
 }
 
-/// OpenMetrics as Prometheus wrote it before: a counter goes by the name of its numbers, and neither units nor the end are
-/// told.
+/// The text format of Prometheus before OpenMetrics: a counter has the name of its samples, and there are neither units nor an
+/// end mark.
 fn without_open_metrics(text: &str) -> String {
     let is_counter = |name: &str| Family::find(&format!("{name}_total")).is_some();
     let mut plain = String::with_capacity(text.len());

@@ -1,5 +1,5 @@
-//! What one pod, or the node, tells at one moment. A reading may come from a podfs of another version: who takes it in leaves out what
-//! it does not know.
+//! The metrics of one pod, or of the node, at one moment. A reading may come from a podfs of another version: the receiver ignores
+//! metrics that it does not know.
 
 use std::collections::BTreeMap;
 

@@ -105,7 +105,7 @@ pub enum ViewError {
 /// Which users may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// The user who mounts, and everything, whatever the modes of files say.
+    /// Only the mounting user, who may read everything, whatever the modes of files are.
     Owner,
     /// All users, root included; modes and owners of files decide what each may read.
     Everyone,

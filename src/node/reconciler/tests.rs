@@ -74,7 +74,7 @@ enum Step {
     End(usize, Outcome),
     /// An agent asks to set up the pod's volumes again.
     Remount(usize),
-    /// The sources have told all their pods.
+    /// The sources have listed their pods.
     Ready,
     /// The daemon is killed: what runs is forgotten, and what is there is reconstructed.
     Restart,

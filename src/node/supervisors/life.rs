@@ -52,13 +52,13 @@ pub(super) struct Calling {
 pub(super) struct Up {
     pub(super) watch: StatusWatch,
     pub(super) process: Process,
-    /// It is being told which volumes are wanted.
+    /// A publication of the wanted volumes under way.
     pub(super) change: Option<Change>,
-    /// Whether it has said what it serves.
+    /// Whether it has sent a status.
     pub(super) has_spoken: bool,
 }
 
-/// A supervisor is being told what is wanted of it.
+/// A publication to a supervisor under way.
 pub(super) struct Change {
     pub(super) wanted: Checkpoint,
     pub(super) told: JoinHandle<Result<(), String>>,
