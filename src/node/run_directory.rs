@@ -43,7 +43,7 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
                 Err(error) => {
                     let reason = error.to_string();
                     if last.as_ref() != Some(&reason) {
-                        warn!("{reason}; agents cannot reach podfs node until that is mended");
+                        warn!("{reason}; agents cannot reach podfs node until that is fixed");
                     }
                     last = Some(reason);
                     sleep(LOOK).await;

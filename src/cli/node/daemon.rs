@@ -278,7 +278,7 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
                 ended = &mut node => return Ok(ended?),
                 signal = stop.received() => {
                     notify(&[NotifyState::Stopping]);
-                    info!("{signal}: podfs node ends; the volumes are served on, and wait for the next podfs node");
+                    info!("{signal}: podfs node ends; the supervisors serve the volumes until the next podfs node adopts them");
                     return Ok(());
                 }
                 () = heartbeat.beat() => {}

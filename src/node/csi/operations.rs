@@ -156,7 +156,7 @@ impl Operations {
             });
             for Publication { volume_id, target, pod, .. } in gone.await.unwrap_or_default() {
                 info!(
-                    "pod {}/{}: its directory is gone; podfs takes its volume at {} away",
+                    "pod {}/{}: the kubelet has removed its directory; podfs unmounts its volume at {}",
                     pod.namespace,
                     pod.name,
                     target.display()
@@ -223,10 +223,7 @@ impl Shared {
         let (shared, new) = (Arc::clone(self), publication.clone());
         let looked = spawn_blocking(move || {
             shared.root.check(&new.target).map_err(|error| refused(&error))?;
-            shared
-                .written
-                .write(&new)
-                .map_err(|error| Status::internal(format!("the volume cannot be written down: {error}")))
+            shared.written.write(&new).map_err(|error| Status::internal(format!("cannot record the volume: {error}")))
         });
         looked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
         self.known().insert(publication.target.clone(), publication.clone());
@@ -283,7 +280,7 @@ impl Shared {
             shared
                 .written
                 .remove(&path)
-                .map_err(|error| Status::internal(format!("the volume stays written down: {error}")))
+                .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
         });
         match timeout(FILE_SYSTEM, removed).await {
             Ok(Ok(removed)) => removed?,

@@ -33,7 +33,7 @@ impl Housekeeping {
                         warn!("{report}");
                     }
                 }
-                Err(error) => warn!("directories of pods that are gone cannot be looked at: {error}"),
+                Err(error) => warn!("cannot look for directories of deleted pods: {error}"),
             }
         });
     }

@@ -190,7 +190,7 @@ impl Manager {
             FeedEvent::Pods(source, pods) => {
                 let changed = self.pods.tell_all(source, pods);
                 if self.pods.sources_ready() {
-                    info!("every source has told its pods: {} on this node", self.pods.iter().count());
+                    info!("every source has listed its pods: {} on this node", self.pods.iter().count());
                 }
                 changed
             }
@@ -239,7 +239,9 @@ impl Manager {
             SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
             SupervisorReport::Status(status) => self.see(uid, &status),
             SupervisorReport::Gone => {
-                warn!("pod {uid}: its supervisor is gone; its volumes are served on, and podfs starts another one");
+                warn!(
+                    "pod {uid}: its supervisor is gone; its server still serves, and podfs starts another supervisor"
+                );
                 self.pids.remove(uid);
                 self.actual.require_remount(uid);
             }
@@ -299,7 +301,7 @@ impl Manager {
         tokio::spawn(async move {
             if let Err(error) = supervisors.set_released(&uid, true).await {
                 warn!(
-                    "pod {uid}: its release cannot be written down: {error}; if podfs node is killed now, release it again"
+                    "pod {uid}: cannot record its release: {error}; if podfs node is killed now, release the pod again"
                 );
             }
             // The client may have gone.

@@ -144,7 +144,7 @@ fn start(
         });
     }
     let child = command.spawn().map_err(|cause| OnHostError::Start { program: program.clone(), cause })?;
-    info!("podfs node goes on on the node, as {} (pid {})", program.display(), child.id());
+    info!("podfs node continues on the node, as {} (pid {})", program.display(), child.id());
     match programs::remove_unused(directory, &program) {
         Ok(removed) => {
             removed.iter().for_each(|path| info!("no process runs {} any more; it is removed", path.display()))

@@ -132,7 +132,7 @@ impl PodTask {
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
         match found.0 {
             Ok(checkpoint) => self.wanted = checkpoint,
-            Err(error) => warn!("what is written down of pod {} is lost: {error}", self.uid),
+            Err(error) => warn!("the checkpoint of pod {} is lost: {error}", self.uid),
         }
         self.written.clone_from(&self.wanted);
         self.told.clone_from(&self.wanted);
