@@ -165,8 +165,7 @@ impl Cluster {
             ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
-                let (lifetime, serial) = (self.faults.mood().token_lifetime, state.tokens);
-                let answer = tokens::issue(&state.store, user, asked, lifetime, serial)?;
+                let answer = tokens::issue(&state.store, user, asked, &self.faults.mood(), state.tokens)?;
                 Ok(json_response(StatusCode::CREATED, &answer))
             }
             (_, None) => Err(Failure::no_method()),

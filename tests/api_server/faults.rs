@@ -77,6 +77,8 @@ pub struct Mood {
     pub disturbance: Disturbance,
     /// How long tokens are good, whatever is asked for.
     pub token_lifetime: Option<Duration>,
+    /// How far its clock is ahead of that of its clients, in seconds.
+    pub clock_ahead: i64,
     /// A version of a group that is not served, such as `certificates.k8s.io/v1beta1`.
     pub unserved: Option<&'static str>,
 }

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::faults::Mood;
 use super::identity::User;
 use super::request::Asked;
 use super::status::Failure;
@@ -17,15 +18,9 @@ use super::store::{Key, Store};
 /// Who receives a token that is for nobody in particular.
 const AUDIENCE: &str = "https://kubernetes.default.svc";
 
-/// The answer to a TokenRequest. `lifetime` is how long tokens are good, whatever is asked for; `serial` makes them
-/// different.
-pub fn issue(
-    store: &Store,
-    user: &User,
-    asked: &Asked,
-    lifetime: Option<Duration>,
-    serial: u64,
-) -> Result<Value, Failure> {
+/// The answer to a TokenRequest. `mood` says how long tokens are good, whatever is asked for, and how the clock is; `serial` makes
+/// tokens different.
+pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64) -> Result<Value, Failure> {
     let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
     let account = store.get(&Key::new("serviceaccounts", namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
     let spec = &asked.body["spec"];
@@ -41,12 +36,14 @@ pub fn issue(
         );
         return Err(Failure::invalid("TokenRequest.authentication.k8s.io", "", &why));
     }
-    let seconds = lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
+    let seconds =
+        mood.token_lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
     let audiences = match spec["audiences"].as_array() {
         Some(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([AUDIENCE]),
     };
-    let now = SystemTime::now();
+    let skew = Duration::from_secs(mood.clock_ahead.unsigned_abs());
+    let now = if mood.clock_ahead < 0 { SystemTime::now() - skew } else { SystemTime::now() + skew };
     let until = now + Duration::from_secs(seconds.unsigned_abs());
     let mut claims = json!({
         "aud": audiences, "iss": AUDIENCE, "iat": seconds_of(now), "nbf": seconds_of(now), "exp": seconds_of(until),
