@@ -6,11 +6,13 @@
 //!    both as one answer: a watch that begins with what there is, up to a bookmark with the version. When a watch ends, the
 //!    next one begins at the version of the last change, or of the last bookmark.
 //! 2. A server that no longer knows what happened since (410), or that refuses to watch from there, is asked for another
-//!    list. The first 410 leads to it at once: a server that has restarted answers nearly every watch with one.
+//!    list. The first 410 leads to it at once: a server that has restarted answers nearly every watch with one. For the rest of the
+//!    node's single objects, that 410 saves the question: for half a minute, their watches begin with what there is.
 //! 3. A list that is older than what is known is no news: its server is behind. It is asked again later. A change that is
 //!    not newer is left out. So content never goes back (MG-05), and what is sent twice is told once. Only what a
 //!    follower has never listed is told before the bookmark.
-//! 4. A watch lasts for some minutes, a different time each, and ends by itself. One that does not end when it should is given
+//! 4. A watch of many objects lasts for some minutes, one of a single object for half an hour and more, as those of a kubelet; each for
+//!    a different time, and it ends by itself. One that does not end when it should is given
 //!    up, and so is one on a connection that answers no pings.
 //! 5. After a failure comes a pause, see `retry`.
 //! 6. A server that forbids the list of a single object is asked for the object itself (`get`). The watch begins before that, so
@@ -31,12 +33,16 @@ use super::error::{ApiError, Class};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
-/// The shortest and the longest time a watch is asked for, in seconds.
+/// The shortest and the longest time a watch is asked for, in seconds: one of many objects, and one of a single object. A node has
+/// hundreds of the latter, and a cluster thousands of nodes.
 const WATCH: std::ops::Range<u64> = 300..600;
+const WATCH_OF_ONE: std::ops::Range<u64> = 1800..3600;
 /// How much later than asked for a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to.
+/// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to, unless it took
+/// its time to answer at all: then it has much to do, and gets so many times that time.
 const INITIAL: Duration = Duration::from_secs(3);
+const INITIAL_OF_BUSY: u32 = 5;
 /// How long a server is quiet when it has told what there is, and does not say so.
 const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
@@ -232,9 +238,10 @@ impl Follower {
 
     /// Asks for what there is and for its changes in one request.
     async fn begin(&mut self) -> Option<News> {
+        let asked = Instant::now();
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
-                self.hear_from(watching, INITIAL, End::Bookmark);
+                self.hear_from(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), End::Bookmark);
                 None
             }
             // A server without it says so; if it refuses anything else, it does so for the list, too.
@@ -339,7 +346,7 @@ impl Follower {
     }
 
     async fn watch(&self, since: Since<'_>) -> Result<Watching, ApiError> {
-        let seconds = fastrand::u64(WATCH);
+        let seconds = fastrand::u64(if self.collection.is_single() { WATCH_OF_ONE } else { WATCH });
         let watch = self.client.watch(&self.collection, self.part, since, seconds).await?;
         let began = Instant::now();
         Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, heard: false })
@@ -348,6 +355,9 @@ impl Follower {
     async fn begin_watch(&mut self) -> Option<News> {
         // Without a version, there is a list to be asked for.
         let version = self.version.clone()?;
+        if self.collection.is_single() && self.client.has_forgotten() && self.client.may_send_initial_events() {
+            return None;
+        }
         match self.watch(Since::Version(&version)).await {
             Ok(watching) => {
                 self.state = State::Watching(Box::new(watching));
@@ -416,6 +426,7 @@ impl Follower {
             // At once, unless that was of no use just now.
             Class::Gone if !self.relisted => {
                 self.relisted = true;
+                self.client.forgot();
                 return None;
             }
             Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,

@@ -40,6 +40,8 @@ const FRESH: Duration = Duration::from_secs(60);
 const MAX_OBJECT: usize = 4 << 20;
 /// Most bytes of a list of many.
 const MAX_LIST: usize = 32 << 20;
+/// For how long after a connection was made a 410 says that the server has started: it answers other watches with 410, too.
+const FORGETS: Duration = Duration::from_secs(30);
 /// The kind of an object, and of a list, of which the server sends the metadata only.
 pub(crate) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
@@ -67,6 +69,8 @@ struct Shared {
     refused: AtomicBool,
     /// Whether the server may send what there is at the beginning of a watch (`sendInitialEvents`).
     initial_events: AtomicBool,
+    /// Whether it has answered a watch of this connection with 410.
+    has_forgotten: AtomicBool,
 }
 
 /// How the server could be reached.
@@ -144,6 +148,7 @@ impl Client {
             allowed: Notify::new(),
             refused: AtomicBool::new(false),
             initial_events: AtomicBool::new(true),
+            has_forgotten: AtomicBool::new(false),
         })))
     }
 
@@ -305,6 +310,16 @@ impl Client {
         self.0.initial_events.store(false, Ordering::Relaxed);
     }
 
+    /// The server no longer knows what happened since the version of a watch.
+    pub(crate) fn forgot(&self) {
+        self.0.has_forgotten.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the server was reached just now, and no longer knows what happened before.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
+    }
+
     fn reach(&self) -> MutexGuard<'_, Reach> {
         self.0.reach.lock().expect("no code panics while it is locked")
     }
@@ -316,6 +331,7 @@ impl Client {
         reach.since = Instant::now();
         drop(reach);
         self.0.initial_events.store(true, Ordering::Relaxed);
+        self.0.has_forgotten.store(false, Ordering::Relaxed);
         self.0.recovered.notify_waiters();
     }
 
