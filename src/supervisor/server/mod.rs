@@ -5,6 +5,7 @@
 //! the mounts are never given up.
 
 mod call;
+mod fusectl;
 mod keeper;
 pub(super) mod oom;
 mod process;

@@ -1,8 +1,8 @@
 //! The watchdog: notices a server that lives and does not get on.
 //!
 //! A volume is stuck while requests wait and none is read or answered. What waits is known from the region, which says what
-//! each thread does, and from fusectl (`/sys/fs/fuse/connections/N/waiting`), where it is mounted. Whether it is the server's
-//! fault is seen from outside:
+//! each thread does, and from the kernel (`fusectl`). While nothing waits and nothing is under way, a look costs a few system calls on
+//! the supervisor's own thread, and wakes no other. Otherwise it is seen from outside whether it is the server's fault:
 //!
 //! 1. A stopped process, a thread that each look finds waiting for another thread of the server or running on and on, or a
 //!    server that does not answer its supervisor: it hangs, and another one is to go on.
@@ -15,6 +15,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Read;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ use tokio::time::sleep_until;
 use tracing::warn;
 
 use super::call::{Call, call};
-use super::unkillable;
+use super::{fusectl, unkillable};
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
 const CALM: Duration = Duration::from_secs(5);
@@ -57,10 +58,17 @@ impl Rounds {
         Self::Resting { until: Instant::now() + watchdog.interval(), watchdog }
     }
 
-    /// The next look at the server. Gives what is wrong if it hangs. A call that is given up goes on with the next one.
+    /// The next look at the server that finds anything to look at. Gives what is wrong if it hangs. A call that is given up goes
+    /// on with the next one.
     pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
         if let Self::Resting { watchdog, until } = self {
-            sleep_until((*until).into()).await;
+            loop {
+                sleep_until((*until).into()).await;
+                if !watchdog.is_calm() || !is_at_rest(pid, client) {
+                    break;
+                }
+                *until = Instant::now() + CALM;
+            }
             let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
             *self = Self::Looking(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
         }
@@ -168,8 +176,12 @@ impl Watchdog {
 
     /// How long after the last look the next one is due.
     fn interval(&self) -> Duration {
-        let is_calm = self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none();
-        if is_calm { CALM } else { ALERT }
+        if self.is_calm() { CALM } else { ALERT }
+    }
+
+    /// Whether the last look found nothing to look at again.
+    fn is_calm(&self) -> bool {
+        self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none()
     }
 
     fn silent_sources(&self) -> Vec<String> {
@@ -246,15 +258,33 @@ fn stays_spent(pid: i32) -> bool {
 }
 
 fn is_stopped(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    matches!(state(pid), Some(b'T' | b't'))
+}
+
+/// The state of the main thread of a process (`proc_pid_stat(5)`).
+fn state(pid: i32) -> Option<u8> {
+    // The beginning of the file has it, in one read.
+    let (mut text, mut file) = ([0; 512], fs::File::open(format!("/proc/{pid}/stat")).ok()?);
+    let length = file.read(&mut text).ok()?;
     // The name may hold anything.
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't']))
+    let end = text[..length].windows(2).rposition(|pair| pair == b") ")?;
+    text[..length].get(end + 2).copied()
+}
+
+/// Whether the server waits for requests, and no request waits for it. A server that was killed or stopped does not: its main thread
+/// ends, stops, or is in a call that ends by no signal.
+fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
+    let is_idle = |doing: &Doing| {
+        doing.busy.is_empty()
+            && doing.silent_since.is_none()
+            && waiting(doing).is_some_and(|waiting| waiting <= doing.waits)
+    };
+    matches!(state(pid), Some(b'S' | b'R')) && client.doings().iter().all(is_idle)
 }
 
 /// How many requests wait in the kernel or in the server, where it tells.
 fn waiting(doing: &Doing) -> Option<usize> {
-    let text = fs::read_to_string(format!("/sys/fs/fuse/connections/{}/waiting", doing.connection?)).ok()?;
-    text.trim().parse().ok()
+    fusectl::waiting(doing.connection?)
 }
 
 #[cfg(test)]
