@@ -83,6 +83,24 @@ fn pods_of_the_node_are_served_until_they_are_deleted_and_released() {
 }
 
 #[test]
+fn mg_04_the_ttl_annotation_of_the_node_delays_no_change() {
+    let cluster = Cluster::new();
+    let Cluster { server, node } = &cluster;
+    let annotations = json!({"node.alpha.kubernetes.io/ttl": "86400"});
+    server
+        .put_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "annotations": annotations}}));
+    server.put(&config_map("app", &[("key", "one")]));
+    cluster.put_pod("web", "app", &json!({}));
+    let _daemon = node.start_command(cluster.command());
+    node.expect(&["wait", "default/web"]);
+    for value in ["two", "three"] {
+        server.put(&config_map("app", &[("key", value)]));
+        wait_content(&node.path("web", "config").join("key"), value);
+    }
+    assert_eq!(server.count("get", "configmaps"), 0, "the object is watched");
+}
+
+#[test]
 fn a_pod_that_has_ended_when_it_is_first_seen_is_not_mounted() {
     let cluster = Cluster::new();
     cluster.server.put(&config_map("app", &[("key", "one")]));
