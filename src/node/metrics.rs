@@ -206,6 +206,8 @@ mod tests {
             read_only: true,
             selinux: None,
             group: None,
+            attachable: Some(false),
+            size: None,
             remount_required: false,
             reason: None,
         };

@@ -10,6 +10,7 @@
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | what the manager knows at one moment, for commands and agents |
+//! | `backing` | what the claims of a pod lead to: names on the node, sizes, whether a controller attaches them |
 //! | [`plugin`] | volume plugins: what the manager has to know of a kind of volume |
 //! | [`world`] | the desired and the actual state of the world |
 //! | [`reconciler`] | from the two worlds to operations; a pure function |
@@ -28,6 +29,7 @@
 //! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
 //! own (`podfs run`), which goes on when the daemon is killed.
 
+mod backing;
 pub mod csi;
 pub mod daemon;
 pub mod feed;

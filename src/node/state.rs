@@ -109,6 +109,12 @@ pub struct VolumeEntry {
     /// A supplemental group that containers need to use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
+    /// Whether a controller of the cluster attaches it to the node; none while that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachable: Option<bool>,
+    /// The bytes that it has at most: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// Whether an agent has asked to refresh it, and the refresh has not ended.
     pub remount_required: bool,
     /// Why it is not mounted, or not current.

@@ -105,7 +105,13 @@ impl Rules {
             // The pod of a request is checked when it is created.
             ("podcertificaterequests", None) if verb == "create" && asked.body["spec"]["nodeName"] == node => Ok(()),
             ("podcertificaterequests", None) if verb == "get" => self.is_related(store, node, asked),
-            ("clustertrustbundles", None) if is_read => Ok(()),
+            ("clustertrustbundles" | "csidrivers", None) if is_read => Ok(()),
+            ("volumeattachments", None) => {
+                if verb != "get" {
+                    return Err("can only get individual resources of this type".to_owned());
+                }
+                self.is_related(store, node, asked)
+            }
             _ => Err(String::new()),
         }
     }
@@ -123,6 +129,10 @@ impl Rules {
             "podcertificaterequests" => {
                 let request = store.get(&Key::new("podcertificaterequests", namespace, name));
                 request.is_some_and(|request| request["spec"]["podUID"] == pod["metadata"]["uid"])
+            }
+            "volumeattachments" => {
+                let attachment = store.get(&Key::new("volumeattachments", "", name));
+                attachment.is_some_and(|attachment| attachment["spec"]["nodeName"] == node)
             }
             plural => key.namespace == namespace && names(plural, pod).contains(name),
         });

@@ -142,6 +142,8 @@ mod tests {
             read_only: true,
             selinux: None,
             group: None,
+            attachable: Some(false),
+            size: None,
             remount_required: false,
             reason: reason.map(str::to_owned),
         }

@@ -18,9 +18,10 @@ use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
+use crate::node::backing::{Backing, backings};
 use crate::node::pod::NodePod;
 use crate::source::{Issued, Push, Question, Told};
-use crate::volume::{BundleKey, CredentialKey};
+use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
 const GRACE: Duration = Duration::from_secs(1);
@@ -74,6 +75,15 @@ impl ObjectFollower {
     pub fn restart(&mut self) {
         self.sent = None;
         self.changed.notify_one();
+    }
+
+    /// What volumes of the pod lead to, of what the supervisor was sent.
+    pub(in crate::node) fn backings(&self) -> BTreeMap<String, Backing> {
+        let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
+        match &self.sent {
+            Some(sent) if self.pod.pod.volumes.iter().any(leads_further) => backings(&self.pod.pod, &sent.parsed()),
+            _ => BTreeMap::new(),
+        }
     }
 
     /// What the supervisor has to hear next: at first everything, and then what has changed. Cancel-safe.

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::object::WholeObject;
-use crate::manifest::objects::{Missing, ObjectKey};
+use crate::manifest::objects::{Missing, ObjectKey, Objects};
 use crate::manifest::tokens::Token;
 use crate::source::{Deletion, PodCertificate, Push, Unknown};
 use crate::volume::{CredentialKey, TokenKey};
@@ -70,6 +70,12 @@ impl View {
                 }
             }
         }
+    }
+
+    /// All objects of it, parsed.
+    pub(super) fn parsed(&self) -> Objects {
+        let objects = Objects::default().with(self.objects.values().map(|object| Arc::clone(&object.parsed)));
+        objects.with_absences(self.missing.clone())
     }
 
     /// All of it.

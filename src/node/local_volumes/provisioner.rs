@@ -28,7 +28,7 @@ use crate::kube::follower::{Follower, News};
 use crate::kube::retry::Retry;
 use crate::manifest::objects::VolumeMode;
 use crate::node::NodeHandle;
-use crate::node::service::volumes_in_use;
+use crate::node::service::in_use;
 
 /// How many volumes are cleaned at a time.
 const CLEANINGS: usize = 4;
@@ -442,7 +442,7 @@ impl Provisioner {
     async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");
-        if volumes_in_use(&self.place.handle.state()).contains(&unique_name) {
+        if in_use(&self.place.handle.state()).any(|volume| volume.unique_name == unique_name) {
             let path = record.path.display();
             self.pause(&name, &format!("{path} of PersistentVolume {name} is in use by a pod of this node"));
             return Ok(());

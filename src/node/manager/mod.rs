@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
+//! | `published` | when a state is published, and of which pods it is made anew |
 //! | `picture` | the published state of a pod |
 //! | `containers` | whose volumes the containers of a container runtime show |
 //! | `events` | events of the pods of an API server |
@@ -21,6 +22,7 @@ mod events;
 mod housekeeping;
 mod picture;
 pub mod pods;
+mod published;
 mod pusher;
 pub mod recovery;
 mod unmounts;
@@ -34,6 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::backing::Backing;
 use super::feed::{Feed, FeedEvent, PodSource};
 use super::handle::{Command, NodeHandle, Refusal};
 use super::metrics::Recorder;
@@ -53,7 +56,7 @@ use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
 use pods::Pods;
-use pusher::Pushers;
+use pusher::{Backings, Pushers};
 use recovery::Recovered;
 use unmounts::Unmounts;
 
@@ -73,6 +76,9 @@ pub struct Manager {
     /// The process ids of supervisors that have spoken.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
+    /// What volumes lead to, as they were told last.
+    backings: BTreeMap<VolumeId, Backing>,
+    found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
     containers: Containers,
     unmounts: Unmounts,
@@ -81,6 +87,8 @@ pub struct Manager {
     /// Since when volumes are wanted that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
+    /// The pods of which something may have changed since the state was published.
+    touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<Command>,
     ends: mpsc::UnboundedReceiver<Ended>,
     ended: mpsc::UnboundedSender<Ended>,
@@ -121,13 +129,16 @@ impl Manager {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
         let (ended, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
+        let (pushers, found_backings) = Pushers::new(feed.objects(), supervisors.clone());
         let mut manager = Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
             actual: ActualWorld::default(),
             plugins: Registry::built_in(),
             executor: Executor::default(),
-            pushers: Pushers::new(feed.objects(), supervisors.clone()),
+            pushers,
+            backings: BTreeMap::new(),
+            found: found_backings,
             supervisors,
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
@@ -137,6 +148,7 @@ impl Manager {
             recorder,
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
+            touched: BTreeSet::new(),
             commands,
             ends,
             ended,
@@ -171,6 +183,7 @@ impl Manager {
                 Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
+                Some((uid, backings)) = self.found.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
@@ -200,6 +213,7 @@ impl Manager {
                 vec![uid]
             }
             FeedEvent::Containers(pod, containers) => {
+                self.touch(&pod.uid);
                 self.containers.take(&pod, containers, &mut self.events);
                 // Of a pod that the manager does not know, nothing more comes.
                 if self.containers.of(&pod.uid).is_empty() && self.pods.get(&pod.uid).is_none() {
@@ -218,6 +232,7 @@ impl Manager {
 
     /// Brings the desired world up to date with what is known of the pod.
     fn describe(&mut self, uid: &PodUid) {
+        self.touch(uid);
         let Some(known) = self.pods.get(uid) else { return };
         match known.needs_volumes() {
             true => {
@@ -230,11 +245,11 @@ impl Manager {
             }
             false => self.desired.remove(uid),
         }
-        let known_volumes = |id: &VolumeId| self.desired.volume(id).is_some();
-        self.actual.forget_unmounted(known_volumes);
+        self.forget_unmounted();
     }
 
     fn take_report(&mut self, uid: &PodUid, report: SupervisorReport) {
+        self.touch(uid);
         match report {
             SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
             SupervisorReport::Status(status) => self.see(uid, &status),
@@ -252,6 +267,13 @@ impl Manager {
         if let Some(known) = self.pods.get(uid) {
             self.pushers.start(&known.pod);
         }
+    }
+
+    /// Takes what volumes of a pod lead to. What one led to before stays if it leads to nothing now: it is mounted still.
+    fn take_backings(&mut self, uid: &PodUid, backings: BTreeMap<String, Backing>) {
+        self.touch(uid);
+        let id = |volume| VolumeId { pod: uid.clone(), volume };
+        self.backings.extend(backings.into_iter().map(|(volume, backing)| (id(volume), backing)));
     }
 
     /// Takes what a supervisor says of its volumes.
@@ -279,7 +301,10 @@ impl Manager {
     fn take_command(&mut self, command: Command) {
         match command {
             Command::Reprocess(uid) => self.describe(&uid),
-            Command::RemountRequired(uid) => self.actual.require_remount(&uid),
+            Command::RemountRequired(uid) => {
+                self.touch(&uid);
+                self.actual.require_remount(&uid);
+            }
             Command::Release(uid, answer) => {
                 if let Err(refusal) = self.pods.release(&uid) {
                     // The client may have gone.
@@ -357,6 +382,7 @@ impl Manager {
 
     fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
         let Operation { id, action } = operation;
+        self.touch(&id.pod);
         if let Some(error) = &error {
             warn!("{}", self.event(&id, action, error));
         }
@@ -371,7 +397,7 @@ impl Manager {
             Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, error),
         }
         self.count_mounted(&id);
-        self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+        self.forget_unmounted();
     }
 
     /// A volume that is mounted was waited for.
@@ -406,6 +432,7 @@ impl Manager {
         let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
         let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.described)).collect();
         for (uid, described) in ended {
+            self.touch(&uid);
             self.pushers.stop(&uid);
             self.events.stop(&uid);
             self.pids.remove(&uid);
@@ -424,6 +451,7 @@ impl Manager {
         let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
         for id in self.unmounts.look(mounted) {
             debug!("{id}: its mounts have changed");
+            self.touch(&id.pod);
             self.actual.require_remount_of(&id);
         }
     }
@@ -445,30 +473,12 @@ impl Manager {
         }
     }
 
-    fn publish(&mut self) {
-        let before = Arc::clone(&self.state.borrow());
-        let uids: BTreeSet<&PodUid> =
-            self.pods.iter().map(|(uid, _)| uid).chain(self.actual.volumes().map(|(id, _)| &id.pod)).collect();
-        let entries = uids.into_iter().map(|uid| {
-            let pid = self.pids.get(uid).copied();
-            let entry =
-                picture::of_pod(uid, self.pods.get(uid), &self.desired, &self.actual, pid, self.containers.of(uid));
-            match before.pods.get(uid).filter(|known| ***known == entry) {
-                Some(known) => (uid.clone(), Arc::clone(known)),
-                None => (uid.clone(), Arc::new(entry)),
-            }
-        });
-        let pods = entries.collect();
-        let states_synced = !self.actual.volumes().any(|(_, volume)| volume.reconstructed);
-        let state = NodeState {
-            sources_ready: self.pods.sources_ready(),
-            states_synced: self.pods.sources_ready() && states_synced,
-            trouble: self.trouble.values().flatten().cloned().collect(),
-            pods,
-        };
-        if *before != state {
-            self.state.send_replace(Arc::new(state));
-        }
+    /// Forgets volumes that are not mounted and that no pod wants.
+    fn forget_unmounted(&mut self) {
+        let forgotten = self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+        forgotten.iter().for_each(|id| self.touch(&id.pod));
+        let (desired, actual) = (&self.desired, &self.actual);
+        self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
     }
 }
 

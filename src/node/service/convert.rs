@@ -78,6 +78,8 @@ fn volume_message(volume: &VolumeEntry) -> proto::Volume {
         read_only: volume.read_only,
         selinux_label: volume.selinux.clone(),
         supplemental_group: volume.group,
+        attachable: volume.attachable,
+        size_bytes: volume.size,
         remount_required: volume.remount_required,
         reason: volume.reason.clone().unwrap_or_default(),
     }
@@ -163,6 +165,8 @@ fn volume(message: proto::Volume) -> VolumeEntry {
         read_only: message.read_only,
         selinux: message.selinux_label,
         group: message.supplemental_group,
+        attachable: message.attachable,
+        size: message.size_bytes,
         remount_required: message.remount_required,
         reason: said(message.reason),
     }

@@ -63,6 +63,8 @@ pub(super) fn volume(name: &str, mount: VolumeMount) -> VolumeEntry {
         read_only: true,
         selinux: None,
         group: None,
+        attachable: Some(false),
+        size: None,
         remount_required: false,
         reason: None,
     }

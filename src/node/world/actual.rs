@@ -148,7 +148,8 @@ impl ActualWorld {
                 volume.mount = VolumeMount::NotMounted;
                 volume.remount_required = false;
             }
-            (false, _) => {}
+            // It may be half mounted, and its supervisor goes on with it: no earlier daemon's any more.
+            (false, _) => volume.reconstructed = false,
         }
     }
 
@@ -168,9 +169,12 @@ impl ActualWorld {
         }
     }
 
-    /// Forgets volumes that are not mounted and that `is_wanted` does not name.
-    pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) {
-        self.volumes.retain(|id, volume| volume.mount != VolumeMount::NotMounted || is_wanted(id));
+    /// Forgets volumes that are not mounted and that `is_wanted` does not name. Gives them.
+    pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
+        let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == VolumeMount::NotMounted);
+        let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
+        over.iter().for_each(|id| drop(self.volumes.remove(id)));
+        over
     }
 }
 
