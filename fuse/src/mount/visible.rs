@@ -11,7 +11,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
-use super::private::Shape;
+use super::private::{Reach, Shape, set_attributes};
 use super::table::{FS_TYPE, Mounted, mount_id, mount_with_id, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
@@ -188,6 +188,23 @@ impl MountPoint {
 pub fn take_away(path: &Path) -> Result<(), MountError> {
     let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
     mounts.iter().try_for_each(|_| detach(path))
+}
+
+/// As [`take_away`], of a part of a volume. What a container has mounted in the part stays mounted in the volume.
+///
+/// # Errors
+/// As [`take_away`].
+pub fn take_away_part(path: &Path) -> Result<(), MountError> {
+    let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
+    mounts.iter().try_for_each(|_| {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let slave = Reach::AllBelow { propagation: libc::MS_SLAVE };
+        // The kernel unmounts what is in the peers of a mount, too.
+        let separated =
+            open(path, flags, Mode::empty()).map_err(Into::into).and_then(|top| set_attributes(&top, 0, slave));
+        separated.map_err(|cause| MountError::at("change the propagation of", path, cause))?;
+        detach(path)
+    })
 }
 
 /// A mount that containers see. Dropping it unmounts it.

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::bind::{Propagation, bind_alone};
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts_at};
 use rustix::fs::{
@@ -134,7 +134,7 @@ impl KubeletRoot {
             errno => failed("open", target)(errno.into()),
         })?;
         let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
-        let clone = bind_alone(volume.as_fd(), access)
+        let clone = bind_alone(volume.as_fd(), access, Propagation::Slave)
             .map_err(|error| failed("mount", target)(io::Error::other(error.to_string())))?;
         let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))

@@ -20,7 +20,8 @@ use super::work::{Done, Outcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource, plan,
+    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource,
+    Propagation, plan,
 };
 use crate::supervisor::control::{Answer, ContainerRequest, Errand, Task};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
@@ -239,6 +240,7 @@ impl Supervisor {
                 index: mount.index,
                 path: path.clone(),
                 read_only: mount.read_only,
+                both_ways: mount.propagation == Propagation::Bidirectional,
             });
         }
         let parts = parts.into_iter().map(|(place, requests)| (place, Part::Prepare(requests))).collect();

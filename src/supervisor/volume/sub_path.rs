@@ -7,7 +7,9 @@
 //! 3. The place is written down before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
 //! 4. A container that starts again keeps its mount when it shows the same file still (SP-10), else it has a new one (SP-06).
 //! 5. Parts go before their volume does (SP-09).
-//! 6. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
+//! 6. What a container mounts in its part reaches the volume if the volumeMount says `Bidirectional`, and stays there when the
+//!    part goes.
+//! 7. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
 //!    A path that begins with the name of a generation is never live.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::client::{CommitError, LivePartError};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::bind::{Propagation, bind_alone};
 use podfs_fuse::mount::private::{Access, Shape};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
@@ -38,6 +40,8 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) path: String,
     /// The container does not change it.
     pub(in crate::supervisor) read_only: bool,
+    /// What the container mounts in it appears in the volume, too (`Bidirectional`).
+    pub(in crate::supervisor) both_ways: bool,
 }
 
 /// Why a part cannot be mounted.
@@ -120,7 +124,8 @@ impl PodVolume {
         }
         let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let shape = shape(&part)?;
-        let clone = if is_mount { part } else { bind_alone(part.as_fd(), access)? };
+        let propagation = if request.both_ways { Propagation::Peer } else { Propagation::Slave };
+        let clone = if is_mount { part } else { bind_alone(part.as_fd(), access, propagation)? };
         let mut mount_points = setting.mount_points();
         let point = mount_points.prepare_target(&target, shape)?;
         // From here on its path is what it is known by.
