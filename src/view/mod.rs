@@ -74,7 +74,7 @@ pub enum ViewError {
     )]
     AllowOther,
     /// The FUSE device cannot be used.
-    #[error("/dev/fuse cannot be used ({0}); load the module (modprobe fuse), or give the device to this container")]
+    #[error("/dev/fuse cannot be used ({0}); load the module (modprobe fuse), give the device to this container, or let this user open it")]
     Device(String),
     /// fusermount3 refuses.
     #[error("{}: fusermount3 cannot mount there: {reason}", path.display())]
