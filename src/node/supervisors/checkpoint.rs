@@ -57,11 +57,13 @@ impl Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, manifest }
     }
 
-    /// The manifest for the supervisor: with the volumes that it is to serve and no others.
+    /// The manifest for the supervisor: with the volumes that it is to serve, and with images, which runtimes mount, and no
+    /// others.
     pub fn served_manifest(&self) -> Value {
         let mut manifest = Value::clone(&self.manifest);
         if let Some(volumes) = manifest.pointer_mut("/spec/volumes").and_then(Value::as_array_mut) {
-            volumes.retain(|volume| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name)));
+            let is_served = |volume: &Value| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name));
+            volumes.retain(|volume| is_served(volume) || volume["image"].is_object());
         }
         manifest
     }
@@ -193,7 +195,9 @@ mod tests {
     fn checkpoint(volumes: &[&str]) -> Checkpoint {
         let manifest = serde_json::json!({
             "metadata": {"name": "web"},
-            "spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]},
+            "spec": {"volumes": [
+                {"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}, {"name": "i", "image": {"reference": "x"}},
+            ]},
         });
         Checkpoint::new(
             PodOrigin::Api,
@@ -213,7 +217,7 @@ mod tests {
             assert_eq!(checkpoints.read(&uid()).expect("read"), Some(checkpoint(volumes)));
             let served: Value =
                 serde_json::from_slice(&fs::read(checkpoints.manifest_path(&uid())).expect("a file")).expect("JSON");
-            assert_eq!(served["spec"]["volumes"].as_array().expect("volumes").len(), volumes.len());
+            assert_eq!(served["spec"]["volumes"].as_array().expect("volumes").len(), volumes.len() + 1);
         }
         assert_eq!(checkpoints.pods().expect("read"), [uid()]);
         let directory = run.path().join(PODS).join("u1");
