@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::live::tree::LiveTree;
-use crate::mount::private::PrivateMount;
+use crate::mount::MountError;
+use crate::mount::private::{NFS_SOURCE, PASSTHROUGH_SOURCE, PROJECTION_SOURCE, PrivateMount};
 use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::sockets::{SocketSets, Sockets};
@@ -87,6 +88,25 @@ impl Held {
         };
         let own = own.into_iter().chain(more).map(|one| one.try_clone_to_owned());
         own.chain(copies.into_iter().map(Ok)).collect()
+    }
+
+    /// A clone of the private mount, as `clone` makes it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn clone_mount(
+        &self,
+        clone: impl Fn(&PrivateMount) -> Result<OwnedFd, MountError>,
+    ) -> Result<OwnedFd, MountError> {
+        let device = || self.device().as_ref().and_then(|device| device.try_clone().ok());
+        match clone(&self.mount) {
+            // Before Linux 6.15: it has been cloned already.
+            Err(error) if error.is_invalid() => match device() {
+                Some(device) => clone(&self.mount.again(device.as_fd())?),
+                None => Err(error),
+            },
+            cloned => cloned,
+        }
     }
 
     /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
@@ -188,7 +208,12 @@ impl Held {
         if region.kind() != kind {
             return Err(broken());
         }
-        Ok(Held::new(about, device, PrivateMount::adopt(mount), region, content))
+        let source = match kind {
+            Kind::Projection | Kind::Live => PROJECTION_SOURCE,
+            Kind::Passthrough => PASSTHROUGH_SOURCE,
+            Kind::Nfs => NFS_SOURCE,
+        };
+        Ok(Held::new(about, device, PrivateMount::adopt(mount, source), region, content))
     }
 }
 

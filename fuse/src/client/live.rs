@@ -94,7 +94,7 @@ impl Live {
             slots.push(slot);
         }
         self.show(slots, generation)?;
-        Ok(self.held.mount.read_only_part(&number.to_string())?)
+        Ok(self.held.clone_mount(|mount| mount.read_only_part(&number.to_string()))?)
     }
 
     /// Shows what `generation` has at the paths that are shown.

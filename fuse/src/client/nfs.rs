@@ -71,8 +71,8 @@ impl NfsVolume {
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
         let clone = match access {
-            Access::ReadOnly => self.held.mount.read_only_clone()?,
-            Access::ReadWrite => self.held.mount.read_write_clone()?,
+            Access::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
+            Access::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
         };
         point.attach(&clone)
     }

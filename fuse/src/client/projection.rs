@@ -272,7 +272,7 @@ impl Projection {
     /// # Errors
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.mount.read_only_clone()?)
+        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone)?)
     }
 
     /// As [`Self::show`] on a kernel before 6.15, whatever this kernel can do.
@@ -281,7 +281,7 @@ impl Projection {
     /// When the kernel refuses.
     #[doc(hidden)]
     pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.mount.read_only_clone_before_6_15()?)
+        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone_before_6_15)?)
     }
 
     /// Notes how long it took from when a change was heard of until it could be seen.

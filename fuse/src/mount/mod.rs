@@ -74,6 +74,11 @@ impl MountError {
         }
     }
 
+    /// Whether the kernel said `EINVAL`.
+    pub(crate) fn is_invalid(&self) -> bool {
+        matches!(self, Self::Failed { cause, .. } if cause.raw_os_error() == Some(libc::EINVAL))
+    }
+
     pub(crate) fn at(what: &str, path: &Path, cause: impl Into<io::Error>) -> Self {
         Self::new(format!("cannot {what} {}", path.display()), cause)
     }

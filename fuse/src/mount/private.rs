@@ -19,11 +19,11 @@ use super::MountError;
 const DEVICE: &str = "/dev/fuse";
 
 /// What the mount table says projections are mounts of.
-const PROJECTION_SOURCE: &str = "podfs";
+pub(crate) const PROJECTION_SOURCE: &str = "podfs";
 /// What it says of passthrough volumes.
 pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
 /// What it says of NFS volumes.
-const NFS_SOURCE: &str = "podfs-nfs";
+pub(crate) const NFS_SOURCE: &str = "podfs-nfs";
 
 /// A new FUSE connection: what the server reads requests from.
 ///
@@ -68,6 +68,10 @@ pub enum Access {
 /// A mounted file system that only its holder can reach.
 pub struct PrivateMount {
     tree: OwnedFd,
+    /// What the mount table says its clones are mounts of.
+    source: &'static str,
+    /// The label that it was mounted with, as far as this process knows.
+    selinux_context: Option<String>,
 }
 
 impl PrivateMount {
@@ -91,16 +95,20 @@ impl PrivateMount {
         source: BorrowedFd<'_>,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
-        let status = fstatvfs(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
-        let flags = [
-            (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
-            (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
-            (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
-            (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
-        ];
-        let there = flags.into_iter().filter(|(flag, _)| status.f_flag.contains(*flag));
-        let attributes = there.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute);
+        let attributes = attributes(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
         Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
+    }
+
+    /// Another mount of the file system that `device` serves already (since Linux 5.15). Before 6.15, a private mount can be
+    /// cloned once.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and when the server does not answer.
+    pub(crate) fn again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
+        let attributes =
+            attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
+        let options = MountOptions { selinux_context: self.selinux_context.clone(), shape: self.shape() };
+        Self::mount(device, self.source, attributes, &options)
     }
 
     /// As [`Self::new`], for a file system that shows an export: setuid and devices work as far as `attributes` let
@@ -127,14 +135,14 @@ impl PrivateMount {
         std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string())
     }
 
-    /// A private mount that another process made.
-    pub(crate) fn adopt(tree: OwnedFd) -> Self {
-        Self { tree }
+    /// A private mount that another process made, of this source.
+    pub(crate) fn adopt(tree: OwnedFd, source: &'static str) -> Self {
+        Self { tree, source, selinux_context: None }
     }
 
     fn mount(
         device: BorrowedFd<'_>,
-        source: &str,
+        source: &'static str,
         attributes: MountAttrFlags,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
@@ -164,7 +172,7 @@ impl PrivateMount {
         }
         fsconfig_create(context.as_fd()).map_err(failed)?;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
-        Ok(Self { tree })
+        Ok(Self { tree, source, selinux_context: options.selinux_context.clone() })
     }
 
     /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
@@ -254,7 +262,7 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Attaches the mount in a mount namespace of its own, clones it there, or the entry `part` of its root, and detaches
-/// it.
+/// it. The kernel attaches it no second time.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     // Any directory or file does: it is covered in the thread's own namespace only.
     let stage = match root_type(tree)? {
@@ -273,6 +281,19 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
         clone
     };
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
+}
+
+/// The flags of the mount that `file` is open in.
+fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
+    let there = fstatvfs(file)?.f_flag;
+    let flags = [
+        (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
+    ];
+    let flags = flags.into_iter().filter(|(flag, _)| there.contains(*flag));
+    Ok(flags.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute))
 }
 
 /// The kernel knows the type of the root from the mount itself; nobody is asked.
