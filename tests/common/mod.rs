@@ -263,7 +263,8 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 impl Drop for Fixture {
     fn drop(&mut self) {
         let processes = self.processes();
-        let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
+        let mut cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
+        cgroups.extend(cgroups_of_pods(self.directory.path()));
         // A supervisor may just have started another server.
         let deadline = Instant::now() + TIMEOUT;
         kill_all_of(self.directory.path());
@@ -287,6 +288,21 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
     }
     let top = mounts().ok()?.into_iter().find(|mounted| mounted.fs_type == "cgroup2")?;
     Some(top.at.join(path))
+}
+
+/// The cgroups that daemons have made for the supervisors of pods, and those in them for servers: a pod whose processes were all
+/// killed has left them.
+fn cgroups_of_pods(directory: &Path) -> Vec<PathBuf> {
+    let Some(top) = mounts().ok().and_then(|all| all.into_iter().find(|mounted| mounted.fs_type == "cgroup2")) else {
+        return Vec::new();
+    };
+    let pods = fs::read_dir(directory.join("root/pods")).into_iter().flatten().flatten();
+    let names = pods.filter_map(|pod| pod.file_name().into_string().ok());
+    let both = |uid: String| {
+        let of_supervisor = top.at.join(format!("podfs-pod-{uid}"));
+        [of_supervisor.join(format!("podfs-{uid}")), of_supervisor]
+    };
+    names.flat_map(both).filter(|cgroup| cgroup.is_dir()).collect()
 }
 
 /// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
