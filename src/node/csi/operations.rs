@@ -150,9 +150,10 @@ impl Operations {
         loop {
             look.tick().await;
             let known: Vec<_> = self.shared.known().values().cloned().collect();
+            self.write_again(&known).await;
             let root = self.shared.root.clone();
             let gone = spawn_blocking(move || {
-                known.into_iter().filter(|publication| !root.has_pod(&publication.pod.uid)).collect::<Vec<_>>()
+                known.into_iter().filter(|known| root.has_lost_pod(&known.target, &known.pod.uid)).collect::<Vec<_>>()
             });
             for Publication { volume_id, target, pod, .. } in gone.await.unwrap_or_default() {
                 info!(
@@ -164,6 +165,31 @@ impl Operations {
                 if let Err(status) = self.unpublish(&volume_id, target).await {
                     warn!("{}", status.message());
                 }
+            }
+        }
+    }
+
+    /// Writes down again what another process has deleted from the run directory.
+    async fn write_again(&self, known: &[Publication]) {
+        let (shared, all) = (Arc::clone(&self.shared), known.to_vec());
+        let missing = spawn_blocking(move || {
+            all.into_iter().filter(|publication| !shared.written.has(&publication.target)).collect::<Vec<_>>()
+        });
+        for publication in missing.await.unwrap_or_default() {
+            // A call for it writes it down, or removes it.
+            let Ok(turn) = self.turn(&publication.target) else { continue };
+            if !self.shared.known().contains_key(&publication.target) {
+                continue;
+            }
+            let shared = Arc::clone(&self.shared);
+            let written = spawn_blocking(move || {
+                let _turn = turn;
+                shared.written.write(&publication)
+            });
+            match written.await {
+                Ok(Ok(())) => info!("a CSI volume was not written down any more; it is again"),
+                Ok(Err(error)) => warn!("a CSI volume cannot be written down for the next podfs node: {error}"),
+                Err(_) => {}
             }
         }
     }

@@ -117,6 +117,11 @@ impl Publications {
         written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
+    /// Whether the one at a target is written down.
+    pub fn has(&self, target: &Path) -> bool {
+        self.path(target).exists()
+    }
+
     /// Forgets the one at a target.
     ///
     /// # Errors

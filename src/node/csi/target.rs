@@ -84,9 +84,10 @@ impl KubeletRoot {
         &self.path
     }
 
-    /// Whether the kubelet has a directory of this pod.
-    pub fn has_pod(&self, uid: &str) -> bool {
-        !matches!(self.path.join("pods").join(uid).symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
+    /// Whether the kubelet has no directory any more of the pod that this target is in. A target elsewhere is of no pod's directory.
+    pub fn has_lost_pod(&self, target: &Path, uid: &str) -> bool {
+        let pod = self.path.join("pods").join(uid);
+        target.starts_with(&pod) && matches!(pod.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
     }
 
     /// The mounts at a target, the topmost last, by the mount table: no file system is asked.
@@ -227,4 +228,20 @@ pub fn device(path: &Path) -> io::Result<Option<String>> {
 fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> TargetError + use<> {
     let path = path.to_owned();
     move |cause| TargetError::Failed { what, path: path.clone(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_lost_when_its_own_directory_is_gone_with_the_target_in_it() {
+        let kubelet = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(kubelet.path().join("pods/here")).expect("a directory");
+        let root = KubeletRoot::open(kubelet.path()).expect("a kubelet's");
+        let target = |pod: &str| kubelet.path().join("pods").join(pod).join("volumes/kubernetes.io~csi/config/mount");
+        assert!(!root.has_lost_pod(&target("here"), "here"));
+        assert!(root.has_lost_pod(&target("gone"), "gone"));
+        assert!(!root.has_lost_pod(&kubelet.path().join("elsewhere/mount"), "gone"), "as csi-sanity publishes");
+    }
 }
