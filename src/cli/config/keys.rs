@@ -24,6 +24,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "nri-index", variable: "PODFS_NRI_INDEX" },
     Key { name: "kubelet-root", variable: "PODFS_KUBELET_ROOT" },
     Key { name: "csi-allow", variable: "PODFS_CSI_ALLOW" },
+    Key { name: "csi-read-as", variable: "PODFS_CSI_READ_AS" },
     Key { name: "discover", variable: "PODFS_DISCOVER" },
     Key { name: "release-when-gone", variable: "PODFS_RELEASE_WHEN_GONE" },
     Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },

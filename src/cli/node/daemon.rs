@@ -50,6 +50,16 @@ enum NriPods {
     All,
 }
 
+/// Who reads the objects of CSI volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum CsiReadAs {
+    /// Podfs, with its own credentials
+    #[default]
+    Podfs,
+    /// The pod that has the volume, with the token of its service account
+    Pod,
+}
+
 fn index(text: &str) -> Result<String, String> {
     match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
         true => Ok(text.to_owned()),
@@ -97,6 +107,10 @@ pub(super) struct Options {
     /// commas. Without it, none.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     csi_allow: Vec<String>,
+    /// Who reads the ConfigMaps and Secrets of CSI volumes at the API server: podfs with its own credentials, or the pod with the token
+    /// that the kubelet sends. For that, the CSIDriver object has tokenRequests.
+    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    csi_read_as: CsiReadAs,
     /// Offer what is mounted in DIR, and the block devices in it, as local PersistentVolumes of the StorageClass CLASS, and clean
     /// them when their claims are gone if the class says Delete. May be given several times, or as a list separated by commas.
     #[arg(long, value_name = "CLASS=DIR", value_delimiter = ',')]
@@ -176,7 +190,13 @@ impl Options {
         let supervisors = supervisors.with_arguments(arguments);
         let options = NodeOptions {
             sources: sources.into_iter().flatten().collect(),
-            feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
+            feed: FeedSettings {
+                manifests: self.manifests,
+                api,
+                reads_as_pods: csi.is_some() && self.csi_read_as == CsiReadAs::Pod,
+                node: self.node_name,
+                earlier: Vec::new(),
+            },
             supervisors,
             // A kubelet and its runtime say themselves when volumes have to go.
             release_when_gone: self.release_when_gone || csi.is_some() || nri.is_some(),

@@ -6,6 +6,7 @@
 
 mod in_cluster;
 mod kubeconfig;
+mod pod_token;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
+pub use pod_token::PodToken;
 
 /// Where settings come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub enum Access {
     Kubeconfig(PathBuf),
     /// The service account of the pod that podfs runs in.
     InCluster,
+    /// The same server, as the service account of another pod, which this token is of.
+    AsPod(Box<Access>, PodToken),
 }
 
 impl Access {
@@ -35,7 +39,7 @@ impl Access {
     pub fn namespace(&self) -> Result<Option<String>, SettingsError> {
         match self {
             Access::Kubeconfig(path) => kubeconfig::namespace(path),
-            Access::InCluster => Ok(None),
+            Access::InCluster | Access::AsPod(..) => Ok(None),
         }
     }
 }
@@ -100,6 +104,10 @@ impl Settings {
         match access {
             Access::Kubeconfig(path) => kubeconfig::read(path),
             Access::InCluster => in_cluster::read(),
+            Access::AsPod(server, token) => {
+                let bearer = Some(Bearer::Token(token.read()?));
+                Ok(Settings { user: User { certificate: None, bearer }, ..Settings::read(server)? })
+            }
         }
     }
 }
@@ -128,6 +136,14 @@ pub enum SettingsError {
     /// podfs runs in no pod.
     #[error("--in-cluster: {0} is not set: podfs runs in no pod of a cluster; give --kubeconfig instead")]
     NotInCluster(&'static str),
+    /// The token of a pod has not come yet.
+    #[error(
+        "podfs has no token of the pod's service account yet; the kubelet sends it with its next NodePublishVolume"
+    )]
+    NoPodToken,
+    /// The token of a pod cannot be used.
+    #[error("the token of the pod's service account, which the kubelet has sent: {0}")]
+    PodToken(String),
     /// What `--in-cluster` finds cannot be used.
     #[error("--in-cluster: {0}")]
     InCluster(String),

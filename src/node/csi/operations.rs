@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
+use secrecy::SecretString;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -16,6 +17,7 @@ use super::publication::{Publication, Publications};
 use super::target::{KubeletRoot, TargetError, Usage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
+use crate::node::feed::PodReaders;
 use crate::node::kubelet_pods::KubeletChange;
 use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
 
@@ -25,6 +27,10 @@ const MOUNT: Duration = Duration::from_secs(60);
 const FILE_SYSTEM: Duration = Duration::from_secs(10);
 /// How often the directories of pods are looked at.
 pub(super) const LOOK: Duration = Duration::from_secs(10);
+
+/// What a call without a token hears where pods read their objects.
+const NO_TOKEN: &str = "the call has no token of the pod's service account, and podfs reads objects as the pod (csi-read-as); the \
+    CSIDriver object of podfs.io must have tokenRequests: [{audience: \"\"}]";
 
 /// The publications of the kubelet, and what is done for them. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +43,8 @@ struct Shared {
     written: Publications,
     node: NodeHandle,
     changes: UnboundedSender<KubeletChange>,
+    /// Who reads the objects of the volumes, if that is not podfs.
+    readers: Option<PodReaders>,
     /// Held for a moment, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,
     /// The targets with a call that has not ended. Likewise.
@@ -69,18 +77,20 @@ impl Operations {
         known: BTreeMap<PathBuf, Publication>,
         node: NodeHandle,
         changes: UnboundedSender<KubeletChange>,
+        readers: Option<PodReaders>,
     ) -> Operations {
         let (known, busy) = (Mutex::new(known), Mutex::default());
-        Operations { shared: Arc::new(Shared { root, written, node, changes, known, busy }) }
+        Operations { shared: Arc::new(Shared { root, written, node, changes, readers, known, busy }) }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
         &self.shared.root
     }
 
-    /// Shows the volume at its target. Called again, it looks whether the volume is there still.
-    pub(super) async fn publish(&self, publication: Publication) -> Result<(), Status> {
+    /// Shows the volume at its target. Called again, it looks whether the volume is there still. The token is that of the pod.
+    pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
         let turn = self.turn(&publication.target)?;
+        self.shared.take_token(&publication, token)?;
         let shared = Arc::clone(&self.shared);
         let done = tokio::spawn(async move {
             let _turn = turn;
@@ -226,6 +236,18 @@ impl Shared {
         }
     }
 
+    /// Has the pod read its objects with this token from now on.
+    fn take_token(&self, publication: &Publication, token: Option<SecretString>) -> Result<(), Status> {
+        let Some(readers) = &self.readers else { return Ok(()) };
+        let uid = publication.uid();
+        match token {
+            Some(token) => readers.renew(&uid, token),
+            None if readers.knows(&uid) || self.known().contains_key(&publication.target) => {}
+            None => return Err(Status::invalid_argument(NO_TOKEN)),
+        }
+        Ok(())
+    }
+
     /// Refuses what contradicts an earlier call.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
@@ -319,6 +341,10 @@ impl Shared {
         if self.known().remove(&target).is_some() {
             // Fails only while the daemon ends; the next one does not know the publication.
             let _ = self.changes.send(KubeletChange::Unpublished(target));
+        }
+        if let Some(readers) = &self.readers {
+            let published: HashSet<PodUid> = self.known().values().map(Publication::uid).collect();
+            readers.keep(|uid| published.contains(uid));
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
-use crate::node::pod::NodePod;
+use crate::node::pod::{NodePod, PodOrigin};
 use crate::source::{Issued, Push, Question, Told};
 use crate::volume::{BundleKey, CredentialKey};
 
@@ -167,7 +167,7 @@ impl ObjectFollower {
 
     /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
-        let named = wants(&self.pod, &self.references);
+        let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
         // What is known already leads to more at once.
         loop {
             let Further { objects, tokens } = self.further(&named);
@@ -222,11 +222,17 @@ fn references_of(pod: &NodePod) -> References {
     references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
 }
 
-/// What the pod refers to by name. Objects of another namespace are never among it (SE-03).
-fn wants(pod: &NodePod, references: &References) -> BTreeSet<Want> {
+/// What the pod refers to by name. Objects of another namespace are never among it (SE-03). A pod that only a kubelet has published
+/// volumes of may have to read the content of these itself.
+fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<Want> {
     let identity = &pod.pod.identity;
+    let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
+    let want = |key: ObjectKey| match key.kind {
+        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => Want::AsPod(identity.uid.clone(), key),
+        _ => Want::Object(key),
+    };
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {
-        names.iter().map(|name| Want::Object(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
+        names.iter().map(|name| want(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
     };
     let mut wants = BTreeSet::new();
     wants.extend(of(ObjectKind::ConfigMap, &references.config_maps));

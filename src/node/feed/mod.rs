@@ -7,6 +7,7 @@
 //! | `namespaces` | the namespaces whose pods are chosen for the runtime's containers |
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
+//! | `readers` | the pods that read the objects of their CSI volumes with tokens of their own |
 //! | `registry` | which pods refer to which objects, and what is known of them |
 //! | `server` | what the API server is asked about objects |
 //! | `journal` | what the log says of that |
@@ -23,6 +24,7 @@ mod merge;
 mod namespaces;
 mod object;
 mod pods;
+mod readers;
 mod registry;
 mod server;
 #[cfg(test)]
@@ -51,6 +53,7 @@ use registry::Registry;
 use server::ObjectServer;
 
 pub use follower::ObjectFollower;
+pub(in crate::node) use readers::PodReaders;
 
 /// Where pods and objects come from.
 #[derive(Default)]
@@ -59,6 +62,8 @@ pub struct FeedSettings {
     pub manifests: Option<PathBuf>,
     /// How to reach the API server, if there is one. It needs the name of the node.
     pub api: Option<Access>,
+    /// Whether the objects of CSI volumes are read as the pods that have them, with their tokens.
+    pub reads_as_pods: bool,
     /// The name of the node, where it is known.
     pub node: Option<String>,
     /// The pods that an earlier daemon knew. Those in files that cannot be read at the start stay.
@@ -155,9 +160,10 @@ impl Feed {
     /// The kernel's limits on watches of files, and settings of the API server that cannot be used. Files that are missing or
     /// wrong, and a server that cannot be reached, come later, as trouble.
     pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
-        let FeedSettings { manifests, api, node, earlier } = settings;
+        let FeedSettings { manifests, api, reads_as_pods, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();
         let contacts = Contacts::default();
+        let readers = api.clone().filter(|_| reads_as_pods).map(PodReaders::new);
         let client = match api {
             Some(access) => Some(Client::open(access).await?),
             None => None,
@@ -170,7 +176,7 @@ impl Feed {
             (Some(_), None) => return Err(FeedError::NoNode),
             (None, _) => None,
         };
-        let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone()));
+        let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone(), readers));
         let registry = Registry::new(manifests.is_some(), server);
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
         Ok(Feed {
@@ -192,6 +198,11 @@ impl Feed {
     /// What is known of the talk with the API server, for each object and for the pods.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
+    }
+
+    /// Who reads the objects of CSI volumes, if that is not podfs.
+    pub(in crate::node) fn readers(&self) -> Option<PodReaders> {
+        self.objects.registry.readers().cloned()
     }
 
     /// The client of the API server, if there is one: a node has one connection to it.

@@ -23,8 +23,10 @@ use tokio::time::Instant;
 
 use super::directory::FileObjects;
 use super::object::WholeObject;
+use super::readers::PodReaders;
 use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
 use crate::source::{Issued, SETTLE, Told};
 
@@ -33,6 +35,8 @@ use crate::source::{Issued, SETTLE, Told};
 pub(super) enum Want {
     /// An object.
     Object(ObjectKey),
+    /// An object, as the service account of the pod may read it.
+    AsPod(PodUid, ObjectKey),
     /// All ClusterTrustBundles of a signer.
     BundlesOf(String),
     /// The only Node there is: that of a pod which is on no node by name.
@@ -114,11 +118,10 @@ impl Registry {
         let gone = before.iter().filter(|(key, _)| !objects.contains_key(key));
         let changed: BTreeSet<Want> =
             objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
-        for want in changed {
-            if let Some(mut entry) = self.entries.get_mut(&want) {
-                self.ask(&want, &mut entry);
-                entry.notify();
-            }
+        for mut entry in self.entries.iter_mut().filter(|entry| entry.key().is_one_of(&changed)) {
+            let (want, entry) = entry.pair_mut();
+            self.ask(want, entry);
+            entry.notify();
         }
     }
 
@@ -173,6 +176,11 @@ impl Registry {
         Answer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
     }
 
+    /// What reads objects as pods, if pods are to read their own.
+    pub(super) fn readers(&self) -> Option<&PodReaders> {
+        self.server.as_ref()?.readers()
+    }
+
     /// Tokens of a pod, if a server issues them.
     pub(super) fn tokens(&self) -> Option<Issued> {
         self.server.as_ref().map(ObjectServer::tokens)
@@ -195,7 +203,7 @@ impl Registry {
     /// Asks the server about what is not in files, or gives up to ask. What files say is known before anything is asked.
     fn ask(&self, want: &Want, entry: &mut Entry) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
-        if matches!(want, Want::Object(key) if files.contains_key(key)) {
+        if matches!(want, Want::Object(key) | Want::AsPod(_, key) if files.contains_key(key)) {
             entry.asked = None;
         } else if entry.asked.as_ref().is_none_or(Asked::is_settled) {
             entry.asked = server.ask(want, &self.me, entry.asked.take());
@@ -223,9 +231,17 @@ impl Want {
     /// What it is where nothing is known of it; the only Node has no name that it could be missed by.
     pub(super) fn missing(&self) -> Option<Missing> {
         match self {
-            Want::Object(key) => Some(Missing::Object(key.clone())),
+            Want::Object(key) | Want::AsPod(_, key) => Some(Missing::Object(key.clone())),
             Want::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
             Want::OnlyNode => None,
+        }
+    }
+
+    /// Whether it is among these, which no pod reads by itself.
+    fn is_one_of(&self, wants: &BTreeSet<Want>) -> bool {
+        match self {
+            Want::AsPod(_, key) => wants.contains(&Want::Object(key.clone())),
+            other => wants.contains(other),
         }
     }
 }
@@ -243,7 +259,7 @@ fn of_files(files: &FileObjects, want: &Want) -> Vec<Arc<WholeObject>> {
         files.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
     };
     match want {
-        Want::Object(key) => files.get(key).cloned().into_iter().collect(),
+        Want::Object(key) | Want::AsPod(_, key) => files.get(key).cloned().into_iter().collect(),
         Want::BundlesOf(signer) => {
             let is_of_signer = |object: &&Arc<WholeObject>| {
                 object.parsed.trust_bundle().is_some_and(|bundle| bundle.signer.as_deref() == Some(signer))

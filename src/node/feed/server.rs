@@ -9,8 +9,12 @@ use tracing::debug;
 
 use super::journal::SharedJournal;
 use super::object::WholeObject;
+use super::readers::{PodReader, PodReaders};
 use super::registry::{Absence, Registry, Want};
 use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::settings::SettingsError;
+use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task, Told, title_of_signer};
 
@@ -18,6 +22,8 @@ use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task
 pub(super) struct ObjectServer {
     client: Client,
     contacts: Contacts,
+    /// Who reads the objects of CSI volumes, if that is the pod and not podfs.
+    readers: Option<PodReaders>,
     journal: SharedJournal,
     runtime: Handle,
     questions: AtomicU64,
@@ -39,9 +45,13 @@ pub(super) struct Asked {
 
 impl ObjectServer {
     /// Nothing is asked yet. Inside of a tokio runtime.
-    pub(super) fn new(client: Client, contacts: Contacts) -> ObjectServer {
+    pub(super) fn new(client: Client, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
         let (runtime, questions) = (Handle::current(), AtomicU64::new(0));
-        ObjectServer { client, contacts, journal: SharedJournal::new(), runtime, questions }
+        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, questions }
+    }
+
+    pub(super) fn readers(&self) -> Option<&PodReaders> {
+        self.readers.as_ref()
     }
 
     /// Asks about an object, or about the bundles of a signer. What was known before is so until an answer comes.
@@ -53,6 +63,10 @@ impl ObjectServer {
         let task = match want {
             Want::Object(key) => {
                 Task::spawn_on(&self.runtime, follow_object(ObjectTeller::new(client, key, contacts), answers))
+            }
+            Want::AsPod(uid, key) => {
+                let reader = self.readers.as_ref()?.of(uid);
+                Task::spawn_on(&self.runtime, follow_as_pod(reader, key.clone(), answers))
             }
             Want::BundlesOf(signer) => {
                 Task::spawn_on(&self.runtime, follow_signer(SignerTeller::new(client, signer, contacts), answers))
@@ -192,6 +206,16 @@ async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: Answers) 
     answers.say(Said::Settled);
 }
 
+async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: Answers) {
+    let tell = |error: &SettingsError| {
+        let trouble = ApiError::new(Class::Unauthorized, format!("{key}: {error}"));
+        answers.say(Said::Told(Told::Trouble(trouble)));
+    };
+    let client = reader.client(tell).await;
+    // Other pods may read the same object, each with its own outcome.
+    follow_object(ObjectTeller::new(client, &key, Contacts::default()), answers).await;
+}
+
 async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: Answers) {
     while answers.say(Said::Told(map(teller.next().await, |bundles| bundles.values().cloned().collect()))) {}
 }
@@ -210,6 +234,7 @@ impl Want {
     pub(super) fn title(&self) -> String {
         match self {
             Want::Object(key) => key.to_string(),
+            Want::AsPod(uid, key) => format!("{key} as pod {uid}"),
             Want::BundlesOf(signer) => title_of_signer(signer),
             Want::OnlyNode => "Node".to_owned(),
         }
@@ -220,7 +245,6 @@ impl Want {
 mod tests {
     use super::super::object::tests::objects;
     use super::*;
-    use crate::kube::error::{ApiError, Class};
 
     fn asked() -> Asked {
         let task = Task::spawn(async {});
