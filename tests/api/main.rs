@@ -5,7 +5,11 @@ mod api_server;
 mod api_server_itself;
 #[path = "../common/mod.rs"]
 mod common;
+mod csi;
 mod feed;
+#[path = "../cli/node/csi/kubelet.rs"]
+#[allow(dead_code)]
+mod kubelet;
 mod local_volumes;
 mod metrics;
 mod node;
