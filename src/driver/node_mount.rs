@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::home::{absent_is_fine, is_mount, make_directory, replace};
+use super::home::{absent_is_fine, is_mount, make_directory, remove_replaced, replace};
 use super::{DriverError, Home};
+use crate::host::global_mount::boot_id;
 
 const MOUNT: &str = "globalmount";
 const USERS: &str = "users";
 const STAGED: &str = "staged";
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A mount of the node.
 #[derive(Clone, Debug)]
@@ -152,14 +152,15 @@ impl NodeMount {
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
         absent_is_fine(fs::remove_dir(self.0.join(USERS)))?;
-        absent_is_fine(fs::remove_file(self.0.join("vol_data.json")))?;
+        remove_replaced(&self.0.join("vol_data.json"))?;
+        remove_replaced(&self.0.join(STAGED))?;
         absent_is_fine(fs::remove_dir(&self.0))
     }
 
     fn staged(&self) -> Staged {
         let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
         match text.split_once(' ') {
-            Some((state, boot)) if boot == self::boot() => match state {
+            Some((state, boot)) if Some(boot) == boot_id().ok().as_deref() => match state {
                 "done" => Staged::Yes,
                 _ => Staged::Begun,
             },
@@ -170,16 +171,12 @@ impl NodeMount {
     fn mark(&self, staged: Staged) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match staged {
-            Staged::No => return absent_is_fine(fs::remove_file(path)),
+            Staged::No => return remove_replaced(&path),
             Staged::Begun => "begun",
             Staged::Yes => "done",
         };
-        replace(&path, format!("{word} {}", boot()).as_bytes())
+        replace(&path, format!("{word} {}", boot_id()?).as_bytes())
     }
-}
-
-fn boot() -> String {
-    fs::read_to_string(BOOT).unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]
@@ -236,6 +233,16 @@ mod tests {
         };
         mount.leave(&a, unstage).expect("left");
         assert_eq!(undone, 1, "timeout: it has to be undone");
+    }
+
+    #[test]
+    fn what_a_process_has_left_that_was_killed_while_it_wrote_goes_with_the_last_user() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        mount.enter(&a, |_| Ok(())).expect("staged");
+        fs::write(mount.directory().join("staged.next"), "be").expect("written");
+        mount.leave(&a, |_| Ok(())).expect("left");
+        assert!(!mount.directory().exists());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use super::{HostError, Source};
 /// What is added to a plugin's name, so that its block volumes have records of their own.
 const RECORDS: &str = "-devices";
 /// The plugins that have block volumes, as directories.
-const PLUGINS: [&str; 2] = ["kubernetes.io~local-volume", "kubernetes.io~host-path"];
+const PLUGINS: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~host-path", "kubernetes.io~csi"];
 const DEVICE: &str = ".device";
 
 /// A block volume of a pod.

@@ -113,6 +113,8 @@ families! {
         "Files that can be made there";
     INODES_USED: Gauge "podfs_volume_stats_inodes_used" ["volume" "persistentvolumeclaim"]
         "Files that are there";
+    ABNORMAL: Gauge "podfs_volume_stats_health_status_abnormal" ["volume" "persistentvolumeclaim"]
+        "Whether the CSI driver says that something is wrong with the volume, if it looks; podfs logs what";
     TOKEN_EXPIRATION: Gauge "podfs_token_expiration_timestamp_seconds" ["audience" "expiration_seconds"]
         "When the token that volumes show expires, in seconds since 1970";
     SOURCE_CONNECTED: Gauge "podfs_source_connected" []

@@ -7,8 +7,10 @@ mod claims;
 mod coherence;
 #[path = "../common/mod.rs"]
 mod common;
+mod csi_device;
 #[path = "../common/csi_driver.rs"]
 mod csi_driver;
+mod csi_size;
 mod csi_volume;
 mod data;
 mod descriptors;
@@ -16,6 +18,7 @@ mod devices;
 mod directories;
 mod empty_dir;
 mod escape;
+mod failing_disks;
 mod file_handles;
 mod flex_volume;
 mod host_path;

@@ -97,6 +97,8 @@ pub struct PersistentVolumeClaim {
     pub phase: Option<String>,
     /// The PersistentVolume.
     pub volume: Option<String>,
+    /// The bytes that it has, if it has a status that says so.
+    pub capacity: Option<u64>,
     /// Somebody asked for its deletion.
     pub deleting: bool,
     /// It stays until no pod uses it.
@@ -239,6 +241,7 @@ struct PersistentVolumeClaimSpec {
 #[derive(Deserialize)]
 struct PersistentVolumeClaimStatus {
     phase: Option<String>,
+    capacity: Option<BTreeMap<String, Value>>,
 }
 
 /// The finalizer that keeps a claim until no pod uses it.
@@ -250,7 +253,8 @@ pub(super) fn persistent_volume_claim(object: PersistentVolumeClaimObject) -> Pa
     let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
     let claim = PersistentVolumeClaim {
         uid: given(&metadata.uid),
-        phase: status.and_then(|status| given(&status.phase)),
+        phase: status.as_ref().and_then(|status| given(&status.phase)),
+        capacity: status.and_then(|status| bytes(status.capacity?.get("storage")?)),
         volume: given(&spec.volume_name),
         deleting: metadata.deletion_timestamp.is_some(),
         protected: metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION),

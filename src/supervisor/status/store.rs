@@ -12,7 +12,7 @@ use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 use tokio::sync::watch;
 
-use super::capacity::Hanging;
+use super::capacity::Earlier;
 use super::counters::Counters;
 use super::health::Health;
 use super::pod_status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
@@ -75,8 +75,8 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) claim: Option<String>,
     /// Whether it is told how much room there is.
     pub(in crate::supervisor) has_room: bool,
-    /// A look at its room that does not come back.
-    pub(in crate::supervisor) hanging: Hanging,
+    /// What earlier looks at its room have left.
+    pub(in crate::supervisor) earlier: Earlier,
 }
 
 impl StatusStore {
@@ -186,7 +186,7 @@ impl Known {
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
-            hanging: before.map(|before| before.hanging).unwrap_or_default(),
+            earlier: before.map(|before| before.earlier).unwrap_or_default(),
             state,
         };
         self.volumes.insert(place, report);
@@ -289,7 +289,7 @@ impl VolumeReport {
             watch: None,
             claim: volume.claim_name(&pod.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
-            hanging: Hanging::default(),
+            earlier: Earlier::default(),
         }
     }
 

@@ -20,13 +20,15 @@ use podfs_fuse::passthrough::{DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 
+use super::driver::expand_csi;
 use super::local;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
+use crate::host::device::BlockDevice;
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::neighbours::{self, Turn};
-use crate::host::{HostError, Source, fs_group, host_path, serve};
+use crate::host::{FileKind, HostError, Source, fs_group, host_path, serve};
 use crate::supervisor::run::adoption::About;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
@@ -49,10 +51,12 @@ pub(super) struct PassthroughVolume {
     outdated: Option<Mounted>,
     content: Option<Content>,
     warned: Vec<String>,
-    /// The size of the PersistentVolume for which the file system was grown, if it is one of a device.
+    /// The size of the PersistentVolume that the volume was grown for.
     grown_for: Option<u64>,
     /// The CSI driver wants to be called again.
     republishes: bool,
+    /// The device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
+    device: Option<BlockDevice>,
 }
 
 /// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
@@ -147,6 +151,7 @@ impl PassthroughVolume {
             warned: Vec::new(),
             grown_for: None,
             republishes: false,
+            device: None,
         }
     }
 
@@ -241,9 +246,9 @@ impl PassthroughVolume {
         }
         if let Some(mounted) = &self.mounted {
             let shown = mounted.shown();
-            self.follow_capacity(spec, refresh);
+            let grown = self.follow_capacity(spec, refresh);
             self.publish_again(spec, refresh)?;
-            return Ok(shown);
+            return grown.map(|()| shown);
         }
         let mount_plan = match &spec.source {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
@@ -263,6 +268,7 @@ impl PassthroughVolume {
             mounted.visible.cover(outdated.visible);
         }
         self.mounted = Some(mounted);
+        self.follow_capacity(spec, refresh)?;
         Ok(shown)
     }
 
@@ -294,7 +300,12 @@ impl PassthroughVolume {
     fn host_path(&mut self, spec: &Volume, source: &HostPath) -> Result<MountPlan, Trouble> {
         let path = self.setting.site.volume(HostPath::DIRECTORY, spec.name.as_str());
         self.path = Some(path.clone());
-        self.mount_plan(spec, path, host_path::open(source)?, Access::ReadWrite)
+        let source = host_path::open(source)?;
+        if source.kind() == FileKind::BlockDevice {
+            // One without a medium can be shown and not opened.
+            self.device = BlockDevice::open(&source).ok();
+        }
+        self.mount_plan(spec, path, source, Access::ReadWrite)
     }
 
     fn claim(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -328,7 +339,7 @@ impl PassthroughVolume {
                 let opened = local::open(&self.setting, &bound, local, &path, refresh)?;
                 let source = opened.source;
                 warnings.extend(opened.warnings);
-                self.grown_for = local.capacity;
+                self.grown_for = bound.capacity;
                 if opened.read_only {
                     access = Access::ReadOnly;
                 }
@@ -358,17 +369,18 @@ impl PassthroughVolume {
         }
     }
 
-    /// Grows the file system of a block device when its PersistentVolume has grown.
-    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) {
-        let VolumeSource::Claim(claim) = &spec.source else { return };
+    /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
+    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
+        let VolumeSource::Claim(claim) = &spec.source else { return Ok(()) };
         let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let Ok(bound) = bound else { return };
-        if let BoundSource::Local(source) = &bound.source
-            && source.capacity != self.grown_for
-        {
-            self.grown_for = source.capacity;
-            local::grow(&self.setting, &bound, refresh);
+        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        match &bound.source {
+            BoundSource::Local(_) => local::grow(&self.setting, &bound, refresh),
+            BoundSource::Csi(csi) => expand_csi(&self.setting, spec, csi, &bound, refresh)?,
+            _ => {}
         }
+        self.grown_for = bound.capacity;
+        Ok(())
     }
 
     /// By whom a source of the host is served.

@@ -40,12 +40,17 @@ impl State {
         }
     }
 
-    /// The generation that is shown, if there is one.
-    pub fn generation(&self) -> Option<&GenerationName> {
+    /// What is to be seen of it, if anything is.
+    pub fn shown(&self) -> Option<&Shown> {
         match self {
             State::Waiting(_) => None,
-            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => shown.generation(),
+            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => Some(shown),
         }
+    }
+
+    /// The generation that is shown, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        self.shown().and_then(Shown::generation)
     }
 }
 
