@@ -5,6 +5,9 @@ mod api_server;
 mod api_server_itself;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/csi_driver.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod csi_driver;
 mod feed;
 mod local_volumes;
 mod metrics;

@@ -4,6 +4,7 @@ mod bundles;
 mod certificates;
 mod credentials;
 mod crowd;
+mod drivers;
 mod node;
 mod objects;
 mod outages;
