@@ -4,5 +4,6 @@ mod conformance;
 mod deployment;
 pub mod kubelet;
 mod lifecycle;
+mod own_client;
 mod refusals;
 mod storm;
