@@ -1,5 +1,6 @@
 //! A directory of the disk, shown through a passthrough volume with a server process of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -121,6 +122,19 @@ impl Mounted {
     /// Number of requests served so far.
     pub fn requests(&self) -> u64 {
         self.passthrough.requests().expect("the server answers")
+    }
+
+    /// How often the kernel asks, by operation, while `act` runs. Operations that it did not ask are left out.
+    pub fn requests_during(&self, act: impl FnOnce()) -> BTreeMap<&'static str, u64> {
+        let watch = self.passthrough.watch();
+        let before = watch.requests_by_operation();
+        act();
+        let mut asked = watch.requests_by_operation();
+        for (operation, count) in &mut asked {
+            *count -= before.get(operation).copied().unwrap_or_default();
+        }
+        asked.retain(|_, count| *count > 0);
+        asked
     }
 
     /// The directory that is shown.

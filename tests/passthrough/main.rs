@@ -22,6 +22,7 @@ mod host_path;
 mod identity;
 mod limit;
 mod locks;
+mod messages;
 mod mounts;
 mod names;
 mod nested_mounts;

@@ -195,6 +195,8 @@ impl LiveFilesystem {
             | Operation::Link { .. }
             | Operation::FAllocate(_) => Err(Errno::EROFS),
 
+            // Of each `isatty(3)`; the kernel remembers no answer.
+            Operation::IoCtl => Err(Errno::ENOTTY),
             // Told once, remembered by the kernel for the life of the connection: it need not ask again.
             _ => Err(Errno::ENOSYS),
         }

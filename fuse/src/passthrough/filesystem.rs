@@ -167,6 +167,9 @@ impl PassthroughFilesystem {
             nodes.iter().for_each(|one| self.forget(one.nodeid, one.nlookup));
             return Ok(Answer::Silence);
         }
+        if let Operation::IoCtl = request.operation {
+            return Err(Errno::NOTTY);
+        }
         let node = &self.node(request.node)?;
         let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
         match request.operation {

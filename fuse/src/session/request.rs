@@ -37,7 +37,7 @@ impl Request<'_> {
         self.unique & UNIQUE_RESEND != 0
     }
 
-    /// What is asked, in a word; of what is not as it should be, only that.
+    /// The operation's name; `UNKNOWN` if this program does not know it, or its bytes are not as they should be.
     pub fn name(&self) -> &'static str {
         match self.operation {
             Operation::Unknown { .. } => UNKNOWN,
@@ -163,6 +163,10 @@ pub enum Operation<'a> {
         arguments: &'a CopyFileRangeIn,
         wide: bool,
     },
+    /// A call of `ioctl(2)`. No file system here has requests of its own, so it is `ENOTTY` whatever is asked.
+    IoCtl,
+    /// One that no file system here offers.
+    NotOffered,
     /// One that nobody here knows.
     Unknown {
         opcode: u32,
@@ -231,6 +235,8 @@ fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
         // Of a resent request it bears the mark, or not, as it was read after or before.
         36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
         38 => Operation::Destroy,
+        39 => Operation::IoCtl,
+        34 | 37 | 40 | 41 | 48..=50 => Operation::NotOffered,
         42 => {
             let count = body.take::<BatchForgetIn>()?.count as usize;
             Operation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }
@@ -312,14 +318,22 @@ pub fn operation_name(opcode: u32) -> &'static str {
         31 => "GETLK",
         32 => "SETLK",
         33 => "SETLKW",
+        34 => "ACCESS",
         35 => "CREATE",
         36 => "INTERRUPT",
+        37 => "BMAP",
         38 => "DESTROY",
+        39 => "IOCTL",
+        40 => "POLL",
+        41 => "NOTIFY_REPLY",
         42 => "BATCH_FORGET",
         43 => "FALLOCATE",
         44 => "READDIRPLUS",
         46 => "LSEEK",
         47 | 53 => "COPY_FILE_RANGE",
+        48 => "SETUPMAPPING",
+        49 => "REMOVEMAPPING",
+        50 => "SYNCFS",
         51 => "TMPFILE",
         52 => "STATX",
         _ => UNKNOWN,
@@ -386,6 +400,20 @@ mod tests {
         for length in 0..whole.len() {
             let words = aligned(&whole[..length]);
             assert!(Request::parse(&words.as_bytes()[..length]).is_none(), "{length}");
+        }
+    }
+
+    #[test]
+    fn each_operation_that_the_kernel_may_send_has_its_own_name() {
+        // FUSE_FORGET to FUSE_COPY_FILE_RANGE_64 of Linux 6.18, without the numbers that were never given out.
+        let given_out = (1..=53).filter(|number| ![7, 19].contains(number));
+        let unnamed: Vec<u32> = given_out.filter(|number| operation_name(*number) == UNKNOWN).collect();
+        assert!(unnamed.is_empty(), "{unnamed:?}");
+        for opcode in [34, 37, 39, 40, 41, 48, 49, 50] {
+            let bytes = request(opcode, &[0; 64]);
+            let words = aligned(&bytes);
+            let request = Request::parse(&words.as_bytes()[..bytes.len()]).expect("a request");
+            assert_eq!(request.name(), operation_name(opcode));
         }
     }
 

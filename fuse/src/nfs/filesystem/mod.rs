@@ -204,6 +204,9 @@ impl NfsFilesystem {
     /// # Errors
     /// What the caller is told.
     pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &Turn) -> Result<Answered, Errno> {
+        if let Operation::IoCtl = request.operation {
+            return Err(Errno::NOTTY);
+        }
         let node = &self.known.nodes.get(request.node)?;
         match request.operation {
             Operation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
