@@ -59,6 +59,11 @@ impl Mounted {
         Self::with(Options { exclusive: true, ..Options::default() })
     }
 
+    /// As an emptyDir: only callers of this mount use the source, so the kernel remembers everything and keeps locks.
+    pub fn alone() -> Self {
+        Self::with(Options { exclusive: true, cache: Cache::Always, ..Options::default() })
+    }
+
     fn with(options: Options) -> Self {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }

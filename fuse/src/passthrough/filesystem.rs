@@ -44,7 +44,7 @@ use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::caller::{self, Identities};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::Node;
+use super::node::{Node, ROOT};
 use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
@@ -64,6 +64,9 @@ use crate::trace::Trace;
 /// Directories that stay open, because what is looked up next is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
 
+/// With these the kernel asks the server for locks; otherwise it keeps them by itself.
+const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
+
 /// The file system of one volume.
 pub struct PassthroughFilesystem {
     options: Options,
@@ -78,6 +81,8 @@ pub struct PassthroughFilesystem {
     directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
     files: OpenFiles,
     readdirplus: ReaddirplusPolicy,
+    /// The kernel keeps locks by itself.
+    kernel_keeps_locks: bool,
     waits: Arc<Waits>,
     usage: Option<Usage>,
     /// Those that it may have.
@@ -96,9 +101,7 @@ pub struct PassthroughFilesystem {
 /// What a session with such a file system asks the kernel for.
 pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     let flags = init::ASYNC_READ
-        | init::POSIX_LOCKS
         | init::EXPORT_SUPPORT
-        | init::FLOCK_LOCKS
         | init::DONT_MASK
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO
@@ -114,8 +117,9 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     let told = options.trace || matches!(options.remote, Some(Callers::AsTheyAre | Callers::AsNobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
+    let locks = if options.kernel_is_alone() { 0 } else { LOCKS };
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
-    Wanted { flags: flags | idmap | auto_invalidate, max_stack_depth: stack_depth(source) }
+    Wanted { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
@@ -130,10 +134,21 @@ fn stack_depth(source: &OwnedFd) -> u32 {
 
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
-    pub fn new(session: &Session, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
+    pub fn new(
+        session: &Session,
+        region: Arc<Region>,
+        tables: Tables,
+        mut options: Options,
+        trace: Arc<Trace>,
+    ) -> Self {
         let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
+        // Before Linux 6.9 requests of a dead server end with an error, and some of them were executed: the kernel has to look
+        // again.
+        if options.kernel_is_alone() && session.accepted() & init::HAS_RESEND == 0 {
+            options.cache = Cache::Auto;
+        }
         Self {
-            validity: Validity::of(options.cache),
+            validity: Validity::of(&options, nodes.get(ROOT).and_then(|root| root.held()).as_deref()),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -145,6 +160,7 @@ impl PassthroughFilesystem {
             directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
             files,
             readdirplus: ReaddirplusPolicy::default(),
+            kernel_keeps_locks: session.accepted() & LOCKS == 0,
             waits: Arc::default(),
             usage,
             descriptors: share,
@@ -278,7 +294,7 @@ impl PassthroughFilesystem {
         } else {
             self.keep_open(&node, || Ok(file))?;
         }
-        let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
+        let entry = self.validity.for_node(&node, &found).entry(node.id, attr(&found, &node.mount));
         Ok((node, entry))
     }
 
@@ -337,13 +353,18 @@ impl PassthroughFilesystem {
 
 impl Service for PassthroughFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        let Some(line) = self.trace.begin(|| self.host_path(request.node, request.operation.entry())) else {
-            return self.dispatch(request, exchange);
-        };
+        let line = self.trace.begin(|| self.host_path(request.node, request.operation.entry()));
         let outcome = self.dispatch(request, exchange);
-        let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
-        line.end(request.name(), request.caller, error);
-        outcome
+        if let Some(line) = line {
+            let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
+            line.end(request.name(), request.caller, error);
+        }
+        match (&request.operation, outcome) {
+            (Operation::Lookup { name }, Err(Errno::NOENT)) if *name != ".." => {
+                self.validity.absence().map(Answer::Entry)
+            }
+            (_, outcome) => outcome,
+        }
     }
 
     fn begin_thread(&self) {

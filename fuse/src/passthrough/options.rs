@@ -49,5 +49,13 @@ pub struct Options {
     pub remote: Option<Callers>,
 }
 
+impl Options {
+    /// Whether only callers of this mount read, write or lock the source. Then the kernel may remember that a name does not
+    /// exist, and keeps locks by itself.
+    pub fn kernel_is_alone(&self) -> bool {
+        self.exclusive && self.cache == Cache::Always
+    }
+}
+
 /// Threads of a session: one for each of two CPUs, which is what answers fastest (docs/benchmarks.md has the figures).
 pub const SESSION_THREADS: usize = 2;

@@ -16,7 +16,7 @@ use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::nfs::options::Callers;
-use podfs_fuse::passthrough::{DataPath, Options};
+use podfs_fuse::passthrough::{Cache, DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 
@@ -493,6 +493,13 @@ impl PassthroughVolume {
         Setting::about(spec, point.path(), self.group, access)
     }
 
+    /// Whether all changes of the source go through the mount that is about to be made. Of content that was there before,
+    /// containers may still have files open through an earlier mount.
+    fn nothing_else_changes(&self, spec: &Volume) -> bool {
+        let is_new = self.content.as_ref().is_some_and(Content::is_new);
+        matches!(spec.source, VolumeSource::EmptyDir(_)) && is_new && self.outdated.is_none()
+    }
+
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {
         let name = spec.name.to_string();
         // What is in an emptyDir was made through it, and who listens at a socket of an export does so elsewhere.
@@ -500,7 +507,10 @@ impl PassthroughVolume {
             .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
         Options {
             name,
-            cache: spec.preferences.cache,
+            cache: match spec.preferences.cache {
+                Cache::Auto if self.nothing_else_changes(spec) && limit.is_none() => Cache::Always,
+                chosen => chosen,
+            },
             exclusive: matches!(spec.source, VolumeSource::EmptyDir(_)),
             limit,
             trace: self.setting.trace,

@@ -202,7 +202,7 @@ impl PassthroughFilesystem {
         }
         self.settle(node, file.as_fd());
         let found = attributes_of(file.as_fd())?;
-        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
     fn truncate(&self, node: &Node, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {

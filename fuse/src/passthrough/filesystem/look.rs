@@ -38,12 +38,12 @@ impl PassthroughFilesystem {
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
     pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Statx(Box::new(self.validity.for_node(node).statx(statx_attr(&found, &node.mount)))))
+        Ok(Answer::Statx(Box::new(self.validity.for_node(node, &found).statx(statx_attr(&found, &node.mount)))))
     }
 
     fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
