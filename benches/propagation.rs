@@ -1,10 +1,10 @@
 //! How long a change takes: from the change of an object on an API server to its being visible in a volume. `cargo bench
 //! --bench propagation`. Needs root and `/dev/fuse`.
 //!
-//! The API server is that of the tests, on loopback, in this process. A change is visible when the kernel has told so to who
-//! watches the volume's directory, as programs do that follow their configuration, and the content that is read then is new.
+//! The API server is that of the tests, on loopback, in this process. A change is visible when a watcher of the volume's
+//! directory, such as a program that follows its configuration, has got the inotify event and reads the new content.
 //! Measured are one volume whose object changes again and again, and 200 pods of 5 volumes each whose 1000 objects all
-//! change within a second. Then: what a pod of 3 volumes takes that nobody changes.
+//! change within a second. Then: the CPU time of an idle pod of 3 volumes.
 
 #[path = "../tests/api_server/mod.rs"]
 mod api_server;

@@ -1,5 +1,5 @@
-//! How long nobody answers when a server is killed, alone or with its keeper: from SIGKILL to the first answer of its
-//! successor, to a request that no cache of the kernel answers. Needs root.
+//! How long requests wait when a server is killed, alone or with its keeper: from SIGKILL to the first answer of its
+//! successor, for a request that the kernel cannot answer from its cache. Needs root.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 const KILLS: usize = 200;
 /// Files that are open, in the pod with few.
 const FILES: usize = 1000;
-/// Who is killed.
+/// The processes that are killed.
 const VICTIMS: [Victims; 2] = [Victims::Server, Victims::ServerAndKeeper];
 /// Files that the kernel has looked up, in the pod with many.
 const NODES: usize = 50_000;

@@ -18,8 +18,8 @@
 //! | [`csi`] | messages and services of the Container Storage Interface |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`node`] | the volume manager of a node: its pods, and what has to be mounted for them |
-//! | [`admin`] | what a person does with the pods of a node: asking how they are, cleaning up |
-//! | [`metrics`] | what is told to a Prometheus: names, text, HTTP |
+//! | [`admin`] | what an operator does with the pods of a node: status, cleanup |
+//! | [`metrics`] | metrics for Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!
 //! [`cli`] holds one file per subcommand. `manifest`, `volume`, `payload`, `mounts` and `binding` do no I/O.

@@ -1,13 +1,14 @@
 //! Children that share this process's descriptors, and may outlive it.
 //!
-//! A child has copies of all memory, and none of the other threads: what these held when it was made stays held. So it makes
-//! system calls only, asks for no memory and locks nothing.
+//! A child has a copy of all memory, and none of the other threads: locks that these held stay locked. So it makes system calls
+//! only, allocates no memory and takes no lock.
 
 use std::io;
 
 use rustix::process::Pid;
 
-/// Makes a child, which blocks all signals, does what `life` says, and ends. It is to be waited for, unless SIGCHLD is ignored.
+/// Makes a child, which blocks all signals, does what `life` says, and ends. The caller must wait(2) for it, unless SIGCHLD is
+/// ignored.
 ///
 /// # Safety
 /// `life` makes system calls only.

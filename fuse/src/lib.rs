@@ -3,10 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | [`audit`] | the access log: one line per open, with the process that opens |
+//! | [`caller`] | the process behind a request: ids, groups, cgroup, whether it is dying |
 //! | `child` | children that share the process's descriptors |
 //! | [`client`] | the supervisor's side: mounts that a server answers for |
 //! | [`confinement`] | what the server gives up before it answers |
-//! | [`ending`] | whether threads are ending |
 //! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
 //! | [`log`] | the server's log, in the form of the supervisor's |
 //! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
@@ -21,16 +21,17 @@
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
 //! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
 //! | [`trace`] | one line per request |
+//! | `utc` | the clock as dates and times of day |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
 //! generations with ordinary system calls on the private mount. The *server* holds the other end:
 //! it answers what the kernel asks, and changes a tree only as the supervisor announced.
 
 pub mod audit;
+pub mod caller;
 mod child;
 pub mod client;
 pub mod confinement;
-pub mod ending;
 pub mod live;
 pub mod log;
 pub mod memory_lock;
@@ -45,3 +46,6 @@ pub mod region;
 pub mod server;
 pub mod session;
 pub mod trace;
+mod utc;
+
+pub use podfs_nfs::DoublingPause;

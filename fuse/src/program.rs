@@ -71,7 +71,7 @@ enum Command {
 /// The arguments of a server.
 #[derive(Debug, PartialEq, Eq)]
 struct Server {
-    /// The pod's namespace and name, for people who list processes.
+    /// The pod's namespace and name, shown in a list of processes.
     pod: String,
     /// The pod's uid: the server obeys no supervisor of another pod.
     uid: String,

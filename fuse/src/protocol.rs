@@ -36,13 +36,13 @@ pub const VERSION: u32 = 2;
 /// Whose server it is, and what it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Greeting {
-    /// [`VERSION`] of who says it.
+    /// The sender's [`VERSION`].
     pub protocol: u32,
     /// The version of its program.
     pub program: String,
     /// The pod's uid; empty when there is no pod.
     pub pod: String,
-    /// Whether it knows of live parts of projections. An earlier version does not say it, and is not asked for any.
+    /// Whether it knows of live parts of projections. An earlier version does not send it, and gets no requests about them.
     #[serde(default)]
     pub live: bool,
 }
@@ -65,7 +65,7 @@ pub struct Description {
     pub body: Body,
 }
 
-/// What is told of the requests of a projection.
+/// What is reported of the requests of a projection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reporting {
     /// Report every request on standard output.
@@ -82,7 +82,7 @@ pub enum Body {
     Projection {
         /// The tree.
         tree: Box<SavedTree>,
-        /// What is told of its requests.
+        /// What is reported of its requests.
         #[serde(flatten)]
         reporting: Reporting,
     },
@@ -121,7 +121,7 @@ pub enum Request {
         about: Value,
         /// How its root looks.
         root: Root,
-        /// What is told of its requests.
+        /// What is reported of its requests.
         #[serde(flatten)]
         reporting: Reporting,
     },
@@ -237,7 +237,7 @@ pub enum Request {
         /// The volume.
         volume: VolumeId,
     },
-    /// Nobody needs the server any more.
+    /// The pod needs the server no more.
     End,
 }
 
@@ -246,7 +246,7 @@ pub enum Request {
 pub enum Reply {
     /// It is done.
     Done,
-    /// Who answers. The channel of its keeper comes with this message.
+    /// The answer to a greeting. The channel of the server's keeper comes with this message.
     Hello {
         /// What the server is.
         greeting: Greeting,
@@ -346,7 +346,7 @@ pub fn receive<T: DeserializeOwned>(socket: &impl AsFd) -> io::Result<Option<(T,
     receive_at_most(socket, MAX_FRAME)
 }
 
-/// As [`receive`], from somebody who should send no more than so many bytes.
+/// As [`receive`], from a peer that may send at most `most` bytes.
 ///
 /// # Errors
 /// As [`receive`].

@@ -1,11 +1,10 @@
-//! One line per FUSE request of a volume, for people who debug it.
+//! One line per FUSE request of a volume, for debugging.
 //!
-//! Readers come and go while the volume is served. Without one, a request costs a look at an atomic.
+//! Readers come and go while the volume is served. Without a reader, tracing costs each request one atomic load.
 //!
-//! A reader is a pipe that is never waited for: what does not fit is dropped and counted, and the reader is told how much
-//! it missed with the next line that fits. A line is written with one call and is at most `PIPE_BUF` bytes, so the
-//! kernel takes all of it or nothing (`pipe(7)`). Only standard output, which a person chose when the volume was
-//! mounted, is waited for.
+//! A reader is a pipe, and writing to it never blocks: lines that do not fit are dropped and counted, and the next line that fits
+//! says how many are missing. A line is written with one call and is at most `PIPE_BUF` bytes, so the kernel takes all of it or
+//! nothing (`pipe(7)`). Only writing to standard output, which a person chose at the mount, may block.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -17,18 +16,18 @@ use std::time::{Instant, SystemTime};
 use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
-use time::OffsetDateTime;
 
 use crate::session::Caller;
+use crate::utc::utc;
 
 /// Most readers of one volume.
 const MAX_READERS: usize = 4;
 /// Longest path of a line, in bytes; the line with all the rest fits into `PIPE_BUF`.
 const LONGEST_PATH: usize = 3 * 1024;
-/// What the kernel says where it does not tell who asks: ID-mapped mounts, requests that are its own.
+/// The id in requests that name no caller: of ID-mapped mounts, and of the kernel itself.
 const NOBODY: u32 = u32::MAX;
 
-/// Who wants to see the requests of one volume.
+/// The readers of one volume's requests.
 #[derive(Default)]
 pub struct Trace {
     on: AtomicBool,
@@ -56,7 +55,7 @@ impl Trace {
         Self { on: AtomicBool::new(true), readers: Mutex::new(vec![reader]) }
     }
 
-    /// Writes to `pipe` as well, until nobody reads from it any more.
+    /// Writes to `pipe` as well, until its reader closes it.
     ///
     /// # Errors
     /// When it is no pipe, or when there are enough readers.
@@ -82,12 +81,12 @@ impl Trace {
         self.on.store(false, Ordering::Relaxed);
     }
 
-    /// Whether anybody wants to know.
+    /// Whether there is a reader.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// A request begins now. None when nobody wants to know.
+    /// A request begins now. None without a reader.
     pub fn begin(&self, path: impl FnOnce() -> String) -> Option<Line<'_>> {
         if !self.is_on() {
             return None;
@@ -110,13 +109,13 @@ impl Trace {
 }
 
 impl Reader {
-    /// Whether anybody is left at the other end.
+    /// Whether the pipe still has a reader.
     fn is_there(&self) -> bool {
         let mut state = [PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::empty())];
         poll(&mut state, Some(&Timespec::default())).is_err() || !state[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Gives `false` when nobody reads any more.
+    /// Gives `false` when the pipe has no reader any more.
     fn write(&mut self, line: &str) -> bool {
         let missed = self.missed;
         let written = match missed {
@@ -126,7 +125,7 @@ impl Reader {
         match written {
             Ok(()) => self.missed = 0,
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.missed += 1,
-            // Nobody may be reading any more; the file system goes on.
+            // The reader may be gone; the file system goes on.
             Err(_) => return false,
         }
         true
@@ -136,16 +135,12 @@ impl Reader {
 impl Line<'_> {
     /// The request is answered: time (UTC), operation, path, caller, result, microseconds.
     pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
-        let at = OffsetDateTime::from(self.at);
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));
         // A request of the kernel's own has no caller.
         let (pid, uid) = if caller.pid == 0 { (NOBODY, NOBODY) } else { (caller.pid, caller.uid) };
         let line = format!(
-            "{:02}:{:02}:{:02}.{:06} {operation} {} pid={} uid={} {result} {}us\n",
-            at.hour(),
-            at.minute(),
-            at.second(),
-            at.microsecond(),
+            "{} {operation} {} pid={} uid={} {result} {}us\n",
+            utc(self.at).strftime("%H:%M:%S%.6f"),
             shortened(self.path.escape_debug().to_string()),
             known(pid),
             known(uid),

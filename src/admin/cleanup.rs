@@ -1,17 +1,17 @@
-//! What podfs that are gone have left: dead mounts, mount points, directories, run files.
+//! Removes what killed podfs processes have left: dead mounts, mount points, directories, run files.
 //!
-//! Nothing of a pod that is served is touched, and nothing of it can change meanwhile:
-//! 1. The pod's lock is taken before anything of it is looked at, and held until it is done. Its supervisor has it while
-//!    there is one; a `podfs run` that starts at this moment waits for it.
-//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays, unless nothing of the pod is
-//!    mounted on the node any more: nobody can start a container with its volumes, and the server is ended.
-//! 3. A mount is taken away lazily, when nobody answers behind it and nothing else is mounted inside it.
-//! 4. Files and directories go as `leftovers` says: those that podfs has written down, empty ones only.
-//! 5. The run files go last. They stay when something has to be found by the next podfs of the pod.
+//! The cleanup changes nothing of a served pod, and no supervisor changes a pod during its cleanup:
+//! 1. The cleanup takes the pod's lock before it looks at the pod, and holds it until the end. A supervisor holds this lock for
+//!    its whole life; a `podfs run` that starts during the cleanup waits for it.
+//! 2. A server that goes on without its supervisor listens on its socket. Then everything stays. If none of the pod's volumes is
+//!    mounted on the node any more, no new container can use them, and the cleanup ends the server.
+//! 3. It unmounts a mount lazily, if the mount's server is dead and nothing else is mounted inside it.
+//! 4. It removes recorded files and directories as `leftovers` says, only empty ones.
+//! 5. It removes the run files last. They stay if the next podfs of the pod has to find something.
 //!
-//! A pod that is retired ([`Cleanup::retire`]) does not come back: its server is ended in any case, its mounts are taken away with
-//! what is mounted inside them, and the content of its emptyDirs is deleted. The order is the same, so a retirement that was
-//! killed is finished by the next one: what is still there is still written down, or is found by its name.
+//! A retired pod ([`Cleanup::retire`]) does not come back: the cleanup ends its server in any case, unmounts its mounts with
+//! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes one
+//! that was killed: what is left is still recorded, or is found by its name.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -37,7 +37,7 @@ use crate::supervisor::server::kill_server;
 /// One thing that was done, or not.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// A mount was taken away.
+    /// A mount was unmounted.
     Unmounted(PathBuf),
     /// A file or directory was removed.
     Removed(PathBuf),
@@ -77,19 +77,19 @@ pub struct Cleanup<'a> {
     kept: Vec<PathBuf>,
     /// The root directory that is cleaned.
     root: PathBuf,
-    /// Mounts that were told of.
+    /// Mounts that were reported.
     told: Vec<PathBuf>,
     /// The directory of the pod that is retired, if this is no cleanup of a node.
     retired: Option<PathBuf>,
 }
 
 impl<'a> Cleanup<'a> {
-    /// Tells each deed when it is done. With `dry_run`, nothing is done.
+    /// Calls `tell` after each deed. With `dry_run`, nothing is done.
     pub fn new(dry_run: bool, tell: &'a mut dyn FnMut(&Deed)) -> Self {
         Self { dry_run, tell, kept: Vec::new(), root: PathBuf::new(), told: Vec::new(), retired: None }
     }
 
-    /// Cleans up after the pods of `run_directory`, then takes away dead mounts below `root_directory` that no pod knows.
+    /// Cleans up after the pods of `run_directory`, then unmounts dead mounts below `root_directory` that no pod has recorded.
     ///
     /// # Errors
     /// When the run directory or the mount table cannot be read.
@@ -118,7 +118,7 @@ impl<'a> Cleanup<'a> {
         Ok(())
     }
 
-    /// Takes away everything of a pod that does not come back: its server, its mounts, the content of its emptyDirs, its
+    /// Removes everything of a pod that does not come back: its server, its mounts, the content of its emptyDirs, its
     /// directories as far as they are empty, its run files. Gives whether nothing is left that podfs has made.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl<'a> Cleanup<'a> {
         }
     }
 
-    /// Gives whether nothing has to be found by the next podfs of the pod.
+    /// Gives whether the next podfs of the pod needs none of the run files.
     fn pod(&mut self, directory: &Path, bounds: &Bounds, before: Record) -> bool {
         let (claim, mut record) = match Claim::take_leftovers(directory) {
             Ok(claimed) => claimed,
@@ -171,7 +171,7 @@ impl<'a> Cleanup<'a> {
         let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| is_there(path)).collect();
         outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
-            // Empty: the server is gone. It holds nothing that anybody could miss.
+            // Empty: the server is gone.
             match &self.retired {
                 Some(_) => cgroup::remove_when_empty(cgroup),
                 None => cgroup::remove(cgroup),
@@ -228,7 +228,7 @@ impl<'a> Cleanup<'a> {
         for directory in record.directories.iter().rev() {
             let fate = leftovers.remove_directory(directory);
             let goes = matches!(fate, Fate::Removed | Fate::Absent);
-            // Why the directories above it stay is told with the innermost, and with the mount on it.
+            // Only the innermost directory, or the mount on it, gets the reason; those above it stay for the same one.
             let told = in_use.iter().any(|inner| inner.starts_with(directory)) || self.told.contains(directory);
             if goes || !told {
                 all &= self.settle(directory, fate);
@@ -240,7 +240,7 @@ impl<'a> Cleanup<'a> {
         all
     }
 
-    /// Takes away what is mounted at a path that a podfs has written down. Gives whether nothing is left there.
+    /// Unmounts a recorded path. Gives whether nothing is left there.
     fn unmount_all(&mut self, path: &Path) -> bool {
         let Ok(table) = mounts() else { return false };
         let at = table.iter().filter(|mounted| mounted.at == path);
@@ -252,7 +252,7 @@ impl<'a> Cleanup<'a> {
         true
     }
 
-    /// Takes away a mount whose podfs is gone, the topmost of its path.
+    /// Unmounts a mount whose podfs is gone, the topmost of its path.
     fn unmount(&mut self, mounted: &Mounted, table: &[Mounted]) -> bool {
         let path = &mounted.at;
         self.told.push(path.clone());
@@ -260,11 +260,11 @@ impl<'a> Cleanup<'a> {
             // It was served by the server that was ended.
             _ if self.retired.is_some() => None,
             Some(inner) => Some(format!("{} is mounted inside it", inner.display())),
-            // A bind mount of a host's directory has nobody behind it.
+            // No server is behind a bind mount of a host's directory.
             None if mounted.fs_type != FS_TYPE => None,
             None => match pulse(path) {
                 Pulse::Dead => None,
-                Pulse::Alive => Some("somebody still answers for it".to_owned()),
+                Pulse::Alive => Some("a process still answers for it".to_owned()),
                 Pulse::Silent => Some("it does not answer, but its server may still be there".to_owned()),
             },
         };
@@ -368,7 +368,7 @@ impl<'a> Cleanup<'a> {
             match (pulse(path), is_below) {
                 (Pulse::Dead, true) => all &= self.unmount(mounted, &table),
                 (Pulse::Dead, false) => {
-                    self.leave(path, &format!("nobody answers for it; umount -l {} takes it away", path.display()));
+                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", path.display()));
                 }
                 (_, true) if self.retired.is_some() => {
                     self.leave(
@@ -383,7 +383,7 @@ impl<'a> Cleanup<'a> {
         Ok(all)
     }
 
-    /// Tells what became of a path. Gives whether the next podfs need not know of it.
+    /// Reports the outcome for a path. Gives whether the next podfs does not need its record.
     fn settle(&mut self, path: &Path, fate: Fate) -> bool {
         match fate {
             Fate::Absent => true,

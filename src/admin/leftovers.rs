@@ -1,9 +1,8 @@
 //! Directories and mount point files that a podfs had written down: which of them can go, and why the others stay.
 //!
-//! Each is reached from the directory above the outermost that was made, without symbolic links and without crossing into
-//! what is mounted in between: the kernel refuses (`RESOLVE_NO_XDEV`), so nothing can be mounted there between the
-//! question and the deed. Directories go by rmdir, files only while they are empty, but for those that podfs wrote for
-//! containers.
+//! The cleanup opens each from the directory above the outermost that podfs made, and the kernel refuses symbolic links and
+//! mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. It removes directories with
+//! rmdir(2), and only empty files, except those that podfs wrote for containers.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -20,7 +19,7 @@ pub(super) enum Fate {
     Removed,
     /// It was gone before.
     Absent,
-    /// It is not empty: what is in it is not in the way of a new start, and not podfs' to remove.
+    /// It is not empty: its entries belong to other programs, and do not prevent a new start.
     InUse(String),
     /// It has to be looked at again by the next podfs.
     Kept(String),
@@ -86,7 +85,7 @@ impl<'a> Leftovers<'a> {
         self.carry_out(path, fate, AtFlags::REMOVEDIR)
     }
 
-    /// Looks at a path by its parent, as nothing is in the way. `look` says why it stays, if it does.
+    /// Opens the parent of a path and calls `look`, which gives the reason if the path stays.
     fn judge(
         &self,
         path: &Path,

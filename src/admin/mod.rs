@@ -1,11 +1,11 @@
-//! What a person does with the pods of this node, from outside of the processes that serve them.
+//! What an operator does with the pods of this node, from outside of the processes that serve them.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`survey`] | finding the pods of a run directory, and asking each how it is, in words or in numbers |
-//! | [`readings`] | the numbers of all pods, again and again |
-//! | [`table`] | the answer, for people |
-//! | [`cleanup`] | what podfs that are gone have left: found, judged, taken away |
+//! | [`survey`] | finding the pods of a run directory, and asking each for its status or metrics |
+//! | [`readings`] | the metrics of all pods, for each scrape |
+//! | [`table`] | the status as a table |
+//! | [`cleanup`] | removing what killed podfs processes have left |
 //! | `leftovers` | directories and files of a pod: what can go, and why the rest stays |
 //! | `probe` | whether a mount answers, without waiting for it |
 

@@ -1,8 +1,8 @@
 //! Whether a mount answers, without waiting for it.
 //!
-//! A mount whose server is gone fails at once with `ENOTCONN`. One whose server hangs does not answer at all, and once the
-//! server has read the request, whoever asked cannot even be killed (`fuse_dev_do_read`). So a child process asks,
-//! and is left behind when it does not come back.
+//! A mount whose server is gone fails at once with `ENOTCONN`. A mount whose server hangs does not answer, and once the server
+//! has read the request, even SIGKILL does not end the calling process (`fuse_dev_do_read`). So a child process makes the call,
+//! and podfs abandons it when it does not return.
 
 use std::ffi::CString;
 use std::os::fd::AsFd;
@@ -27,9 +27,9 @@ const DEAD: i32 = 1;
 /// What is behind a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pulse {
-    /// It answers, whatever it says.
+    /// It answers, with success or an error.
     Alive,
-    /// Nobody is there, and nobody will ever be: the kernel closed the connection.
+    /// The kernel has closed the connection, so no server can ever answer.
     Dead,
     /// It does not answer in time, or could not be asked.
     Silent,
@@ -59,7 +59,7 @@ fn wait(child: Pid) -> Pulse {
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&patience)) == Ok(1));
     if !ended {
-        // It ends when it can. Waiting for that is what it is here to avoid.
+        // No wait for its end: the kernel may delay that as long as the mount is silent.
         let _ = kill(child, Signal::SIGKILL);
         return Pulse::Silent;
     }

@@ -1,4 +1,4 @@
-//! The metrics of the pods of a run directory, again and again. It reports once what is wrong with a pod.
+//! The metrics of the pods of a run directory, for each scrape. It reports a pod without metrics once.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,15 +11,14 @@ use crate::supervisor::status::metrics::unspoken;
 /// Takes readings of pods.
 #[derive(Debug, Default)]
 pub struct Readings {
-    /// The uids of the pods of which `complain` was told that they do not answer.
+    /// The uids of the pods that were reported to `complain`.
     silent: Mutex<BTreeSet<String>>,
 }
 
 impl Readings {
-    /// The numbers of the pods of these directories. `complain` gets a sentence about each that does not tell them, when it
-    /// stops to.
+    /// The metrics of the pods of these directories. `complain` gets one sentence when a pod stops to answer.
     pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&str)) -> Vec<Reading> {
-        let mut told = self.silent.lock().expect("whoever panics ends the process");
+        let mut told = self.silent.lock().expect("a panic ends the process");
         let mut silent = BTreeSet::new();
         let readings = survey::metrics_of(directories).into_iter().map(|read| {
             read.unwrap_or_else(|status| {

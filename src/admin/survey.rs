@@ -1,7 +1,9 @@
-//! The pods of a run directory, each asked how it is. A pod that does not answer holds up no other.
+//! The pods of a run directory, each asked how it is. A pod that does not answer delays no other.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,8 +14,10 @@ use crate::supervisor::run_dir::claim::{self, Record, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
 
-/// How long all of them together may take. Asking one takes two seconds at most.
+/// How long pods may take that are asked at the same time. Asking one takes two seconds at most.
 const TIMEOUT: Duration = Duration::from_millis(2500);
+/// Most threads that ask, each one pod after another.
+const MOST_THREADS: usize = 64;
 
 /// The directories of all pods in the run directory, by uid. There are none when nothing was ever served here.
 ///
@@ -31,32 +35,47 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(pods)
 }
 
-/// How the pods of these directories are, in their order. One that has ended meanwhile is left out.
+/// The status of the pods of these directories, in their order, without those that have ended meanwhile.
 pub fn look_at(pods: &[PathBuf]) -> Vec<PodStatus> {
     each(pods, look, silent)
 }
 
-/// The metrics of the pods of these directories, in their order; or how a pod is whose supervisor does not tell them. One
-/// that has ended meanwhile is left out.
+/// The metrics of the pods of these directories, in their order, without those that have ended meanwhile; the status of a pod
+/// whose supervisor does not send metrics.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<Reading, Box<PodStatus>>> {
     each(pods, read, |directory| Err(Box::new(silent(directory))))
 }
 
-/// Looks at all pods at once. `silent` stands for one that takes too long.
+/// Looks at all pods, each on one of a few threads. `silent` stands for one that takes too long.
 fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path) -> T) -> Vec<T> {
     let (found, findings) = channel();
-    for (place, directory) in pods.iter().cloned().enumerate() {
-        let found = found.clone();
-        // Without a thread for it, it counts as one that does not answer.
-        let _none = thread::Builder::new().spawn(move || drop(found.send((place, look(&directory)))));
+    let (all_pods, next): (Arc<[PathBuf]>, _) = (pods.into(), Arc::new(AtomicUsize::new(0)));
+    for _ in 0..pods.len().min(MOST_THREADS) {
+        let (found, pods, next) = (found.clone(), Arc::clone(&all_pods), Arc::clone(&next));
+        let work = move || {
+            while let Some((place, directory)) = pick(&pods, &next) {
+                if found.send((place, look(directory))).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without a single thread, all pods count as ones that do not answer.
+        let _none = thread::Builder::new().spawn(work);
     }
     drop(found);
     let mut all: Vec<_> = pods.iter().map(|_| None).collect();
-    let deadline = Instant::now() + TIMEOUT;
+    // Even if all are silent, the last ones have as long as the first.
+    let rounds = u32::try_from(pods.len().div_ceil(MOST_THREADS)).unwrap_or(u32::MAX);
+    let deadline = Instant::now() + TIMEOUT * rounds;
     while let Ok((place, one)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         all[place] = Some(one);
     }
     pods.iter().zip(all).filter_map(|(directory, one)| one.unwrap_or_else(|| Some(silent(directory)))).collect()
+}
+
+fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)> {
+    let place = next.fetch_add(1, Ordering::Relaxed);
+    pods.get(place).map(|directory| (place, directory.as_path()))
 }
 
 fn look(directory: &Path) -> Option<PodStatus> {
@@ -90,8 +109,8 @@ fn why_none(answer: Answer) -> String {
     }
 }
 
-/// What `take` makes of a pod's answer; or how the pod is if it gives none, or `take` says why it is none. Nothing if the pod
-/// has ended.
+/// What `take` makes of a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
+/// pod has ended.
 fn ask<T>(
     directory: &Path,
     question: &Question,
@@ -119,14 +138,14 @@ fn ask<T>(
     Some(Err(Box::new(named(status, record))))
 }
 
-/// A pod that does not speak for itself goes by the name that was written down.
+/// A pod whose supervisor does not answer gets its recorded name.
 fn named(status: PodStatus, record: Record) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
     PodStatus { namespace, name, ..status }
 }
 
-/// The lock tells whether there is a supervisor: the process id that was written down may be another program's by now.
+/// The lock shows whether there is a supervisor: another process may have the recorded process id by now.
 fn nobody_listens(directory: &Path, record: &Record) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
@@ -141,7 +160,7 @@ fn nobody_listens(directory: &Path, record: &Record) -> PodStatus {
         }
         Err(_) => {
             let reason =
-                "nobody serves it; podfs run of the pod goes on with what is left, podfs cleanup takes it away";
+                "no process serves it; podfs run of the pod continues with what is left, podfs cleanup removes it";
             PodStatus::unspoken(uid(directory), PodState::Dead, reason)
         }
     }
@@ -159,4 +178,27 @@ fn silent(directory: &Path) -> PodStatus {
 
 fn uid(directory: &Path) -> &str {
     directory.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static THREADS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+    #[test]
+    fn many_pods_are_asked_by_few_threads_and_none_is_left_out() {
+        let pods: Vec<_> = (0..1000).map(|number| PathBuf::from(number.to_string())).collect();
+        let look = |directory: &Path| {
+            THREADS.lock().expect("no panic").insert(format!("{:?}", thread::current().id()));
+            (!directory.ends_with("7")).then(|| directory.to_owned())
+        };
+        let looked = each(&pods, look, |_| panic!("none takes long"));
+        let expected: Vec<_> = pods.iter().filter(|pod| !pod.ends_with("7")).cloned().collect();
+        assert_eq!(looked, expected);
+        assert!(THREADS.lock().expect("no panic").len() <= MOST_THREADS);
+    }
 }

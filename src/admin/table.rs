@@ -91,7 +91,7 @@ fn remarks(volume: &VolumeStatus) -> Vec<String> {
     volume.audit.as_ref().map(audit).into_iter().chain(trouble(volume)).collect()
 }
 
-/// What it costs that each open is written down.
+/// The cost of the access log.
 fn audit(audit: &AuditStatus) -> String {
     let AuditStatus { messages_per_open, messages_per_close, opens, lost } = audit;
     let lost = if *lost == 0 { String::new() } else { format!(", lines lost: {lost}") };

@@ -35,9 +35,13 @@ pub struct Bound {
     pub access_modes: Vec<String>,
     /// Options of its mount, as its manifest says.
     pub mount_options: Vec<String>,
+    /// The bytes that the PersistentVolume has.
+    pub capacity: Option<u64>,
+    /// The bytes that the claim has, as its status says: fewer, while the PersistentVolume was grown and its file system was not.
+    pub claimed: Option<u64>,
     /// A group that containers need to use it (PV-04). Adding it to them is up to the container runtime.
     pub gid: Option<u32>,
-    /// What the user should hear about it.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
@@ -65,8 +69,6 @@ pub struct Local {
     pub fs_type: Option<String>,
     /// Options of the mount of a block device. A directory is not mounted; of its options, `ro` counts.
     pub mount_options: Vec<String>,
-    /// The bytes that a file system on a block device is to have.
-    pub capacity: Option<u64>,
 }
 
 impl BoundSource {
@@ -195,6 +197,8 @@ pub fn resolve(
         exclusive: persistent.access_modes.iter().any(|mode| mode == "ReadWriteOncePod"),
         access_modes: persistent.access_modes.clone(),
         mount_options: persistent.mount_options.clone(),
+        capacity: persistent.capacity,
+        claimed: found.capacity,
         gid: persistent.gid,
         warnings,
     })
@@ -270,7 +274,6 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), String> 
                 path: path.clone(),
                 fs_type: fs_type.clone().filter(|kind| !kind.is_empty()),
                 mount_options: options.clone(),
-                capacity: persistent.capacity,
             };
             let read_only = options.iter().flat_map(|entry| entry.split(',')).any(|word| word.trim() == "ro");
             Ok((BoundSource::Local(local), read_only))

@@ -175,7 +175,7 @@ fn lp_04_a_volume_of_another_node_is_refused() {
         on(Some("n-2")),
         Err("MountVolume.NodeAffinity check failed for volume \"pv-1\" : no matching NodeSelectorTerms".to_owned())
     );
-    assert!(on(None).expect("nobody knows").warnings[0].contains("is not checked: there is no Node object"));
+    assert!(on(None).expect("a warning").warnings[0].contains("is not checked: there is no Node object"));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `podfs cleanup`: what podfs that are gone have left.
+//! `podfs cleanup`: removes what killed podfs processes have left.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use super::exit::Failure;
 use super::run::{ROOT_DIRECTORY, RUN_DIRECTORY};
 use crate::admin::cleanup::{Cleanup, Deed, Line};
 
-/// Take away what podfs that are gone have left behind.
+/// Remove what killed podfs processes have left.
 ///
-/// That is: dead mounts, which answer "Transport endpoint is not connected"; the directories and mount points that podfs
-/// made for them; run files. Mounts are taken away lazily, directories only when they are empty, and of files only empty
-/// mount points. No file inside a volume is touched, and nothing is reached through a mount point.
+/// These are dead mounts, which answer "Transport endpoint is not connected"; the directories and mount points that podfs
+/// made for them; run files. podfs unmounts lazily, and removes only empty directories and empty mount point files. It removes
+/// no file inside a volume, and does not follow mount points.
 ///
-/// Pods that are served are left alone, also those whose supervisor is gone while their server goes on. The content of
-/// emptyDirs is left, too: the next podfs run of the pod finds it.
+/// podfs leaves served pods alone, also those whose supervisor is gone while their server still serves. It keeps the content of
+/// emptyDirs, too: the next podfs run of the pod finds it.
 ///
-/// It is not needed before podfs run: that goes on with what is left. It mounts over a dead mount, which containers that
-/// are still running see; once the dead mount is taken away, they do not. So use this for pods that do not come back.
+/// podfs run needs no cleanup before it: it continues with what is left. It mounts over a dead mount, and running containers
+/// see the new mount; after a cleanup of the dead mount, they do not. So use this for pods that do not come back.
 ///
-/// One line is printed for each thing: "unmounted PATH", "removed PATH", "left PATH: reason". Doing it twice does nothing
+/// podfs prints one line for each path: "unmounted PATH", "removed PATH", "left PATH: reason". A second cleanup does nothing
 /// more, and two at once are safe.
 #[derive(Args)]
 #[command(after_help = "\
@@ -36,13 +36,13 @@ EXAMPLES:
   podfs cleanup --dry-run
   podfs cleanup")]
 pub(super) struct Cleaning {
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
-    /// Dead mounts below this directory are taken away even if nobody knows their pod; others are named.
+    /// Unmount dead mounts below this directory even if the run directory does not have their pod; name other dead mounts.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
-    /// Tell what would be done, and do nothing.
+    /// Print what would be done, and do nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -53,7 +53,7 @@ impl Cleaning {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
-        // What is begun is done, even if nobody reads of it.
+        // A reader that has closed standard output does not stop the cleanup.
         let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", Line(deed, dry_run)));
         let cleaned = Cleanup::new(dry_run, &mut tell).clean(&run_dir, &root_dir);
         cleaned.map_err(|error| {

@@ -1,18 +1,26 @@
-//! Logging, to standard error.
+//! Logging, to standard error. Events and their lines are those of the crate tracing; what an event belongs to (a pod, a volume)
+//! is in spans around it, and a JSON line has their fields among its own.
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
+use std::time::SystemTime;
 
 use clap::{Args, ValueEnum};
-use podfs_fuse::log::may_be_coloured;
+use podfs_fuse::log::{line, may_be_coloured};
+use serde_json::{Map, Value};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::registry::{LookupSpan, Scope};
 
 use crate::supervisor::status::progress::StandardError;
 use crate::supervisor::status::report::Audience;
 
-/// Where the server of a pod, and another podfs that this one becomes, find what is logged.
+/// The variable from which the server of a pod, and the next version of podfs after an upgrade, take the filter.
 const FILTER: &str = "RUST_LOG";
-/// What is logged where nobody has said anything.
+/// The filter without an option, a variable or a setting.
 const DEFAULT: &str = "info";
 
 /// What is logged.
@@ -25,9 +33,9 @@ pub(super) struct LogOptions {
 }
 
 impl LogOptions {
-    /// Starts logging, here and in what is started from here. No other thread may run yet.
+    /// Starts logging, in this process and in those that it starts. No other thread may run yet.
     pub(super) fn start(&self, format: LogFormat) {
-        // Programs that podfs runs are not to be told what nobody has decided.
+        // The default filter stays out of the environment of programs that podfs runs.
         if self.log != DEFAULT || env::var_os(FILTER).is_some() {
             // SAFETY: the command has just begun, and starts its threads after its log.
             unsafe { env::set_var(FILTER, &self.log) };
@@ -61,10 +69,10 @@ impl LogFormat {
     /// Starts logging what the environment says; if it says nothing, `info` and above.
     pub(super) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
-        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
         match self {
-            Self::Text => lines.with_ansi(may_be_coloured()).init(),
-            Self::Json => lines.json().init(),
+            Self::Text => lines.event_format(TextLine { coloured: may_be_coloured() }).init(),
+            Self::Json => lines.fmt_fields(JsonFields::new()).event_format(JsonLine).init(),
         }
     }
 
@@ -81,5 +89,45 @@ impl LogFormat {
             Self::Text => Audience::People,
             Self::Json => Audience::Logs,
         }
+    }
+}
+
+/// Lines for people, whose sentences name the pod or volume themselves.
+struct TextLine {
+    coloured: bool,
+}
+
+impl<S, F> FormatEvent<S, F> for TextLine
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    F: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, F>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        to.write_str(&line::text(event, SystemTime::now(), self.coloured))
+    }
+}
+
+/// JSON lines.
+struct JsonLine;
+
+impl<S> FormatEvent<S, JsonFields> for JsonLine
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, JsonFields>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut fields = Map::new();
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+            let extensions = span.extensions();
+            let of_span = extensions.get::<FormattedFields<JsonFields>>();
+            if let Some(Ok(Value::Object(of_span))) = of_span.map(|fields| serde_json::from_str(&fields.fields)) {
+                fields.extend(of_span);
+            }
+        }
+        to.write_str(&line::json(event, SystemTime::now(), fields))
     }
 }

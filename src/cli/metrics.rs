@@ -18,11 +18,11 @@ use crate::supervisor::run::signals::StopSignals;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.
 ///
-/// Every pod is asked, by way of the run directory. Of one that does not answer within two seconds, only its state is told
-/// (podfs_up is 0); it holds up no other.
+/// podfs asks the supervisors of all pods of the run directory at once. For a pod that does not answer within two seconds, it
+/// prints only the state (podfs_up is 0).
 ///
-/// With --metrics-addr, the command stays in the foreground until SIGTERM or Ctrl-C, and asks all pods whenever somebody
-/// gets http://ADDR:PORT/metrics; one port for all pods of the node. Whoever reaches the address is answered.
+/// With --metrics-addr, the command stays in the foreground until SIGTERM or Ctrl-C, and asks all pods at each request for
+/// http://ADDR:PORT/metrics; one port for all pods of the node. It answers every client that reaches the address.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -45,7 +45,7 @@ pub(super) struct Metrics {
     /// Serve them at http://ADDR:PORT/metrics.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "pod")]
     metrics_addr: Option<SocketAddr>,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
@@ -63,7 +63,7 @@ impl Metrics {
     }
 }
 
-/// Listens for those who want metrics. Gives the address with the port that was chosen, if any would do.
+/// Listens at the address. Gives the listener, and the address with the port that the kernel chose for port 0.
 pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
     let listening = exporter::listen(address).and_then(|listener| Ok((listener.local_addr()?, listener)));
     match listening {
@@ -90,7 +90,7 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     let outcome = runtime.block_on(async {
         let mut stop = StopSignals::listen()?;
         eprintln!("podfs: the metrics of all pods are at http://{address}/metrics");
-        // Without systemd there is nobody to tell.
+        // An error means that systemd did not start this command.
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         tokio::select! {
             _ = stop.received() => Ok(()),

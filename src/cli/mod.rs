@@ -116,7 +116,7 @@ fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failur
         .build()
         .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
     let outcome = runtime.block_on(future);
-    // A thread that waits for a source which never answers is not waited for.
+    // The process does not wait for threads that are blocked on a source which does not answer.
     runtime.shutdown_background();
     outcome
 }

@@ -1,4 +1,4 @@
-//! `podfs mount`: one volume in the foreground, for people who debug it.
+//! `podfs mount`: one volume in the foreground, for debugging.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -24,9 +24,8 @@ use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, SubPa
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
-/// It is for people who look at a volume. Without --objects or an API server, it says which objects the volume needs.
-/// Annotations of the pod for its volume of the same name hold; --cache wins over them. An emptyDir keeps its content in a
-/// private directory below TMPDIR.
+/// Without --objects or an API server, it prints which objects the volume needs. The pod's annotations for its volume of
+/// the same name apply; --cache wins over them. An emptyDir keeps its content in a private directory below TMPDIR.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -50,10 +49,10 @@ pub(super) struct Mount {
     pod_name: Option<PodName>,
     #[command(flatten)]
     source: SourceOptions,
-    /// How long the kernel may believe what it was told of names and attributes of a directory of the host.
+    /// How long the kernel may cache names and attributes of a directory of the host.
     #[arg(long, value_name = "HOW", value_enum)]
     cache: Option<Cache>,
-    /// Write one JSON line on standard error for each open of a file: when, which, and by whom.
+    /// Write one JSON line on standard error for each open of a file: the time, the file, and the process.
     #[arg(long)]
     audit: bool,
     /// Print one line per FUSE request on standard output.
@@ -75,7 +74,7 @@ enum Cache {
     None,
     /// For one second.
     Auto,
-    /// For ever: nobody changes the source in another way.
+    /// For ever: the source changes only through this volume.
     Always,
 }
 
@@ -105,7 +104,7 @@ impl Mount {
             None => (PodIdentity::stand_in(), PodFacts::stand_in()),
         };
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
-        // What the pod says about its own volume of this name holds here, too.
+        // The pod's annotations for its volume of this name apply.
         let own = snapshot.pod.iter().flat_map(|pod| &pod.volumes).find(|own| own.name == volume.name);
         volume.preferences = own.map(|own| own.preferences).unwrap_or_default();
         if let Some(cache) = self.cache {
@@ -134,7 +133,7 @@ impl Mount {
         block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
-    /// Says what the volume needs rather than waiting for what nobody will give.
+    /// Refuses a volume whose pod or objects no option gives, instead of waiting for ever.
     fn check_needs(&self, volume: &Volume, identity: &PodIdentity, has_pod: bool) -> Result<(), Failure> {
         if self.audit {
             volume.may_be_audited().map_err(|reason| Failure::input(anyhow!("--audit {reason}")))?;

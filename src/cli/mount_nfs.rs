@@ -14,6 +14,6 @@ impl MountNfs {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
         let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
-        answered.context("nobody is told what became of the mount").map_err(Failure::general)
+        answered.context("cannot report the outcome of the mount").map_err(Failure::general)
     }
 }

@@ -15,18 +15,18 @@ use crate::mounts::output::Format;
 use crate::mounts::{ContainerMount, Environment};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
 
-/// How often a pod is asked whose volumes do not answer in time. It takes a second and a half to say so.
+/// How often to ask a supervisor that is busy because its volumes do not answer in time. Each answer takes a second and a half.
 const TRIES: u32 = 4;
 
-/// Make ready what a container of a pod mounts, or take it away.
+/// Prepare the mounts of a container of a pod, or remove them.
 ///
-/// prepare is for the moment before a container starts, each time it starts. It prints the container's mounts as its runtime
-/// reads them: its volumeMounts with the kubelet's rules, /etc/hosts and a file for its termination message. A subPath is
-/// mounted below pods/UID/volume-subpaths of the root directory; a missing directory is made in volumes that are no
-/// projections. One that no volume has yet, or that leads out of its volume, is refused with a sentence.
+/// Call prepare before each start of a container. It prints the container's mounts as its runtime
+/// reads them: its volumeMounts with the kubelet's rules, /etc/hosts and a file for its termination message. podfs mounts a
+/// subPath below pods/UID/volume-subpaths of the root directory; it makes a missing directory in volumes that are no
+/// projections. It refuses a path that a projection does not have yet, or that leads out of its volume.
 ///
-/// release is for the moment after a container has ended and does not start again: its subPath mounts and its termination
-/// messages are removed. What is not released goes when podfs run of the pod ends.
+/// Call release after a container has ended and does not start again: it removes the container's subPath mounts and termination
+/// messages. podfs run removes the others when it ends.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -71,7 +71,7 @@ pub(super) struct Mounts {
     /// (runtime.v1); docker and podman are arguments of their run, one a line; json is everything that podfs knows.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: Output,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }

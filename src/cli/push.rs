@@ -1,4 +1,4 @@
-//! `podfs push`: objects for a pod, from whoever reads them for it.
+//! `podfs push`: objects for a pod, from an agent that reads them for it.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
 
 /// Give objects to a pod that takes them, which is one of podfs run --push.
 ///
-/// All of them are taken, and shown at once, or none is. An object that was pushed before is replaced. The first push says
-/// that everything which is not in it does not exist. What was pushed is forgotten when the pod goes on with another
-/// podfs, after a crash or an upgrade; its volumes keep what they show until the next push.
+/// The pod takes all of them, and shows them at once, or takes none. A push replaces an object that was pushed before. After
+/// the first push, objects that were not pushed do not exist. After a crash or an upgrade, the new podfs of the pod has no
+/// pushed objects; its volumes keep what they show until the next push.
 ///
 /// Beside ConfigMaps, Secrets, PersistentVolumeClaims, PersistentVolumes, ClusterTrustBundles and Nodes, a push may hold the
 /// pod itself, for its labels and annotations, TokenRequests whose spec is what a volume asks for and whose status has the
@@ -46,7 +46,7 @@ pub(super) struct Push {
     /// Forget everything that was pushed before.
     #[arg(long)]
     replace: bool,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
@@ -67,13 +67,20 @@ impl Push {
         check_size(&question)?;
         match ask(&directory, &question, None).map_err(Failure::general)? {
             Answer::Pushed(Taken { objects, tokens }) => {
-                eprintln!("podfs: pod {} knows {objects} objects and {tokens} tokens now", self.pod);
+                let (objects, tokens) = (counted(objects, "object"), counted(tokens, "token"));
+                eprintln!("podfs: pod {} has {objects} and {tokens} now", self.pod);
                 Ok(())
             }
             Answer::Refused(reason) | Answer::Busy(reason) => Err(Failure::general(anyhow!(reason))),
             other => Err(Failure::general(anyhow!("the supervisor gave an answer to another question: {other:?}"))),
         }
     }
+}
+
+/// `1 object`, `2 objects`.
+fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
 }
 
 fn deletion(text: &str) -> Result<Deletion, String> {
@@ -96,9 +103,9 @@ fn read(path: &Path) -> Result<Vec<Document>, Failure> {
     Ok(parse_documents(name, &bytes.map_err(|error| Failure::input(anyhow!("{error:#}")))?)?)
 }
 
-/// The pod hangs up on whoever sends more.
+/// The supervisor closes the connection of a client that sends more.
 fn check_size(question: &Question) -> Result<(), Failure> {
-    // Some room for what goes around it.
+    // Room for the message around the objects.
     const LIMIT: usize = LONGEST_PUSH - (64 << 10);
     let bytes = serde_json::to_vec(question).map_err(Failure::general)?.len();
     if bytes <= LIMIT {

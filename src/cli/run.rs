@@ -1,4 +1,4 @@
-//! `podfs run`: the volumes of one pod, until told to stop.
+//! `podfs run`: the volumes of one pod, until a signal stops it.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -36,18 +36,18 @@ const LEAST_MEMORY: u64 = 16 << 20;
 pub(super) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
 /// Where the kubelet looks for FlexVolume drivers, and so does podfs.
 pub(super) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
-/// Where podfs keeps what is gone with a reboot, likewise.
+/// State that a reboot may erase, likewise.
 pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 ///
 /// Volumes appear where the kubelet would have put them, below the root directory. A volume whose objects are missing
-/// waits, and the others come up. When all are visible, podfs is ready, and tells so on standard error, on --ready-fd and to
-/// systemd. Changes of objects are shown as soon as they are heard of, all files of a volume at once. What is up never loses
-/// its content because an object disappeared or does not parse any more.
+/// waits; podfs mounts the others. When all are visible, podfs announces readiness on standard error, on --ready-fd and to
+/// systemd. It shows changes of objects at once, all files of a volume together. A mounted volume never loses its content
+/// because an object was deleted or does not parse any more.
 ///
-/// SIGTERM and SIGINT unmount the volumes, delete the content of emptyDirs, and remove the directories that podfs made. When
-/// podfs is killed instead, its volumes are served on; start it again with the same arguments, and it takes them over.
+/// At SIGTERM and SIGINT, podfs unmounts the volumes, deletes the content of emptyDirs, and removes the directories that it made.
+/// If podfs is killed instead, its server continues to serve; start podfs again with the same arguments, and it takes them over.
 ///
 /// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
 /// it, and hands volumes to containers in podfs-agent(7).
@@ -75,26 +75,25 @@ pub(super) struct Run {
     uid: Option<String>,
     #[command(flatten)]
     source: SourceOptions,
-    /// Take objects from an agent of the node, which gives them to podfs push. What --objects describes is taken from
-    /// there.
+    /// Take objects from an agent of the node, which gives them to podfs push. Objects in --objects win over pushed ones.
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
     /// Read the pod's manifest once, and watch no file for it. Later versions come from the agent, which pushes the pod or
     /// publishes it on the control socket.
     #[arg(long, requires_all = ["pod", "push"])]
     pod_once: bool,
-    /// Do not watch the mount table of the node: the agent does, and asks for a Remount of volumes that another process has
-    /// unmounted or covered. A hundred pods of a node then do not read the table at each mount of each other.
+    /// Do not watch the mount table of the node: the agent watches it, and asks for a Remount of volumes that another process has
+    /// unmounted or covered. So the supervisors of a hundred pods do not all read the table at each mount.
     #[arg(long)]
     agent_watches_mounts: bool,
-    /// Keep the content of emptyDirs when this process is told to end: the agent deletes it with the pod. So it is there after a
-    /// shutdown of the node.
+    /// Keep the content of emptyDirs at SIGTERM and SIGINT: the agent deletes it with the pod. So it survives a shutdown of the
+    /// node.
     #[arg(long)]
     keep_empty_dirs: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
-    /// Where podfs keeps what is gone with a reboot: for each pod, the lock that it has one podfs, and its sockets.
+    /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// Write one JSON object to this open descriptor once every volume is visible, then close it.
@@ -104,8 +103,8 @@ pub(super) struct Run {
     drivers: DriverOptions,
     #[command(flatten)]
     memory: MemoryOptions,
-    /// Serve the metrics of this pod at http://ADDR:PORT/metrics. One port for all pods of the node is served by
-    /// podfs metrics --all --metrics-addr.
+    /// Serve the metrics of this pod at http://ADDR:PORT/metrics. podfs metrics --all --metrics-addr serves those of all pods of
+    /// the node on one port.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
@@ -122,8 +121,8 @@ pub(super) struct Run {
 /// What servers may take.
 #[derive(Args)]
 pub(super) struct MemoryOptions {
-    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the server is killed
-    /// and another one goes on. Needs a cgroup of version 2 that podfs may divide (Delegate=yes of its unit).
+    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the kernel kills the
+    /// server, and podfs starts another one. Needs a cgroup of version 2 that is delegated to podfs (Delegate=yes of its unit).
     #[arg(long, value_name = "QUANTITY", value_parser = memory)]
     pub(super) server_memory_max: Option<u64>,
 }
@@ -227,7 +226,7 @@ impl Run {
         block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
-    /// Whoever has started this for one pod is not to serve another by a mix-up of files.
+    /// An agent that mixes up files must not serve another pod than the one of `--uid`.
     fn check_uid(&self, pod: &PodIdentity) -> Result<(), Failure> {
         match &self.uid {
             Some(wanted) if wanted != pod.uid.as_str() => Err(Failure::input(anyhow!(
@@ -239,7 +238,7 @@ impl Run {
     }
 }
 
-/// The pod that another version of podfs serves goes on in any case: then there may be no metrics over HTTP.
+/// After an upgrade, the pod goes on even if the metrics address cannot be served.
 fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failure> {
     match metrics::listen(address) {
         Ok((listener, address)) => {
@@ -294,7 +293,7 @@ fn raise_descriptor_limit() {
 }
 
 fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
-    // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+    // SAFETY: for a number that is no descriptor, fcntl(2) returns an error.
     let known = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
     if !known {
         return Err(Failure::input(anyhow!("--ready-fd {number}: there is no such open descriptor")));

@@ -1,4 +1,4 @@
-//! The options that say where the pod and its objects come from, which all commands that mount have in common.
+//! The options for the sources of the pod and its objects, which all commands that mount have in common.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -20,8 +20,8 @@ pub(super) struct SourceOptions {
     /// be given several times.
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     objects: Vec<PathBuf>,
-    /// Ask the API server of this kubeconfig's current context for the objects, and hear of changes at once. What --objects
-    /// describes is taken from there.
+    /// Read the objects from the API server of this kubeconfig's current context, and watch them for changes. Objects in
+    /// --objects win.
     #[arg(long, value_name = "FILE", conflicts_with = "in_cluster", value_hint = ValueHint::FilePath)]
     kubeconfig: Option<PathBuf>,
     /// Ask the API server of the cluster that podfs itself runs in, as its service account.
@@ -33,7 +33,7 @@ pub(super) struct SourceOptions {
     /// Whether podfs asks for no token, because its output shows none.
     #[arg(skip)]
     pub(super) without_tokens: bool,
-    /// The node that podfs serves: a pod of the API server that is on another one is refused.
+    /// The node that podfs serves; podfs refuses a pod of the API server that is on another one.
     #[arg(long, value_name = "NAME", requires = "pod_name")]
     node_name: Option<String>,
 }
@@ -82,7 +82,7 @@ impl SourceOptions {
         Ok((Source::Api(api), snapshot))
     }
 
-    /// Nobody is there to give objects.
+    /// No option names a source of objects.
     pub(super) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.access().is_none()
     }

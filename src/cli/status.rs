@@ -1,4 +1,4 @@
-//! `podfs status`: how the pods of this node are.
+//! `podfs status`: the state of the pods of this node.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,14 @@ use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::{PodState, PodStatus};
 
-/// Show how the pods of this node and their volumes are.
+/// Show the state of the pods of this node and of their volumes.
 ///
-/// Every pod that podfs serves on this node is asked, by way of the run directory. One that does not answer within two
-/// seconds is shown as such and holds up no other.
+/// podfs asks the supervisors of all pods of the run directory at once, and waits at most two seconds for an answer.
 ///
 /// The state of a pod is one of: running; degraded (a volume waits or shows an old generation, the API server cannot be
-/// reached, or the server does not stay up); pod deleted (the API server has the pod no more); no supervisor (the volumes are served, but not refreshed); not answering; dead (nobody serves it, but something of
-/// it is left).
+/// reached, or the server does not stay up); pod deleted (the API server no longer has the pod); no supervisor (the server
+/// serves the volumes, but they are not refreshed); not answering; dead (no process serves the pod, but mounts or files of it
+/// are left).
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -37,7 +37,7 @@ pub(super) struct Status {
     /// Show this pod only.
     #[arg(long, value_name = "UID")]
     pod: Option<String>,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
     /// For people, or for programs.
@@ -88,7 +88,7 @@ pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, 
 /// The directories of all pods.
 pub(super) fn pods(run_directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::machine(anyhow!("podfs answers nobody but root; run this as root")));
+        return Err(Failure::machine(anyhow!("podfs answers only root; run this as root")));
     }
     let pods = survey::pods(run_directory).with_context(|| format!("cannot read {}", run_directory.display()));
     pods.map_err(|error| Failure::general(anyhow!("{error:#}")))

@@ -13,18 +13,18 @@ use super::run::RUN_DIRECTORY;
 use super::status::pod_directory;
 use crate::supervisor::control::{Answer, Question, ask};
 
-/// How often a server that does not answer, because another one is just taking its place, is asked.
+/// How often podfs asks a server that does not answer, because its successor is just starting.
 const TRIES: u32 = 20;
 
 /// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
 ///
-/// Each line is: time (UTC), operation, path, the caller's pid and uid, result, microseconds. A - stands where the kernel
-/// does not tell: the uid of most callers when volumes may be ID-mapped (Linux 6.12), and both for the kernel's own
+/// Each line is: time (UTC), operation, path, the caller's pid and uid, result, microseconds. A - stands for a value that the
+/// kernel does not send: the uid of most callers when volumes may be ID-mapped (Linux 6.12), and both for the kernel's own
 /// requests. podfs mount --trace does without ID-mapped mounts and shows every uid.
 ///
-/// The volume never waits for this command: when its output is not read fast enough, requests are left out, and a line
-/// says how many. Four traces of a volume may run at once. A projection that is warm sends no requests, and reads and
-/// writes of a volume in mode passthrough do not come to podfs.
+/// The volume never waits for this command: if a reader is too slow, podfs leaves requests out, and a line says how many.
+/// Four traces of a volume may run at once. A warm projection sends no requests, and the kernel does not send podfs the reads
+/// and writes of a volume in mode passthrough.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -42,7 +42,7 @@ pub(super) struct Trace {
     /// The volume, as it is called in the pod's manifest.
     #[arg(long, value_name = "NAME")]
     volume: String,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
@@ -57,7 +57,7 @@ impl Trace {
             if !copy(&mut requests)? {
                 return Ok(());
             }
-            // The other end is closed by a volume that ends, and by a server that another one takes over from.
+            // The server closes the pipe when the volume ends, and when a successor takes over.
             match attach(&directory, &volume) {
                 Ok(again) => requests = again,
                 Err(_) => {
@@ -86,7 +86,7 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
     Err(anyhow!("the server of the pod does not answer; podfs status shows how the pod is"))
 }
 
-/// Prints what comes, to its end. Gives `false` when nobody reads it any more.
+/// Prints the requests until the pipe ends. Gives `false` when the reader has closed standard output.
 fn copy(requests: &mut PipeReader) -> Result<bool, Failure> {
     let mut buffer = vec![0; 64 << 10];
     let mut out = io::stdout().lock();

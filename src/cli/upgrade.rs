@@ -16,15 +16,15 @@ use crate::supervisor::run_dir::claim::Record;
 /// How long the upgrade of a pod may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Let pods go on as the podfs that is on disk now, without unmounting anything.
+/// Switch pods to the podfs that is on disk now, without unmounting anything.
 ///
-/// Put the new program in the place of the old one first. Then each pod starts it, and hands over to it what it has: mounts,
-/// open files, locks. Containers wait for a moment and notice nothing else. A pod whose new podfs does not come up goes on
-/// with the one it had.
+/// First replace the old program on disk. Then the supervisor of each pod starts the new one, and hands over mounts, open
+/// files and locks. Containers wait for a moment and notice nothing else. If the new podfs does not start, the old one
+/// continues to serve the pod.
 ///
-/// One line is printed for each pod, and the next one is upgraded when it is complete: "done", "refused" (nothing was
-/// tried), "rolled back" (the pod goes on as before) or "failed" (not known; podfs status shows how the pod is). Pods keep
-/// the flags and settings that they were started with.
+/// podfs upgrades one pod after another, and prints one line for each: "done", "refused" (podfs tried nothing), "rolled
+/// back" (the old podfs serves the pod) or "failed" (the outcome is unknown; podfs status shows the pod). Pods keep the flags
+/// and settings that they were started with.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -43,7 +43,7 @@ pub(super) struct Upgrade {
     /// Every pod of this node, one after another.
     #[arg(long, conflicts_with = "pod")]
     all: bool,
-    /// Where podfs run keeps what is gone with a reboot; give the same as there.
+    /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
 }
@@ -93,7 +93,7 @@ fn title(directory: &Path) -> String {
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }
 
-/// What is begun is done, even if nobody reads of it.
+/// Ignores errors: a reader that has closed standard output does not stop the upgrade.
 fn tell(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

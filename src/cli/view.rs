@@ -29,11 +29,11 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Mount a live, read-only view of a pod's projected volumes, without root.
 ///
 /// DIR/VOLUME shows what the volume of that name will contain, in the layout that podfs run mounts; changes of manifests and
-/// objects are visible within milliseconds. It is for laptops: the program fusermount3 mounts for the user, who alone can
-/// look, whatever the modes of files say. Volumes of the node, such as hostPath and emptyDir, are left out.
+/// objects are visible within milliseconds. It is for laptops: the program fusermount3 mounts for the user, and only this user
+/// can read the view, whatever the modes of files are. Volumes of the node, such as hostPath and emptyDir, are left out.
 ///
-/// A volume that cannot be shown yet is reported, and appears when it can. One that is shown stays as it is while its objects
-/// are missing. Secret files are empty unless --reveal is given.
+/// podfs reports a volume that it cannot show yet, and shows it as soon as it can. A shown volume stays as it is while its
+/// objects are missing. Secret files are empty unless --reveal is given.
 ///
 /// Ctrl-C, SIGTERM and fusermount3 -u DIR end it. After a SIGKILL, the next view of the same directory cleans up.
 #[derive(Args)]
@@ -52,8 +52,8 @@ EXAMPLES:
 pub(super) struct View {
     #[command(flatten)]
     pod: PodOptions,
-    /// Let other users look, too, as containers do: then the modes and owners of files decide about who may read them, root
-    /// excepted. Needs user_allow_other in /etc/fuse.conf.
+    /// Let other users read the view, too, as containers do: then the modes and owners of files apply, except for root. Needs
+    /// user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     allow_other: bool,
     /// Show the contents of Secrets and tokens, too.
@@ -102,16 +102,16 @@ impl View {
     }
 }
 
-/// What the user has been told, and what is to be told.
+/// What podfs has reported to the user, and what it still has to report.
 #[derive(Default)]
 struct Told {
     /// The pod.
     title: String,
     warnings: BTreeSet<String>,
-    /// Why volumes wait at this moment, by volume, and since when a reason has to be told.
+    /// Why volumes wait at this moment, by volume, and since when.
     reasons: BTreeMap<String, String>,
     due: Option<Instant>,
-    /// What was told of them.
+    /// The reported reasons.
     told: BTreeMap<String, String>,
     /// Lines about volumes that are left out.
     left_out: BTreeSet<String>,
@@ -145,7 +145,7 @@ impl Told {
         Ok(reader.read(&rendering, before))
     }
 
-    /// Waits until there is something to tell. Cancel-safe.
+    /// Waits until there is something to report. Cancel-safe.
     async fn due(&self) {
         match self.due {
             Some(due) => sleep_until(due).await,

@@ -11,16 +11,20 @@ use std::path::{Path, PathBuf};
 use podfs_fuse::mount::table::mounts;
 use serde::{Deserialize, Serialize};
 
+use crate::volume::Csi;
+
 /// The directory of a pod in which drivers and kinds of volume keep what is theirs.
 const PLUGINS: &str = "plugins";
 const RECORD: &str = "vol_data.json";
 const TARGET: &str = "mount";
+/// The extension of a file that is going to replace another one.
+const NEXT: &str = "next";
 
 /// Where a driver mounts a volume for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home(PathBuf);
 
-/// What was asked of a driver, for those that have to undo it.
+/// What podfs has asked of a driver, for the process that has to undo it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Record {
@@ -46,6 +50,9 @@ pub struct Record {
     /// Where the driver mounts it for the node, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_mount: Option<PathBuf>,
+    /// The bytes that the PersistentVolume had when the driver was asked last to make it that large.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
     /// Whether the driver was asked to attach it.
     pub attached: bool,
     /// Whether the driver was asked to mount it at the home.
@@ -63,14 +70,26 @@ impl Home {
         Home(path)
     }
 
-    /// All homes of a pod that have a record.
+    /// All homes of a pod that have a record. That of a process which was killed while it wrote the first one is empty.
     pub fn all(pod: &Path) -> Vec<(Home, Record)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
         let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(Home);
-        homes.filter_map(|home| home.read().map(|record| (home, record))).collect()
+        let begun = |home: &Home| home.0.join(RECORD).with_extension(NEXT).exists().then(Record::default);
+        homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
+    }
+
+    /// The home of the volume that a pod has at this path, if a CSI driver is to mount it or make it a device:
+    /// `<pod>/volumes/kubernetes.io~csi/<name>/mount`, or `<pod>/volumeDevices/kubernetes.io~csi/<name>`.
+    pub fn of_csi(path: &Path) -> Option<Home> {
+        let of = |name: &Path, kind: &str| {
+            let of_csi = name.parent().filter(|above| above.ends_with(Path::new(kind).join(Csi::DIRECTORY)))?;
+            Some(Home::of(of_csi.ancestors().nth(2)?, Csi::DIRECTORY, name.file_name()?.to_str()?))
+        };
+        let mounted = path.parent().filter(|_| path.ends_with("mount"));
+        mounted.and_then(|name| of(name, "volumes")).or_else(|| of(path, "volumeDevices"))
     }
 
     /// Its directory.
@@ -106,7 +125,7 @@ impl Home {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }
 
-    /// Writes down what is asked of the driver.
+    /// Records what podfs asks of the driver.
     ///
     /// # Errors
     /// What the kernel said.
@@ -120,7 +139,7 @@ impl Home {
     /// When something is in it that is not podfs's, or is still mounted there.
     pub fn remove(&self) -> io::Result<()> {
         absent_is_fine(remove_mount_point(&self.target()))?;
-        absent_is_fine(fs::remove_file(self.0.join(RECORD)))?;
+        remove_replaced(&self.0.join(RECORD))?;
         absent_is_fine(fs::remove_dir(&self.0))?;
         // Homes of other volumes may be beside it.
         let _ = self.0.parent().map(fs::remove_dir);
@@ -157,10 +176,16 @@ pub(super) fn make_directory(path: &Path) -> io::Result<()> {
 
 /// Writes a file that is either as before or as now, whenever this process is killed.
 pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let next = path.with_extension("next");
+    let next = path.with_extension(NEXT);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
     file.write_all(content)?;
     fs::rename(&next, path)
+}
+
+/// Removes a file that [`replace`] has written, and what a process has left that was killed meanwhile.
+pub(super) fn remove_replaced(path: &Path) -> io::Result<()> {
+    absent_is_fine(fs::remove_file(path.with_extension(NEXT)))?;
+    absent_is_fine(fs::remove_file(path))
 }
 
 /// Removes what a driver mounted on, which may be a file.
@@ -181,6 +206,31 @@ pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_home_of_a_volume_is_found_by_the_path_that_shows_it() {
+        let home = Home::of(Path::new("/k/pods/u"), "kubernetes.io~csi", "pv-1");
+        for (path, expected) in [
+            ("/k/pods/u/volumes/kubernetes.io~csi/pv-1/mount", Some(home.clone())),
+            ("/k/pods/u/volumeDevices/kubernetes.io~csi/pv-1", Some(home)),
+            ("/k/pods/u/volumes/kubernetes.io~nfs/pv-1", None),
+            ("/k/pods/u/volumes/kubernetes.io~csi/pv-1", None),
+            ("/mount", None),
+        ] {
+            assert_eq!(Home::of_csi(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_home_whose_first_record_was_being_written_is_found_and_removed() {
+        let base = tempfile::tempdir().expect("a directory");
+        let home = Home::of(base.path(), "kubernetes.io~csi", "a");
+        home.make_target().expect("made");
+        fs::write(home.path().join("vol_data.next"), "{").expect("written");
+        assert_eq!(Home::all(base.path()), [(home.clone(), Record::default())]);
+        home.remove().expect("removed");
+        assert!(!home.path().exists());
+    }
 
     #[test]
     fn a_home_is_found_by_its_record_and_gone_with_it() {

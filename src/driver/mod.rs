@@ -1,7 +1,7 @@
 //! Drivers of other vendors: programs and services of the node that mount volumes for podfs, as they do for a kubelet.
 //!
 //! A driver mounts a volume at a place that only podfs uses, the volume's [`Home`]; podfs shows that to the pod as it shows a
-//! directory of the node. So a container never sees the driver's own mount, and whatever serves a hostPath serves it, too.
+//! directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
 //!
 //! | module | owns |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | [`csi`] | CSI drivers: services that speak gRPC |
 //! | [`flex`] | FlexVolume drivers: programs that print JSON |
 //!
-//! Nothing that a driver has done is lost when podfs is killed:
-//! 1. The record of a home is written before the first call of the driver, and says before each call what the driver may have
-//!    done. It is removed after the last call.
-//! 2. A call that ended without an answer, or with one that leaves it open, counts as done: it is made again, or undone.
-//! 3. [`undo`] needs nothing but a home. Whatever takes the pod away calls it: its supervisor, the next one, or a cleanup.
+//! When podfs is killed, the next podfs can undo everything that a driver has done:
+//! 1. podfs writes the record of a home before the first call of the driver, and updates it before each call with what the driver
+//!    may have done. It removes the record after the last call.
+//! 2. A call that ended without a definite answer counts as done: podfs repeats it, or undoes it.
+//! 3. [`undo`] needs only a home. The process that removes the pod calls it: its supervisor, the next one, or a cleanup.
 
 pub mod csi;
 pub mod flex;
@@ -71,7 +71,7 @@ impl From<HostError> for DriverError {
     }
 }
 
-/// Takes back what drivers have done for a volume of a pod, and removes its home. Blocks for as long as the driver takes.
+/// Undoes what drivers have done for a volume of a pod, and removes its home. Blocks for as long as the driver takes.
 ///
 /// # Errors
 /// What is left, and why. It can be tried again.

@@ -1,13 +1,13 @@
 //! The mount of a volume for a node, which a driver makes once and the mounts of pods are made from.
 //!
 //! Supervisors of several pods use one, and any of them may be killed at any moment:
-//! 1. Whatever looks at a mount or changes it holds the lock of its directory (`flock(2)`), also while it calls the driver.
-//!    The kernel takes the lock back from a process that is killed. The lock is held on one directory at a time.
-//! 2. A pod is among the users before the driver is called for it, as a link to its home. A home without a record is no user
-//!    any more: what a killed supervisor has left there is not in the way.
-//! 3. `staged` says before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
+//! 1. A supervisor holds the lock of the mount's directory (`flock(2)`) while it reads or changes the mount, also while it calls
+//!    the driver. The kernel releases the lock of a killed process. A supervisor holds the lock of one directory at a time.
+//! 2. A supervisor makes its pod a user, by a link to its home, before it calls the driver. A home without a record does not
+//!    count as a user any more, so leftovers of a killed supervisor do not matter.
+//! 3. `staged` records before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
 //!    because no mount outlives that.
-//! 4. The last user unmounts. No mount goes while a pod uses it: users are counted under the lock.
+//! 4. The last user unmounts. Users are counted under the lock, so no supervisor unmounts while another pod uses the mount.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::home::{absent_is_fine, is_mount, make_directory, replace};
+use super::home::{absent_is_fine, is_mount, make_directory, remove_replaced, replace};
 use super::{DriverError, Home};
+use crate::host::global_mount::boot_id;
 
 const MOUNT: &str = "globalmount";
 const USERS: &str = "users";
 const STAGED: &str = "staged";
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A mount of the node.
 #[derive(Clone, Debug)]
@@ -152,14 +152,15 @@ impl NodeMount {
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
         absent_is_fine(fs::remove_dir(self.0.join(USERS)))?;
-        absent_is_fine(fs::remove_file(self.0.join("vol_data.json")))?;
+        remove_replaced(&self.0.join("vol_data.json"))?;
+        remove_replaced(&self.0.join(STAGED))?;
         absent_is_fine(fs::remove_dir(&self.0))
     }
 
     fn staged(&self) -> Staged {
         let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
         match text.split_once(' ') {
-            Some((state, boot)) if boot == self::boot() => match state {
+            Some((state, boot)) if Some(boot) == boot_id().ok().as_deref() => match state {
                 "done" => Staged::Yes,
                 _ => Staged::Begun,
             },
@@ -170,16 +171,12 @@ impl NodeMount {
     fn mark(&self, staged: Staged) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match staged {
-            Staged::No => return absent_is_fine(fs::remove_file(path)),
+            Staged::No => return remove_replaced(&path),
             Staged::Begun => "begun",
             Staged::Yes => "done",
         };
-        replace(&path, format!("{word} {}", boot()).as_bytes())
+        replace(&path, format!("{word} {}", boot_id()?).as_bytes())
     }
-}
-
-fn boot() -> String {
-    fs::read_to_string(BOOT).unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]
@@ -236,6 +233,16 @@ mod tests {
         };
         mount.leave(&a, unstage).expect("left");
         assert_eq!(undone, 1, "timeout: it has to be undone");
+    }
+
+    #[test]
+    fn what_a_process_has_left_that_was_killed_while_it_wrote_goes_with_the_last_user() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        mount.enter(&a, |_| Ok(())).expect("staged");
+        fs::write(mount.directory().join("staged.next"), "be").expect("written");
+        mount.leave(&a, |_| Ok(())).expect("left");
+        assert!(!mount.directory().exists());
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //!    other disk.
 //! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor was
 //!    killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
-//! 3. Which pods have the device is written down as for a mount that pods share ([`GlobalMount`]), so a killed supervisor
-//!    leaves nothing that a cleanup does not find.
+//! 3. The pods that have the device are recorded as for a shared mount ([`GlobalMount`]), so a cleanup finds everything that a
+//!    killed supervisor has left.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
@@ -27,7 +27,7 @@ use super::{HostError, Source};
 /// What is added to a plugin's name, so that its block volumes have records of their own.
 const RECORDS: &str = "-devices";
 /// The plugins that have block volumes, as directories.
-const PLUGINS: [&str; 2] = ["kubernetes.io~local-volume", "kubernetes.io~host-path"];
+const PLUGINS: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~host-path", "kubernetes.io~csi"];
 const DEVICE: &str = ".device";
 
 /// A block volume of a pod.

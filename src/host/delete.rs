@@ -51,7 +51,7 @@ impl fmt::Display for Left {
 /// it is in.
 ///
 /// # Errors
-/// When the directory cannot be read, or somebody moves its directories about meanwhile. That it is not there is none.
+/// When the directory cannot be read, or another process moves its directories meanwhile. A missing directory is no error.
 pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
     let mut deletion = Deletion::default();
     match enter(parent, name, Crossing::Stop) {
@@ -61,7 +61,7 @@ pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
             deletion.left.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
             return Ok(deletion.left);
         }
-        // Whoever may write here made something else of it.
+        // A process of the container has replaced the directory.
         Err(Errno::NOTDIR | Errno::LOOP) => {
             unlinkat(parent, name, AtFlags::empty())?;
             return Ok(deletion.left);

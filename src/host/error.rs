@@ -79,7 +79,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// Sorts what the kernel said about opening `path`.
+    /// Classifies the kernel's error about opening `path`.
     pub(super) fn of(path: &Path, errno: Errno) -> Obstacle {
         match errno {
             Errno::NOENT if std::fs::symlink_metadata(path).is_ok() => Obstacle::Dangling,

@@ -19,10 +19,10 @@ use super::{FileKind, HostError, Source};
 use crate::manifest::pod::FsGroupPolicy;
 use crate::payload::{Entry, fs_group_mode};
 
-/// When the user is told that it takes long, and then again each time (FG-05).
+/// When podfs first reports that the change takes long, and how often after that (FG-05).
 const FIRST_NOTICE: Duration = Duration::from_secs(30);
 const NEXT_NOTICE: Duration = Duration::from_secs(60);
-/// Only every so many entries the clock is looked at.
+/// The walk reads the clock once for so many entries.
 const BETWEEN_LOOKS: u64 = 256;
 /// So many entries that could not be changed are named.
 const NAMED: u64 = 5;

@@ -72,7 +72,7 @@ fn make_directory(path: &Path) -> Result<(), HostError> {
 
 /// The directory of the file has to be there.
 fn make_file(path: &Path) -> Result<(), HostError> {
-    // Exclusively, so that no link that appears just now is followed.
+    // O_EXCL, so that the kernel does not follow a link that appears just now.
     match OpenOptions::new().write(true).create_new(true).mode(FILE).open(path) {
         Ok(_) => Ok(()),
         Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),

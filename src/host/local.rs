@@ -6,7 +6,7 @@ use super::device::{self, BlockDevice};
 use super::error::Obstacle;
 use super::global_mount::{GlobalMount, User};
 use super::{FileKind, HostError, Source};
-use crate::binding::Local;
+use crate::binding::{Bound, Local};
 
 /// The kubelet's name for the plugin, as a directory.
 pub const PLUGIN: &str = "kubernetes.io~local-volume";
@@ -64,12 +64,13 @@ pub fn global_mount(root: &Path, name: &str) -> GlobalMount {
 /// As [`device::mount`].
 pub fn mount(
     device: &BlockDevice,
+    bound: &Bound,
     volume: &Local,
     root: &Path,
-    name: &str,
     user: User<'_>,
 ) -> Result<(Source, bool), HostError> {
-    let Local { fs_type, mount_options, capacity, .. } = volume;
+    let Local { fs_type, mount_options, .. } = volume;
+    let Bound { name, capacity, .. } = bound;
     let marker = root.join(FORMATTING).join(name);
     let (fs_type, options) = (fs_type.as_deref(), &mount_options[..]);
     let request = device::Request { fs_type, options, capacity: *capacity, marker: &marker };

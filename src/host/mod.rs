@@ -1,4 +1,4 @@
-//! The host: what passthrough volumes need done on the node before they can be shown, and after.
+//! The host: work on the node for passthrough volumes, before podfs shows them and after.
 //!
 //! | module | owns |
 //! |---|---|

@@ -1,8 +1,9 @@
-//! Other pods of this node that use the same PersistentVolume, as far as the mount table tells: their podfs has the same
+//! Other pods of this node that use the same PersistentVolume, as the mount table shows them: their podfs has the same
 //! root directory, and has mounted the volume already.
 //!
-//! Two pods that start at the same moment do not see each other there. Where one pod alone may use a volume, a podfs therefore
-//! takes its [`Turn`] before it looks, and keeps it until its mount is in the table. The kernel ends the turn of a podfs that dies.
+//! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
+//! takes a [`Turn`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the turn of a dead
+//! podfs.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -19,7 +20,7 @@ use crate::volume::Csi;
 
 /// Whether another pod has mounted what is to be mounted at `path`.
 pub fn use_volume_of(path: &Path) -> bool {
-    // Without a table there are no neighbours to be seen, and mounting will tell what is wrong.
+    // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();
     let own = Place::of(path);
     own.is_some_and(|own| table.iter().filter_map(|mounted| Place::of(&mounted.at)).any(|other| own.is_beside(&other)))

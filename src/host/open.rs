@@ -1,5 +1,5 @@
-//! Opening a source. Everything later, checks included, goes through the descriptor, so whoever replaces the path by
-//! something else afterwards changes nothing.
+//! Opening a source. Everything later, checks included, goes through the descriptor, so a process that replaces the path
+//! afterwards changes nothing.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ impl Source {
     pub(super) fn open(path: &Path) -> Result<Source, Obstacle> {
         let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let descriptor = opened.map_err(|errno| Obstacle::of(path, errno))?;
-        // Attributes may come from the kernel's memory; whether the file system still answers is told by this.
+        // The kernel may answer stat(2) from its cache; statfs(2) shows whether the file system still answers.
         fstatfs(&descriptor).map_err(|errno| Obstacle::of(path, errno))?;
         Source::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
     }

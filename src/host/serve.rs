@@ -1,7 +1,7 @@
-//! Who serves a source: podfs through FUSE, or the kernel alone through a bind mount.
+//! Whether podfs serves a source through FUSE, or the kernel alone through a bind mount.
 //!
-//! Sockets, FIFOs and devices work by their inode, which a file system in between cannot hand on. Directories that
-//! hold them, and the kernel's own file systems, are bound unless the pod asks for FUSE.
+//! Sockets, FIFOs and devices work by their inode, which a file system in between cannot pass on. podfs binds directories that
+//! hold them, and the kernel's own file systems, unless the pod asks for FUSE.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ const KERNEL: [u32; 11] = [
     0x9584_58f6,
 ];
 
-/// Chooses who serves `source` at `mount_point`.
+/// Chooses between FUSE and a bind mount for `source` at `mount_point`.
 ///
 /// # Errors
 /// When the pod asks for what cannot work.
@@ -68,7 +68,7 @@ fn is_kernels(source: &Source) -> bool {
     KERNEL.contains(&magic) || devices
 }
 
-/// A volume that contains its own mount point would ask itself what is in it.
+/// Through FUSE, a volume that contains its own mount point would wait for itself.
 fn contains(source: &Source, mount_point: &Path) -> bool {
     let existing = |path: &Path| path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
     let inside: Option<PathBuf> = std::path::absolute(mount_point).ok().and_then(|path| existing(&path));

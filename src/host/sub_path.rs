@@ -6,9 +6,9 @@
 //!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
 //!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,
 //!    CVE-2021-25741).
-//! 2. The result is a descriptor (`O_PATH`). What is mounted is what it is open on, whatever its path leads to by then.
-//! 3. A missing directory is made in a directory that was opened so, by its name alone, and entered without following a
-//!    link. Its mode is set on the descriptor, and on no directory that this process did not make.
+//! 2. The result is a descriptor (`O_PATH`). podfs mounts the file that it is open on, whatever its path leads to by then.
+//! 3. podfs makes a missing directory in a directory that it has opened so, by its name alone, and enters it without following a
+//!    link. It sets the mode on the descriptor, and only on directories that it has made itself.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,8 +33,8 @@ pub enum Missing {
     Make,
 }
 
-/// Why a part of a volume cannot be used. The texts name nothing but what the manifest says: they reach the pod's user,
-/// and what a link leads to on the node is none of that user's business.
+/// Why a part of a volume cannot be used. The texts name only fields of the manifest: the pod's user reads them, and must not
+/// learn where a link leads on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
     /// There is nothing of this name.

@@ -1,8 +1,8 @@
 //! Walking a tree: children first, in the order of the directory, by descriptors.
 //!
 //! One directory is open at a time, and the way back up is `..`, checked against what was seen on the way down. So
-//! neither the stack nor the number of descriptors grows with the depth, and nobody who moves directories about can
-//! lead the walk elsewhere.
+//! neither the stack nor the number of descriptors grows with the depth, and a process that moves directories cannot lead the
+//! walk out of the tree.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -33,7 +33,7 @@ pub struct Found<'a> {
     pub is_directory: bool,
 }
 
-/// Who is shown each entry.
+/// Called for each entry.
 pub trait Visitor {
     /// An entry.
     ///

@@ -125,18 +125,18 @@ impl Resource {
     }
 }
 
-/// Which changes a watch tells.
+/// Which changes a watch sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since<'a> {
     /// Those after this version.
     Version(&'a str),
-    /// First every object that there is, and then each change. A bookmark says where the one ends and the other begins.
+    /// First all objects, and then each change. A bookmark separates the two.
     Beginning,
     /// The same, without that bookmark. Any server can do so.
     Now,
 }
 
-/// What is told of objects.
+/// How much of each object the server sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Everything.
@@ -147,7 +147,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// What a list of them is to be sent as. Servers that cannot send a part send the whole.
+    /// The media type for a list of them. Servers that cannot send a part send the whole.
     pub(crate) fn accept_list(self) -> &'static str {
         match self {
             Part::Whole => "application/json",
@@ -155,7 +155,7 @@ impl Part {
         }
     }
 
-    /// What each of them is to be sent as.
+    /// The media type for each of them.
     pub(crate) fn accept(self) -> &'static str {
         match self {
             Part::Whole => "application/json",
@@ -238,7 +238,7 @@ impl Collection {
         url
     }
 
-    /// Where its changes are told, for `seconds`.
+    /// The URL of a watch that lasts `seconds`.
     pub(crate) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
         let mut url = self.list(server);
         let mut query = url.query_pairs_mut();
@@ -255,7 +255,7 @@ impl Collection {
         url
     }
 
-    /// How people call it: `configmap default/app`.
+    /// Its name in messages: `configmap default/app`.
     pub(crate) fn title(&self) -> String {
         let name = self.field.as_ref().map(|(_, value)| value.as_str()).unwrap_or_default();
         let kind = self.resource.kind.to_ascii_lowercase();

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use podfs_fuse::DoublingPause;
+
 const FIRST: Duration = Duration::from_millis(100);
 
 /// The failures in a row.
@@ -22,7 +24,7 @@ impl Backoff {
 
     /// Counts a failure, and says how long to pause: never longer than `longest`.
     pub(crate) fn fail_within(&mut self, longest: Duration) -> Duration {
-        let full = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(longest);
+        let full = DoublingPause::new(FIRST, longest).after(self.failures);
         self.failures = self.failures.saturating_add(1);
         full.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
@@ -32,7 +34,7 @@ impl Backoff {
         self.failures
     }
 
-    /// Something went right.
+    /// Counts a success: the pauses start over.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }

@@ -26,15 +26,15 @@ pub(crate) struct ApiError {
 /// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// The server cannot be reached, or does not answer. It will.
+    /// The server cannot be reached, or does not answer. This passes.
     Unreachable,
-    /// The server answers that it cannot now: it is busy, starting or in trouble.
+    /// The server is busy, starting or failing, and says so.
     Busy,
-    /// The server is asked for changes that it no longer knows: they have to be found by another list.
+    /// The server no longer has the requested changes; another list is needed to find them.
     Gone,
-    /// The server does not know who podfs is (401).
+    /// The server rejects the credentials (401).
     Unauthorized,
-    /// The server does not let podfs (403). Somebody can change that.
+    /// The server forbids the request (403), until an administrator grants the right.
     Forbidden,
     /// There is no such object.
     NotFound,
@@ -42,14 +42,14 @@ pub(crate) enum Class {
     Conflict,
     /// The server refuses the request for another reason.
     Refused,
-    /// The server says something that an API server does not say.
+    /// The answer is not that of an API server.
     Nonsense,
     /// The server is not the one the settings describe, or does not take podfs's certificate.
     Untrusted,
 }
 
 impl Class {
-    /// Whether the same request may succeed later without anybody doing anything about it.
+    /// Whether the same request may succeed later by itself.
     pub(crate) fn passes(self) -> bool {
         matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
     }
@@ -80,7 +80,7 @@ impl ApiError {
         Self { answered: true, ..self }
     }
 
-    /// Whether it may pass within seconds, as what a server says does that has just started.
+    /// Whether it may pass within seconds, as errors of a server that has just started.
     pub(crate) fn may_pass(&self) -> bool {
         self.class.passes() || self.class == Class::Forbidden
     }
@@ -90,7 +90,7 @@ impl ApiError {
         matches!(self.class, Class::Unreachable | Class::Untrusted) && !self.answered
     }
 
-    /// An answer with a code that means failure. `asked` says what was wanted, such as `list configmap default/app`.
+    /// An answer with an error code. `asked` is the request, such as `list configmap default/app`.
     pub(crate) fn answered(asked: &str, code: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
         let after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
@@ -108,7 +108,7 @@ impl ApiError {
         error
     }
 
-    /// What a Status object says, as the answer to a request or in the middle of a watch.
+    /// The error of a Status object, as the answer to a request or in the middle of a watch.
     pub(crate) fn of_status(asked: &str, status: Status) -> Self {
         let Status { message, code, details, .. } = status;
         let mut error = Self::said(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
@@ -159,7 +159,7 @@ fn class(code: u16) -> Class {
     }
 }
 
-/// The innermost error says it best. Those of TLS are told in the words of the settings.
+/// The innermost error is the most precise. Errors of TLS get the words of the settings.
 fn cause(error: &reqwest::Error) -> (Class, String) {
     if error.is_timeout() {
         return (Class::Unreachable, "the server does not answer in time".to_owned());
@@ -169,7 +169,7 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
         if let Some(tls) = innermost.downcast_ref::<rustls::Error>() {
             return of_tls(tls);
         }
-        // What is inside of these says it in many words.
+        // The inner errors of these are long-winded.
         let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
         if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
             return (Class::Unreachable, BROKE.to_owned());
@@ -184,7 +184,7 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
     (Class::Unreachable, unreachable(&innermost.to_string()))
 }
 
-/// Libraries tell of the end of a connection in many words, with a link to their own manual.
+/// Libraries report the end of a connection in many words, with a link to their own manual.
 fn unreachable(text: &str) -> String {
     match text.contains("close_notify") {
         true => BROKE.to_owned(),
@@ -224,7 +224,7 @@ fn of_tls(error: &rustls::Error) -> (Class, String) {
     (Class::Untrusted, format!("the server is not the one expected: {cause}"))
 }
 
-/// What others write is put into one sentence, and not at any length.
+/// Makes one sentence of limited length from the server's text.
 fn one_line(text: &str) -> String {
     const MOST: usize = 400;
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");

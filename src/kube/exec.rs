@@ -1,6 +1,6 @@
-//! Credentials from a program that the kubeconfig names (`users[].user.exec`): it is told what is wanted in an
-//! environment variable, and writes an ExecCredential on its standard output. Where podfs runs in the foreground of a terminal,
-//! the program may ask the person there.
+//! Credentials from a program that the kubeconfig names (`users[].user.exec`): podfs describes the cluster in an environment
+//! variable, and the program writes an ExecCredential on its standard output. If podfs runs in the foreground of a terminal, the
+//! program may ask the user there.
 
 use std::io;
 use std::process::Stdio;
@@ -19,13 +19,13 @@ use tokio::time::timeout;
 
 use super::settings::Certificate;
 
-/// How long the program may take, and how long one that may ask a person.
+/// How long the program may take, and how long if it may ask the user.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TIMEOUT_OF_PERSON: Duration = Duration::from_secs(300);
 /// Most bytes it may write.
 const MAX_OUTPUT: u64 = 1 << 20;
 
-/// What the program said.
+/// The program's credential.
 #[derive(Clone)]
 pub(crate) struct Issued {
     pub(crate) token: Option<SecretString>,
@@ -48,7 +48,7 @@ struct Status {
     expiration_timestamp: Option<Time>,
 }
 
-/// Runs the program and takes what it says.
+/// Runs the program and parses its output.
 ///
 /// # Errors
 /// One sentence that names the program.
@@ -62,7 +62,7 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
         .await
         .map_err(|_| failed(&format!("did not end within {} s", patience.as_secs())))?
         .map_err(|problem| failed(&problem))?;
-    // What does not parse may be a credential all the same.
+    // The error quotes nothing of invalid output, because it may still be a credential.
     let credential: ExecCredential =
         serde_json::from_slice(&output).map_err(|_| failed("did not write an ExecCredential in JSON"))?;
     let status = credential.status.ok_or_else(|| failed("wrote an ExecCredential without a status"))?;
@@ -78,7 +78,7 @@ pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
     Ok(Issued { token: status.token, certificate, expires })
 }
 
-/// Whether the program gets the terminal, to ask the person there.
+/// Whether the program gets the terminal, to ask the user.
 fn may_ask(exec: &ExecConfig) -> Result<bool, String> {
     match (&exec.interactive_mode, has_terminal()) {
         (Some(ExecInteractiveMode::Always), false) => {

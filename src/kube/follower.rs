@@ -1,23 +1,24 @@
 //! A follower: what a collection holds, and every change of it, whatever happens to the server.
 //!
-//! Why nothing is missed and nothing goes back:
+//! Why the follower misses no change and never goes back:
 //!
-//! 1. A list says what there is and its version; the watch after it begins at this version. A server that can do so sends
-//!    both as one answer: a watch that begins with what there is, up to a bookmark with the version. When a watch ends, the
-//!    next one begins at the version of the last change, or of the last bookmark.
-//! 2. A server that no longer knows what happened since (410), or that refuses to watch from there, is asked for another
-//!    list. The first 410 leads to it at once: a server that has restarted answers nearly every watch with one.
-//! 3. A list that is older than what is known is no news: its server is behind. It is asked again later. A change that is
-//!    not newer is left out. So content never goes back (MG-05), and what is sent twice is told once. Only what a
-//!    follower has never listed is told before the bookmark.
-//! 4. A watch lasts for some minutes, a different time each, and ends by itself. One that does not end when it should is given
-//!    up, and so is one on a connection that answers no pings.
+//! 1. A list has all objects and its version; the watch after it begins at this version. A server that supports it sends both
+//!    as one answer: a watch that begins with all objects, up to a bookmark with the version. When a watch ends, the next one
+//!    begins at the version of the last change, or of the last bookmark.
+//! 2. If the server no longer has the changes since a version (410), or refuses to watch from there, the follower asks for
+//!    another list. It does so at once after the first 410: a server that has restarted answers nearly every watch with one. The
+//!    node's other single objects then skip that request: for half a minute, their watches begin with all objects.
+//! 3. The follower ignores a list that is older than the version it knows, because that server is behind, and asks again later.
+//!    It drops a change that is not newer. So content never goes back (MG-05), and an object that the server sends twice is
+//!    reported once. Before the bookmark, the follower reports only objects that it has never listed.
+//! 4. A watch of many objects lasts for some minutes, one of a single object for half an hour and more, as a kubelet's; each for
+//!    a different time. It ends by itself. The follower ends one that lasts longer, and one whose connection answers no pings.
 //! 5. After a failure comes a pause, see `retry`.
-//! 6. A server that forbids the list of a single object is asked for the object itself (`get`). The watch begins before that, so
-//!    no change after the answer is missed. It begins with what there is and not at the object's version, which is too old
+//! 6. If the server forbids the list of a single object, the follower gets the object itself (`get`). The watch begins before
+//!    that, so it misses no change after the answer. It begins with all objects and not at the object's version, which is too old
 //!    for most servers when the object has not changed for long.
-//! 7. A server that forbids the list of a signer's ClusterTrustBundles tells them in such a watch, too. It does not say when it
-//!    has told them all, so they are all there are as soon as it is quiet. One that comes late is a change.
+//! 7. If the server forbids the list of a signer's ClusterTrustBundles, such a watch has them, too. The server does not mark the
+//!    last one, so the list is complete as soon as the watch is quiet. A bundle that comes later is a change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,17 +32,21 @@ use super::error::{ApiError, Class};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
-/// The shortest and the longest time a watch is asked for, in seconds.
+/// The shortest and the longest time a watch is asked for, in seconds: one of many objects, and one of a single object. A node has
+/// hundreds of the latter, and a cluster thousands of nodes.
 const WATCH: std::ops::Range<u64> = 300..600;
+const WATCH_OF_ONE: std::ops::Range<u64> = 1800..3600;
 /// How much later than asked for a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long a watch may take to tell what there is. A server that takes longer does not know that it was asked to.
+/// How long a watch may take to send all objects. A server that takes longer does not support the request. If the server took
+/// longer to begin its answer, it is busy, and the watch may take [`INITIAL_OF_BUSY`] times as long as that.
 const INITIAL: Duration = Duration::from_secs(3);
-/// How long a server is quiet when it has told what there is, and does not say so.
+const INITIAL_OF_BUSY: u32 = 5;
+/// How long a server that sends no bookmark is quiet when it has sent all objects.
 const QUIET: Duration = Duration::from_millis(300);
 /// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
 const SHORT: Duration = Duration::from_secs(1);
-/// The annotation of the bookmark that ends what there is.
+/// The annotation of the bookmark after all objects.
 const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows a collection.
@@ -62,18 +67,18 @@ pub(crate) struct Follower {
 
 /// What a follower does next.
 enum State {
-    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that sends
-    /// what there is leads to `Beginning`.
+    /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that begins
+    /// with all objects leads to `Beginning`.
     Unlisted,
-    /// Hears what there is, from a watch. The bookmark after it leads to `Watching`; a server that sends none is asked for a
-    /// list.
+    /// Receives all objects from a watch. The bookmark after them leads to `Watching`; if the server sends none, the follower
+    /// asks for a list.
     Beginning(Box<Beginning>),
     /// Everything up to the version is known. Asks for a watch, which leads to `Watching`.
     Listed,
-    /// Hears of changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that does not
-    /// know the version any more leads to `Unlisted`.
+    /// Receives changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that no longer
+    /// has the version leads to `Unlisted`.
     Watching(Box<Watching>),
-    /// Something failed: waits, and goes on as the other state says.
+    /// A request failed: waits, and continues in the other state.
     Waiting { pause: Pause, then: Box<State> },
 }
 
@@ -89,20 +94,20 @@ struct Beginning {
     /// When the bookmark has to be there, or the server has been quiet for long enough.
     until: Instant,
     end: End,
-    /// What there is, by namespace and name.
+    /// The objects received, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
-    /// The version of the one object, if it was told already.
+    /// The version of the one object, if it was reported already.
     told: Option<String>,
 }
 
-/// What ends the part of a watch that tells what there is.
+/// What ends the part of a watch with all objects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Bookmark,
     Quiet,
 }
 
-/// What a follower tells.
+/// What a follower reports.
 #[derive(Debug)]
 pub(crate) enum News {
     /// This is all there is.
@@ -113,7 +118,7 @@ pub(crate) enum News {
     Deleted(Value),
     /// There is nothing new, as of now.
     Alive,
-    /// It does not go on for now, for this reason.
+    /// Following fails at present, for this reason.
     Trouble(ApiError),
 }
 
@@ -129,7 +134,7 @@ impl Follower {
         self.version.as_deref()
     }
 
-    /// What it does, in a word for `podfs status`.
+    /// Its state, in a word for `podfs status`.
     pub(crate) fn doing(&self) -> &'static str {
         match self.state {
             State::Unlisted | State::Beginning(_) => "listing",
@@ -139,12 +144,12 @@ impl Follower {
         }
     }
 
-    /// Asks for metadata only, from the next request on. A watch that goes on tells whole objects until it ends.
+    /// Asks for metadata only, from the next request on. A running watch has whole objects until it ends.
     pub(crate) fn follow_metadata(&mut self) {
         self.part = Part::Metadata;
     }
 
-    /// Asks for whole objects again. Changes after the version are told whole.
+    /// Asks for whole objects again. The server sends whole objects for changes after the version.
     pub(crate) fn follow_whole(&mut self) {
         if self.part == Part::Metadata {
             self.part = Part::Whole;
@@ -158,7 +163,7 @@ impl Follower {
         self.state = State::Unlisted;
     }
 
-    /// The next news. Not to be cancelled: what was heard would be lost.
+    /// The next news. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> News {
         loop {
             let news = match std::mem::replace(&mut self.state, State::Unlisted) {
@@ -198,7 +203,7 @@ impl Follower {
         }
     }
 
-    /// Begins a watch, and asks for the one object; or hears of all objects in the watch.
+    /// Begins a watch, and gets the one object; or receives all objects in the watch.
     async fn do_without_list(&mut self) -> Option<News> {
         // If that fails, the list may be allowed by then.
         self.is_list_forbidden = false;
@@ -230,11 +235,12 @@ impl Follower {
         self.state = State::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
     }
 
-    /// Asks for what there is and for its changes in one request.
+    /// Asks for all objects and their changes in one request.
     async fn begin(&mut self) -> Option<News> {
+        let asked = Instant::now();
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
-                self.hear_from(watching, INITIAL, End::Bookmark);
+                self.hear_from(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), End::Bookmark);
                 None
             }
             // A server without it says so; if it refuses anything else, it does so for the list, too.
@@ -297,7 +303,7 @@ impl Follower {
         None
     }
 
-    /// The bookmark has come that ends what there is.
+    /// The bookmark after all objects has come.
     fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> News {
         if let Err(error) = self.check_version(&version) {
             return self.fail(error, State::Unlisted);
@@ -313,7 +319,7 @@ impl Follower {
         }
     }
 
-    /// The server is quiet, so it has told what there is.
+    /// The server is quiet, so it has sent all objects.
     fn know_what_was_told(&mut self, beginning: Beginning) -> News {
         let Beginning { mut watching, objects, .. } = beginning;
         let versions = objects.values().filter_map(version_of);
@@ -339,7 +345,7 @@ impl Follower {
     }
 
     async fn watch(&self, since: Since<'_>) -> Result<Watching, ApiError> {
-        let seconds = fastrand::u64(WATCH);
+        let seconds = fastrand::u64(if self.collection.is_single() { WATCH_OF_ONE } else { WATCH });
         let watch = self.client.watch(&self.collection, self.part, since, seconds).await?;
         let began = Instant::now();
         Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, heard: false })
@@ -348,6 +354,9 @@ impl Follower {
     async fn begin_watch(&mut self) -> Option<News> {
         // Without a version, there is a list to be asked for.
         let version = self.version.clone()?;
+        if self.collection.is_single() && self.client.has_forgotten() && self.client.may_send_initial_events() {
+            return None;
+        }
         match self.watch(Since::Version(&version)).await {
             Ok(watching) => {
                 self.state = State::Watching(Box::new(watching));
@@ -402,7 +411,7 @@ impl Follower {
         has
     }
 
-    /// The answer to a watch breaks off, or says what is wrong.
+    /// The answer to a watch breaks off, or has an error.
     async fn break_off(&mut self, error: ApiError) -> Option<News> {
         if error.class == Class::Unreachable {
             self.client.broke().await;
@@ -416,6 +425,7 @@ impl Follower {
             // At once, unless that was of no use just now.
             Class::Gone if !self.relisted => {
                 self.relisted = true;
+                self.client.forgot();
                 return None;
             }
             Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,

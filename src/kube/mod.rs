@@ -3,14 +3,14 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `settings` | where the server is and who podfs is to it, from a kubeconfig or from inside of a cluster |
+//! | `settings` | address and credentials, from a kubeconfig or from inside of a cluster |
 //! | `exec` | credentials from a program that the kubeconfig names |
 //! | `tls` | certificates, as rustls wants them |
 //! | `client` | requests, answers and their limits; credentials that are up to date |
-//! | `address` | where objects are on the server |
-//! | `error` | what goes wrong, and whether waiting helps |
-//! | `retry`, `backoff` | when a request that failed is made again |
-//! | `follower` | what a collection holds and every change of it, whatever happens to the server |
+//! | `address` | the URLs of objects |
+//! | `error` | errors, and whether waiting helps |
+//! | `retry`, `backoff` | pauses before a failed request is repeated |
+//! | `follower` | the objects of a collection and every change of them, whatever happens to the server |
 //! | `poller` | one object that may be got and not watched |
 //! | `version` | resource versions: which of two is newer |
 

@@ -1,5 +1,5 @@
-//! A poller: one object that a node's credentials may get and not watch, which are claims and PersistentVolumes. It is
-//! asked for again and again, less often the longer nothing happens, until it is as its pod needs it.
+//! A poller: gets one object that a node's credentials may get and not watch, which are claims and PersistentVolumes. It gets
+//! the object again and again, less often the longer nothing changes, until the object is as its pod needs it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::follower::{News, version_of};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
-/// How long a change may stay unheard.
+/// The longest pause between two requests, and so the longest delay of a change.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Asks for an object again and again.
@@ -29,7 +29,7 @@ pub(crate) struct Poller {
     last: Last,
 }
 
-/// What came of the last time.
+/// The outcome of the last request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
     /// There was none.

@@ -7,8 +7,8 @@
 //! 3. For some seconds after a connection was made, these pauses stay short: a server that has just started answers 403
 //!    until its Node authorizer knows the node's pods, and 500 or 503 until it is ready. As soon as it allows one
 //!    request of this process, those that it refused are made again.
-//! 4. `Retry-After` is the shortest pause. Up to half of it is added, because every podfs of the node may have been
-//!    told the same in the same moment; after the second time up to the whole of it, and so on.
+//! 4. `Retry-After` is the shortest pause. Up to half of it is added, because every podfs of the node may have got the same
+//!    answer at the same moment; after the second time up to the whole of it, and so on.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use super::error::{ApiError, Class};
 
 /// The longest that a server can ask podfs to stay away.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
-/// The longest pause between two tries to reach the server, in the first minutes of an outage and after that. Trying costs
-/// a connection that is refused; after some minutes, whoever repairs the server does not look at the second any more.
+/// The longest pause between two tries to reach the server, in the first minutes of an outage and after that. A try costs a
+/// refused connection; after some minutes of outage, a few seconds more do not matter.
 const LONGEST_OF_OUTAGE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(5));
 const FIRST_MINUTES: Duration = Duration::from_secs(120);
 /// How long a connection is new, and how long it is young, with the longest pause of each.
@@ -39,7 +39,7 @@ pub(crate) struct Retry {
 /// What to wait for before the request is made again.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Pause {
-    /// The server could not be reached: until it answers some request, or until it is this one's turn to try.
+    /// The server could not be reached: until it answers some request, or until this request may try.
     Outage,
     /// Until this moment.
     Until(Instant),
@@ -105,7 +105,7 @@ async fn spread() {
     sleep(SPREAD.mul_f64(fastrand::f64())).await;
 }
 
-/// How many times as long as it was asked to a request stays away that has failed so often in a row.
+/// The factor on `Retry-After` for a request that has failed so often in a row.
 fn stretch(failures: u32) -> f64 {
     1.0 + fastrand::f64() * f64::from(failures.min(8)) / 2.0
 }

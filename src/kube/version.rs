@@ -1,7 +1,7 @@
-//! Resource versions. Those of an API server are numbers that grow (KEP-5504); of a server whose versions are
-//! something else, nothing is known but whether two are the same.
+//! Resource versions. Those of an API server are numbers that grow (KEP-5504); other versions can only be compared for
+//! equality.
 
-/// Whether what has version `old` is older than what has version `new`, or the same. False where nobody can tell.
+/// Whether version `old` is older than version `new`, or the same. False where the versions cannot be compared.
 pub(crate) fn is_not_newer(old: &str, new: &str) -> bool {
     match (number(old), number(new)) {
         (Some(old), Some(new)) => old <= new,

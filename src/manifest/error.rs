@@ -102,7 +102,7 @@ fn field_path(path: &serde_path_to_error::Path) -> String {
     text
 }
 
-/// What to tell the user about serde's message. The message quotes the value, so only the part that comes from the
+/// The part of serde's message for the user. The message quotes the value, so only the part that comes from the
 /// type, behind the last `expected`, is looked at, and nothing of the message is passed on but the name of a field.
 fn complaint(message: &str) -> String {
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {

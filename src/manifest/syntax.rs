@@ -21,8 +21,8 @@ pub(super) fn values(file: &Path, bytes: &[u8]) -> Result<Vec<Value>, ManifestEr
     if file.extension().is_some_and(|ending| ending == "json") {
         return json(text).map_err(|error| json_fault(file, &error));
     }
-    // Standard input has no ending. JSON is YAML but for details such as surrogate pairs in escapes, so what looks like
-    // JSON is tried as such first.
+    // Standard input has no file name extension. JSON is YAML except for details such as surrogate pairs in escapes, so text
+    // that begins like JSON is parsed as JSON first.
     if text.trim_start().starts_with('{')
         && let Ok(values) = json(text)
     {

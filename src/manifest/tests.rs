@@ -1,4 +1,4 @@
-//! What text becomes which documents, and what is said about text that does not.
+//! Which documents a text becomes, and the errors of texts that cannot be parsed.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -47,7 +47,7 @@ impl Tokens {
     }
 }
 
-/// One of which nobody knows when it ends.
+/// A token whose expiration is unknown.
 impl From<Vec<u8>> for Token {
     fn from(bytes: Vec<u8>) -> Token {
         Token { bytes, expires: None }

@@ -1,8 +1,8 @@
-//! The numbers over HTTP: `GET /metrics`, as a Prometheus asks for them.
+//! Metrics over HTTP: `GET /metrics`, as Prometheus sends it.
 //!
-//! Anybody who reaches the address is answered, so nobody can take much: a few connections are served at once, each for a
-//! limited time and with small headers; the others wait in the kernel. One reading is taken at a time, on a
-//! thread of its own, since a pod or a source may take its time to answer.
+//! Every client that reaches the address is answered, so each gets little: podfs serves a few connections at once, each for a
+//! limited time and with small headers; the others wait in the kernel. One reading is taken at a time, on a thread of its own,
+//! because a pod or a source may be slow to answer.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,7 +24,7 @@ use tracing::warn;
 
 use super::exposition::{Exposition, Format};
 
-/// Where the numbers are.
+/// The path of the metrics.
 const PATH: &str = "/metrics";
 /// Most connections at once.
 const MAX_CONNECTIONS: usize = 16;
@@ -37,10 +37,10 @@ const LONGEST_REQUEST: usize = 16 << 10;
 /// How long to wait when there are no descriptors for a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Listens, and serves nobody yet.
+/// Listens, without accepting connections yet.
 ///
 /// # Errors
-/// When the address is not this machine's, or somebody else listens there.
+/// When the address is not this machine's, or another program listens there.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -93,10 +93,10 @@ pub async fn serve(
         tokio::spawn(async move {
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(LONGEST_REQUEST);
-            // One request each: nobody keeps a place between two scrapes.
+            // One request each: an idle connection takes none of the few places between two scrapes.
             http.keep_alive(false);
             let served = http.serve_connection(TokioIo::new(stream), service);
-            // Who hangs up, or says what is no HTTP, is not told.
+            // A client that closes the connection, or does not speak HTTP, gets no answer.
             let _ = timeout(HEADER_TIMEOUT + ANSWER_TIMEOUT, served).await;
             drop(place);
         });

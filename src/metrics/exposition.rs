@@ -127,8 +127,8 @@ fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
     found.map_or((name, None), |(name, unit)| (name, Some(unit)))
 }
 
-/// OpenMetrics as Prometheus wrote it before: a counter goes by the name of its numbers, and neither units nor the end are
-/// told.
+/// The text format of Prometheus before OpenMetrics: a counter has the name of its samples, and there are neither units nor an
+/// end mark.
 fn without_open_metrics(text: &str) -> String {
     let is_counter = |name: &str| Family::find(&format!("{name}_total")).is_some();
     let mut plain = String::with_capacity(text.len());
@@ -166,7 +166,7 @@ mod tests {
         let durations = Distribution { bounds: vec![0.5], groups: vec![2, 1], nanoseconds: 1_750_000_000 };
         web.tell_durations(&COMMIT_DURATION, &["config"], &durations);
         let readings = vec![web, reading("db")];
-        let expected = r#"# HELP podfs_up Whether the supervisor of the pod answers; without it, nothing else is told but the state of the pod
+        let expected = r#"# HELP podfs_up Whether the supervisor of the pod answers; if not, the pod has only this metric and podfs_pod_state
 # TYPE podfs_up gauge
 podfs_up{namespace="shop",pod="web",uid="uid-web"} 1
 podfs_up{namespace="shop",pod="db",uid="uid-db"} 1
@@ -182,7 +182,7 @@ podfs_commit_duration_seconds_sum{namespace="shop",pod="web",uid="uid-web",volum
 podfs_commit_duration_seconds_count{namespace="shop",pod="web",uid="uid-web",volume="config"} 3
 podfs_commit_duration_seconds_bucket{le="0.5",namespace="shop",pod="web",uid="uid-web",volume="config"} 2
 podfs_commit_duration_seconds_bucket{le="+Inf",namespace="shop",pod="web",uid="uid-web",volume="config"} 3
-# HELP podfs_fuse_requests Requests of the kernel, by operation; an operation is told from its first request on
+# HELP podfs_fuse_requests Requests of the kernel, by operation; an operation has a series from its first request on
 # TYPE podfs_fuse_requests counter
 podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="config",op="LOOKUP"} 7
 # EOF

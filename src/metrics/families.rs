@@ -57,14 +57,14 @@ macro_rules! families {
                 Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// All of them, in the order in which they are told.
+        /// All of them, in the order of the text.
         pub const FAMILIES: &[&Family] = &[$(&$constant),*];
     };
 }
 
 families! {
     UP: Gauge "podfs_up" []
-        "Whether the supervisor of the pod answers; without it, nothing else is told but the state of the pod";
+        "Whether the supervisor of the pod answers; if not, the pod has only this metric and podfs_pod_state";
     POD_STATE: Gauge "podfs_pod_state" ["state"]
         "1 for the state that the pod is in, in the words of podfs status --output json, and 0 for the others";
     BUILD_INFO: Gauge "podfs_build_info" ["process" "version"]
@@ -100,9 +100,9 @@ families! {
     PROPAGATION: Histogram "podfs_propagation_seconds" ["volume"]
         "How long it took until a change could be seen, from when podfs heard of it";
     FUSE_REQUESTS: Counter "podfs_fuse_requests_total" ["volume" "op"]
-        "Requests of the kernel, by operation; an operation is told from its first request on";
+        "Requests of the kernel, by operation; an operation has a series from its first request on";
     CAPACITY_BYTES: Gauge "podfs_volume_stats_capacity_bytes" ["volume" "persistentvolumeclaim"]
-        "Bytes that the volume of a claim or an emptyDir can hold, as df tells who uses it";
+        "Bytes that the volume of a claim or an emptyDir can hold, as df prints them in the container";
     AVAILABLE_BYTES: Gauge "podfs_volume_stats_available_bytes" ["volume" "persistentvolumeclaim"]
         "Bytes of it that are available";
     USED_BYTES: Gauge "podfs_volume_stats_used_bytes" ["volume" "persistentvolumeclaim"]
@@ -113,6 +113,8 @@ families! {
         "Files that can be made there";
     INODES_USED: Gauge "podfs_volume_stats_inodes_used" ["volume" "persistentvolumeclaim"]
         "Files that are there";
+    ABNORMAL: Gauge "podfs_volume_stats_health_status_abnormal" ["volume" "persistentvolumeclaim"]
+        "Whether the CSI driver says that something is wrong with the volume, if it looks; podfs logs what";
     TOKEN_EXPIRATION: Gauge "podfs_token_expiration_timestamp_seconds" ["audience" "expiration_seconds"]
         "When the token that volumes show expires, in seconds since 1970";
     SOURCE_CONNECTED: Gauge "podfs_source_connected" []
@@ -120,14 +122,14 @@ families! {
     SOURCE_OBJECTS: Gauge "podfs_source_objects" []
         "Objects that the API server is asked for";
     SOURCE_OBJECTS_IN_TROUBLE: Gauge "podfs_source_objects_in_trouble" []
-        "Those of which podfs does not hear what it should";
+        "Those that podfs cannot read or watch";
     STORAGE_OPERATIONS: Histogram "storage_operation_duration_seconds"
         ["operation_name" "volume_plugin" "status" "migrated"]
         "How long operations took; the metric of the kubelet, for volume_mount and volume_unmount";
     OVERALL_OPERATIONS: Histogram "volume_operation_total_seconds" ["plugin_name" "operation_name"]
-        "How long it took from when a pod wanted a volume until it was mounted; told by podfs node, as by the kubelet";
+        "How long it took from when a pod wanted a volume until it was mounted; a metric of podfs node, as of the kubelet";
     TOTAL_VOLUMES: Gauge "volume_manager_total_volumes" ["plugin_name" "state"]
-        "Volumes in the desired and in the actual state of the world; told by podfs node, as by the kubelet";
+        "Volumes in the desired and in the actual state of the world; a metric of podfs node, as of the kubelet";
     CSI_OPERATIONS: Histogram "csi_operations_seconds" ["driver_name" "method_name" "grpc_status_code"]
         "How long calls of the CSI driver took that podfs node answered";
     NRI_CONNECTED: Gauge "podfs_nri_connected" []
@@ -139,9 +141,9 @@ families! {
     NRI_CONTAINERS: Gauge "podfs_nri_containers" ["source"]
         "Containers of the runtime with volumes from podfs, and containers of chosen pods with volumes from the kubelet";
     RECONSTRUCTIONS: Counter "reconstruct_volume_operations_total" []
-        "Volumes of an earlier daemon that podfs node has found; as told by the kubelet";
+        "Volumes of an earlier daemon that podfs node has found; also a metric of the kubelet";
     RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []
-        "Those of them that could not be made out; as told by the kubelet";
+        "Those of them that podfs node could not identify; also a metric of the kubelet";
     LOCAL_VOLUMES: Gauge "podfs_local_volumes" ["state"]
         "Local volumes that podfs node has offered, by what has become of them, entries that are unfit, and steps that fail";
     LOCAL_VOLUME_SIZE: Gauge "podfs_local_volume_to_erase_bytes" ["persistentvolume"]

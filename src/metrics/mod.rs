@@ -1,12 +1,12 @@
-//! Metrics: what podfs tells a Prometheus of the pods of a node.
+//! Metrics of the pods of a node for Prometheus.
 //!
-//! A pod's supervisor takes a [`Reading`] of itself; whoever wants to know puts the readings of pods together as one
-//! [`Exposition`] and writes that as text, or serves it. Nothing here knows where the numbers come from.
+//! A pod's supervisor takes a [`Reading`] of itself; `podfs metrics` or `podfs node` puts the readings of pods together as one
+//! [`Exposition`] and prints or serves it. This module does not know where the numbers come from.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`families`] | the names of all metrics, what they mean, and their labels |
-//! | [`reading`] | the numbers of one pod, as they travel between programs |
+//! | [`reading`] | the numbers of one pod, as processes send them to each other |
 //! | [`exposition`] | the numbers of many pods, as text |
 //! | [`exporter`] | the text over HTTP |
 

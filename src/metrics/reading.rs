@@ -1,5 +1,5 @@
-//! What one pod, or the node, tells at one moment. A reading may come from a podfs of another version: who takes it in leaves out what
-//! it does not know.
+//! The metrics of one pod, or of the node, at one moment. A reading may come from a podfs of another version: the receiver ignores
+//! metrics that it does not know.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::families::Family;
 /// The pod that numbers are about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodLabels {
-    /// Its namespace; empty if nobody knows it.
+    /// Its namespace; empty if it is unknown.
     pub namespace: String,
     /// Its name, likewise.
     pub pod: String,
@@ -59,7 +59,7 @@ impl Reading {
         Reading { pod: None, families: BTreeMap::new() }
     }
 
-    /// The reading without what it tells of a family.
+    /// The reading without a family.
     #[must_use]
     pub fn without(mut self, family: &Family) -> Reading {
         self.families.remove(family.name);

@@ -1,7 +1,7 @@
 //! The daemon: its parts, put together and started.
 //!
 //! Order: the lock of the run directory, so that there is one daemon; what earlier daemons left; the sources; the manager; the
-//! socket. Agents that connect find what was left already known.
+//! socket. So an agent that connects already sees the pods of an earlier daemon.
 
 use std::io;
 use std::net::TcpListener;

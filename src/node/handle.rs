@@ -1,4 +1,4 @@
-//! The way to the manager for everything that serves agents and people: it reads the published state and sends commands.
+//! The handle of the manager for the service: it reads the published state and sends commands.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct NodeHandle {
     commands: mpsc::Sender<Command>,
 }
 
-/// What an agent or a person asks the manager for.
+/// A command for the manager.
 #[derive(Debug)]
 pub enum Command {
     /// To look at the pod's volumes again, as the kubelet's `ReprocessPod`.
@@ -31,7 +31,7 @@ pub enum Refusal {
     /// The node has no such pod.
     #[error("pod {0}: this node does not have it")]
     Unknown(String),
-    /// The pod is to run.
+    /// The pod's source wants it to run.
     #[error(
         "pod {0} is to run on this node: delete it first, or wait until its phase is Succeeded or Failed; then release it"
     )]
@@ -73,10 +73,10 @@ impl NodeHandle {
         self.send(Command::RemountRequired(pod)).await
     }
 
-    /// Tells the manager that the pod's containers have stopped.
+    /// Reports that the pod's containers have stopped.
     ///
     /// # Errors
-    /// When the node does not have the pod, when the pod is to run, and when the daemon ends.
+    /// When the node does not have the pod, when its source wants it to run, and when the daemon ends.
     pub async fn release(&self, pod: PodUid) -> Result<(), Refusal> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Release(pod, answer)).await?;

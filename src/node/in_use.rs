@@ -1,21 +1,33 @@
 //! Reports the volumes in use in the status of the Node object, as a kubelet does. Never beside a kubelet: both would write.
+//!
+//! A controller detaches a volume that is not reported. So while it is not known of a volume in use what it leads to, as after a
+//! restart of the daemon, everything stays reported that was.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tracing::warn;
 
 use super::NodeHandle;
-use super::service::volumes_in_use;
-use crate::kube::address::Resource;
+use super::service::{in_use, volumes_in_use};
+use crate::kube::address::{Collection, Resource};
 use crate::kube::client::Client;
 use crate::kube::retry::Retry;
 
-/// Reports for as long as the daemon runs: once all that an earlier daemon left is known (5.3), and after each change.
+/// Reports as long as the daemon runs: when the daemon has found everything of an earlier one (5.3), and after each change.
 pub(super) async fn report(client: Client, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);
+    let before = reported_before(&client, &node, &mut retry).await;
     loop {
         let state = states.borrow_and_update().clone();
-        let names = state.states_synced.then(|| volumes_in_use(&state));
+        let names = state.states_synced.then(|| {
+            let mut names = volumes_in_use(&state);
+            if in_use(&state).any(|volume| volume.attachable.is_none()) {
+                names.extend(reported.as_ref().unwrap_or(&before).iter().cloned());
+                names.sort();
+                names.dedup();
+            }
+            names
+        });
         if let Some(names) = names.filter(|names| reported.as_ref() != Some(names)) {
             let change = json!({"status": {"volumesInUse": names}});
             match client.patch(Resource::NODE, None, &[&node, "status"], &change).await {
@@ -33,6 +45,25 @@ pub(super) async fn report(client: Client, node: String, handle: NodeHandle) {
         }
         if states.changed().await.is_err() {
             return;
+        }
+    }
+}
+
+/// What an earlier daemon, or a kubelet, reported last.
+async fn reported_before(client: &Client, node: &str, retry: &mut Retry) -> Vec<String> {
+    let collection = Collection::only(Resource::NODE, None, node);
+    loop {
+        match client.get(&collection).await {
+            Ok(object) => {
+                retry.reset();
+                let names = object.as_ref().and_then(|object| object.pointer("/status/volumesInUse")?.as_array());
+                return names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+            }
+            Err(error) => {
+                warn!("which volumes were reported in use is not known: {error}; podfs reports none until it is");
+                let pause = retry.failed(&error);
+                retry.wait(&pause).await;
+            }
         }
     }
 }

@@ -2,9 +2,9 @@
 //! kubelet ([`csi`](super::csi)) and the choice of the operator ([`nri`](super::nri)) say which volumes of them podfs serves.
 //! Plain data.
 //!
-//! 1. A pod is there while it has a publication or is chosen. Other pods are known, and never mounted.
-//! 2. A volume with fields of the pod waits until a source has told of the pod; others need not wait.
-//! 3. A pod that its source does not have any more keeps what the source said last: its containers may still run.
+//! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
+//! 2. A volume with fields of the pod waits until a source describes the pod; others need not wait.
+//! 3. A pod that its source does not have any more keeps its last description: its containers may still run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub struct KubeletPods {
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, where podfs serves the containers of the runtime.
     chosen: Option<Chosen>,
-    /// What is told of those.
+    /// Those that were reported to the daemon.
     told: BTreeSet<PodUid>,
 }
 
@@ -43,19 +43,19 @@ pub enum KubeletChange {
 }
 
 impl KubeletPods {
-    /// Begins with the publications that an earlier daemon wrote down.
+    /// Begins with the publications of an earlier daemon.
     pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>) -> FeedEvent {
         self.publications = publications;
         self.published()
     }
 
-    /// The pods with publications, as the first thing that the manager hears of the kubelet.
+    /// The pods with publications, as the kubelet's first list for the manager.
     pub fn published(&self) -> FeedEvent {
         let uids: BTreeSet<PodUid> = self.publications.values().map(Publication::uid).collect();
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
-    /// Begins with the pods that an earlier daemon served for the runtime. What that wrote down of them has the publications, too.
+    /// Begins with the pods that an earlier daemon served for the runtime. Their checkpoints have the publications, too.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
         self.chosen = Some(chosen);
         let mut pods = Vec::new();
@@ -72,7 +72,7 @@ impl KubeletPods {
         FeedEvent::Pods(PodSource::Runtime, pods)
     }
 
-    /// Takes what a source says of pods. Gives what the manager hears.
+    /// Takes a change of a source. Gives the changes for the manager.
     pub fn hear(&mut self, event: FeedEvent) -> Vec<FeedEvent> {
         match event {
             FeedEvent::Pods(source, pods) => {
@@ -82,7 +82,7 @@ impl KubeletPods {
                         events.extend(self.tell(&uid));
                         self.forget_gone(&uid);
                     }
-                    // Nothing is unmounted before the sources have told their pods.
+                    // The manager unmounts nothing before the sources have listed their pods.
                     events.push(FeedEvent::Pods(source, Vec::new()));
                 }
                 events
@@ -98,7 +98,7 @@ impl KubeletPods {
         }
     }
 
-    /// Takes what the kubelet has changed. Gives what the manager hears.
+    /// Takes a change of the kubelet. Gives the changes for the manager.
     pub fn change(&mut self, change: KubeletChange) -> Option<FeedEvent> {
         let uid = match change {
             KubeletChange::Published(publication) => {
@@ -114,7 +114,7 @@ impl KubeletPods {
         }
     }
 
-    /// Takes what the runtime says. Gives what the manager hears.
+    /// Takes a change of the runtime. Gives the changes for the manager.
     pub fn change_runtime(&mut self, change: RuntimeChange) -> Vec<FeedEvent> {
         let Some(chosen) = &mut self.chosen else { return Vec::new() };
         let concerned = chosen.change(&change);
@@ -129,7 +129,7 @@ impl KubeletPods {
         }
     }
 
-    /// The namespaces that are marked are these. Gives what the manager hears.
+    /// Takes the marked namespaces. Gives the changes for the manager.
     pub fn take_namespaces(&mut self, namespaces: BTreeSet<String>) -> Vec<FeedEvent> {
         if !self.chosen.as_mut().is_some_and(|chosen| chosen.take_namespaces(namespaces)) {
             return Vec::new();
@@ -151,10 +151,10 @@ impl KubeletPods {
         }
     }
 
-    /// What the manager has to hear of a pod after a change.
+    /// The change of a pod for the manager.
     fn tell(&mut self, uid: &PodUid) -> Option<FeedEvent> {
         let is_held = self.holds(uid);
-        // Told and not held any more: only what the kubelet has published stays.
+        // Reported and no longer chosen: only the kubelet's publications stay.
         let was_told = if is_held { self.told.insert(uid.clone()) } else { self.told.remove(uid) };
         match is_held || self.is_published(uid) {
             true => self.pod(uid).map(FeedEvent::Put),
@@ -162,7 +162,7 @@ impl KubeletPods {
         }
     }
 
-    /// What the manager has to hear of a pod of which a sandbox has ended: that it is gone, or nothing.
+    /// The change for the manager after a sandbox of a pod has ended: the pod is gone, or nothing.
     fn tell_end(&mut self, uid: &PodUid) -> Option<FeedEvent> {
         match self.holds(uid) {
             true => None,

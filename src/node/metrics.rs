@@ -1,4 +1,4 @@
-//! What the daemon counts, in the kubelet's names (5.10), and its port for a Prometheus: the numbers of the node and of all pods.
+//! The daemon's own metrics, with the kubelet's names (5.10), and its port for Prometheus: metrics of the node and of all pods.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +40,7 @@ struct Counts {
     local_volumes: Option<Board>,
 }
 
-/// What is told of the container runtime.
+/// The metrics of the container runtime.
 #[derive(Debug, Default)]
 struct Nri {
     /// Nothing where podfs node is no plugin.
@@ -71,7 +71,7 @@ impl Recorder {
         count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
     }
 
-    /// Whether a container runtime knows the daemon as its plugin.
+    /// Whether the daemon is registered as a plugin of a container runtime.
     pub fn nri_connected(&self, is_connected: bool) {
         self.counts().nri.is_connected = Some(is_connected);
     }
@@ -98,7 +98,7 @@ impl Recorder {
         counts.reconstruction_errors += u64::from(!has_succeeded);
     }
 
-    /// The node offers local volumes, of which this tells.
+    /// The node offers local volumes, with these metrics.
     pub fn local_volumes(&self, board: Board) {
         self.counts().local_volumes = Some(board);
     }
@@ -157,7 +157,7 @@ pub fn serve(listener: TcpListener, run_directory: PathBuf, node: NodeHandle, re
             Vec::new()
         });
         let pods = readings.take(&directories, |sentence| warn!("{sentence}"));
-        // The node tells these of all pods together.
+        // The node has this metric for all pods together.
         let pods = pods.into_iter().map(|reading| reading.without(&STORAGE_OPERATIONS));
         Exposition::of(pods.chain([recorder.reading(&node.state())]).collect())
     })
@@ -206,6 +206,8 @@ mod tests {
             read_only: true,
             selinux: None,
             group: None,
+            attachable: Some(false),
+            size: None,
             remount_required: false,
             reason: None,
         };

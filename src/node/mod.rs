@@ -3,31 +3,33 @@
 //! | module | owns |
 //! |---|---|
 //! | [`daemon`] | the parts below, put together and started |
-//! | [`manager`] | the one task that knows the pods, decides what has to be done, and publishes what is |
-//! | [`csi`] | the CSI driver: a kubelet decides which volumes there are |
+//! | [`manager`] | the one task that owns the state of the pods, decides what to mount and unmount, and publishes the state |
+//! | [`csi`] | the CSI driver: a kubelet publishes volumes |
 //! | [`nri`] | the plugin of a container runtime: volumes of podfs in the place of the kubelet's |
 //! | [`kubelet_pods`] | the pods of a node with a kubelet, and which of their volumes podfs serves |
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
-//! | [`state`] | what the manager knows at one moment, for commands and agents |
-//! | [`plugin`] | volume plugins: what the manager has to know of a kind of volume |
+//! | [`state`] | the published state of the node, for commands and agents |
+//! | `backing` | what the claims of a pod lead to: names on the node, sizes, whether a controller attaches them |
+//! | [`plugin`] | volume plugins: the properties of a kind of volume that the manager needs |
 //! | [`world`] | the desired and the actual state of the world |
 //! | [`reconciler`] | from the two worlds to operations; a pure function |
-//! | [`operation`] | that one operation runs for a volume at a time, and pauses after failures |
-//! | [`handle`] | asking the manager, and telling it what an agent wants |
-//! | [`supervisors`] | one `podfs run` for each pod: started, adopted, told what to serve, ended |
-//! | [`reconstruct`] | what earlier daemons have left, found by names, locks and sockets |
+//! | [`operation`] | one operation for a volume at a time, and pauses after failures |
+//! | [`handle`] | reading the manager's state, and sending it commands |
+//! | [`supervisors`] | one `podfs run` for each pod: starting, adopting, changing and ending it |
+//! | [`reconstruct`] | finding what earlier daemons have left, by names, locks and sockets |
 //! | `run_directory` | the daemon's files in the run directory, made again when another process has deleted them |
 //! | [`orphans`] | directories of pods that the node does not have any more |
 //! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
 //! | `in_use` | the volumes in use, in the status of the Node object |
-//! | [`metrics`] | what the daemon counts, and its port for a Prometheus |
+//! | [`metrics`] | the daemon's own metrics, and its port for Prometheus |
 //! | [`on_host`] | leaving a container: daemon and supervisors run on the node |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
 //! own (`podfs run`), which goes on when the daemon is killed.
 
+mod backing;
 pub mod csi;
 pub mod daemon;
 pub mod feed;

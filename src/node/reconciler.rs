@@ -1,4 +1,5 @@
-//! The reconciler: from what is wanted and what is there to the operations that make the one the other. A pure function.
+//! The reconciler: from the desired and the actual state of the world to the operations that bring the two together. A pure
+//! function.
 //!
 //! Order of a pass, as in the kubelet (5.3, VM-01): unmounts first, so that a volume can move from one pod to another; then
 //! mounts and remounts.
@@ -41,7 +42,7 @@ impl Action {
 }
 
 /// What to do now. `pending` are the volumes for which something is being done. Nothing is unmounted before
-/// `ready_to_unmount`: every source has told its pods, and what an earlier daemon left is known (VM-02).
+/// `ready_to_unmount`: every source has listed its pods, and everything of an earlier daemon was found (VM-02).
 pub fn reconcile(
     desired: &DesiredWorld,
     actual: &ActualWorld,

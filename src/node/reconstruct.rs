@@ -1,7 +1,7 @@
-//! What earlier daemons and their supervisors have left on the node: found by names, locks and sockets alone.
+//! Finds what earlier daemons and their supervisors have left on the node, by names, locks and sockets alone.
 //!
-//! Nothing of a mount is touched, so none can block the search (RC-03): directories are listed from the root directory down to
-//! the names of volumes, and none is entered, looked up or asked for its type that the mount table says is a mount point.
+//! The search accesses no mount, so none can block it (RC-03): it lists directories from the root directory down to
+//! the names of volumes, and does not enter, look up or stat a directory that is a mount point in the mount table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ use crate::supervisor::run_dir::trust;
 pub struct Reconstructed {
     /// The pod.
     pub uid: PodUid,
-    /// What an earlier daemon wrote down of it.
+    /// Its checkpoint of an earlier daemon.
     pub checkpoint: Option<Checkpoint>,
     /// Why its checkpoint cannot be read, if it has one.
     pub trouble: Option<String>,
@@ -84,7 +84,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
 /// The supervisor of the pod with this run directory.
 pub(super) fn supervisor(directory: &Path) -> FoundSupervisor {
     match claim::is_held(directory) {
-        // One that has just taken the lock has not yet written who it is.
+        // A supervisor that has just taken the lock has not written its process id yet.
         true => FoundSupervisor::Alive(Record::read(directory).unwrap_or_default().pid),
         false => FoundSupervisor::Dead,
     }

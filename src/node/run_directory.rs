@@ -1,10 +1,10 @@
-//! The socket for agents, and the files of the run directory while the daemon runs: what another process deletes is made again.
+//! The socket for agents, and the files of the run directory while the daemon runs: the daemon makes deleted ones again.
 //!
-//! 1. Every two seconds the daemon looks whether its lock and its socket are there, and the files of each pod.
+//! 1. Every two seconds the daemon checks its lock, its socket, and the files of each pod.
 //! 2. Without its lock, another daemon could start. The daemon takes the lock again; if another daemon has taken it meanwhile, this
 //!    one ends.
-//! 3. The pods' files follow: the daemon writes their checkpoints, and hangs up on supervisors whose own files are missing. These
-//!    make them again then, and the daemon calls them until they answer.
+//! 3. Then the daemon writes the checkpoints of pods, and closes its connections to supervisors whose own files are missing. These
+//!    make their files again, and the daemon calls them until they answer.
 //!
 //! No volume depends on these files while the processes of a pod live.
 
@@ -43,7 +43,7 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
                 Err(error) => {
                     let reason = error.to_string();
                     if last.as_ref() != Some(&reason) {
-                        warn!("{reason}; agents cannot reach podfs node until that is mended");
+                        warn!("{reason}; agents cannot reach podfs node until that is fixed");
                     }
                     last = Some(reason);
                     sleep(LOOK).await;

@@ -1,4 +1,4 @@
-//! The state of the node at one moment. The manager publishes it after each change; commands and agents read it.
+//! The published state of the node. The manager publishes it after each change; commands and agents read it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::pod::{PodOrigin, PodStage};
 use crate::manifest::pod::PodUid;
 
-/// What the manager knows.
+/// The state of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// Whether every source has told all its pods once. Until then nothing is unmounted (VM-02).
+    /// Whether every source has listed its pods once. Until then nothing is unmounted (VM-02).
     pub sources_ready: bool,
     /// Whether everything that an earlier daemon left was found and is known.
     pub states_synced: bool,
@@ -26,7 +26,7 @@ pub struct NodeState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEntry {
-    /// Its namespace; none of a pod that only its directories tell of.
+    /// Its namespace; none for a pod of which only directories were found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Its name, likewise.
@@ -109,6 +109,12 @@ pub struct VolumeEntry {
     /// A supplemental group that containers need to use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
+    /// Whether a controller of the cluster attaches it to the node; none while that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachable: Option<bool>,
+    /// The bytes that it has at most: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// Whether an agent has asked to refresh it, and the refresh has not ended.
     pub remount_required: bool,
     /// Why it is not mounted, or not current.

@@ -1,4 +1,4 @@
-//! A payload being put together: who claims which path, and what went wrong.
+//! A payload under assembly: the sources that claim each path, and the problems.
 
 use std::collections::BTreeMap;
 use std::fmt;

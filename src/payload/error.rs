@@ -5,7 +5,7 @@ use std::fmt;
 use super::ContainerNotFound;
 use crate::types::{InvalidPath, PayloadPath};
 
-/// What a volume waits for: every problem of every source, so that one look tells all.
+/// What a volume waits for: every problem of every source, so that the user sees all of them at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PayloadError {
     /// At least one.
@@ -39,7 +39,7 @@ pub enum Problem {
     /// A downwardAPI file names a container the pod does not have.
     #[error(transparent)]
     Container(#[from] ContainerNotFound),
-    /// Nobody knows whether something exists; the reason says what, and why.
+    /// It is unknown whether an object exists; the reason names it, and says why.
     #[error("{0}")]
     Unknown(String),
     /// A ClusterTrustBundle that is not optional is missing.
@@ -74,7 +74,7 @@ pub enum Problem {
     },
 }
 
-/// Two files claim one path; the later one is shown, as in the kubelet, which does not tell.
+/// Two files claim one path; the later one wins, as in the kubelet, which does so silently.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two files are called {:?}: {loser} is hidden by {winner}", path.as_str())]
 pub struct Warning {

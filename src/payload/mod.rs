@@ -51,7 +51,7 @@ pub struct PayloadFile<'a> {
     pub is_secret: bool,
 }
 
-/// A payload, and what the user should hear about it.
+/// A payload, and warnings for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembled<'a> {
     /// The files.

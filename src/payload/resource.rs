@@ -38,7 +38,7 @@ fn unlimited(resource: &str, allocatable: Allocatable) -> Quantity {
         "cpu" => Quantity::from_milli(allocatable.cpu_milli),
         "memory" => Quantity::from_units(allocatable.memory_bytes),
         "ephemeral-storage" => Quantity::from_units(allocatable.ephemeral_storage_bytes),
-        // Huge pages are there for those who ask.
+        // A container without a limit may use no huge pages.
         _ => Quantity::ZERO,
     }
 }

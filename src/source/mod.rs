@@ -1,7 +1,7 @@
-//! Where the pod and its objects come from, and how their changes are heard.
+//! Sources of the pod and its objects, and of their changes.
 //!
-//! A source gives one [`Snapshot`] when it is opened and another one whenever something differs. Nothing above this
-//! module knows where a snapshot comes from:
+//! A source gives one [`Snapshot`] when it is opened and another one after each change. No module above this one
+//! knows where a snapshot comes from:
 //!
 //! | source | what it is |
 //! |---|---|
@@ -44,7 +44,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The next snapshot that differs in what is known. Cancel-safe; trouble never ends the wait.
+    /// The next snapshot that differs in the pod or its objects. Cancel-safe; trouble never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
         match self {
             Source::Files(files) => files.changed().await,
@@ -53,10 +53,10 @@ impl Source {
         }
     }
 
-    /// Takes a manifest of the pod that is newer than what the source knows of it.
+    /// Takes a newer manifest of the pod.
     ///
     /// # Errors
-    /// When the source is an API server, which knows the pod itself.
+    /// When the source is an API server, which has the pod itself.
     pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), String> {
         match self {
             Source::Files(_) => Ok(()),
@@ -80,7 +80,7 @@ impl Source {
         }
     }
 
-    /// Tells the condition of a volume at this moment, for those who see the pod at the source. Never waits.
+    /// Sets the present condition of a volume, for events of the pod. Never waits.
     pub fn tell(&self, volume: &str, condition: Condition) {
         match self {
             Source::Files(_) | Source::Push(_) => {}
@@ -88,7 +88,7 @@ impl Source {
         }
     }
 
-    /// What is known of the talk with a server, for each object that is asked for.
+    /// The state of the requests to a server, for each object.
     pub fn contacts(&self) -> Contacts {
         match self {
             Source::Files(_) | Source::Push(_) => Contacts::default(),
@@ -105,7 +105,7 @@ impl Source {
     }
 }
 
-/// What a source knows at one moment.
+/// The pod and its objects at one moment.
 #[derive(Clone)]
 pub struct Snapshot {
     /// The pod, when the source was asked for one.
@@ -114,8 +114,8 @@ pub struct Snapshot {
     pub objects: Objects,
     /// The tokens its volumes ask for.
     pub tokens: Tokens,
-    /// When the change was heard of that led to it; the first one follows from no change.
+    /// When podfs received the change that led to it; the first snapshot follows from no change.
     pub heard: Option<Instant>,
-    /// Whether something was asked for only seconds ago and is not known yet, so that what is missing is no problem yet.
+    /// Whether a request began only seconds ago and has no answer, so that missing objects are no problem yet.
     pub is_settling: bool,
 }

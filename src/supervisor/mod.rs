@@ -5,7 +5,7 @@
 //! | [`run`](mod@run) | the main loop: start or adoption, work on volumes, signals, upgrade, shutdown |
 //! | `server` | the server process: its start, its watch, its successors |
 //! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
-//! | [`status`] | what podfs tells of the pod: status, readiness, counters, metrics |
+//! | [`status`] | the pod's status, readiness, counters, metrics |
 //! | [`control`] | the socket on which the supervisor answers |
 //! | [`run_dir`] | what the pod has on the node: its claim, its sockets, its mount points, its cgroup |
 //!

@@ -81,7 +81,7 @@ impl Borrow<str> for PayloadPath {
     }
 }
 
-/// Why a path cannot lie in a volume. The texts are the kubelet's, but for [`InvalidPath::Nul`]: there the kubelet
+/// Why a path cannot lie in a volume. The texts are the kubelet's, except [`InvalidPath::Nul`]: there the kubelet
 /// fails with the kernel's error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPath {

@@ -1,4 +1,4 @@
-//! What a change means for people: a line for each file that differs, by the path that containers use.
+//! A change as text: a line for each file that differs, by the path that containers use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`entries`] | what is shown of each volume |
-//! | `changes` | what a change means for people, a line for each file |
+//! | `changes` | a change as text, a line for each file |
 //! | `tree` | the nodes of the file system, and what becomes of them at a change |
 //! | `filesystem` | the FUSE requests, answered from the tree |
 //! | `fusermount` | the program `fusermount3`, which may mount for users |
@@ -74,7 +74,9 @@ pub enum ViewError {
     )]
     AllowOther,
     /// The FUSE device cannot be used.
-    #[error("/dev/fuse cannot be used ({0}); load the module (modprobe fuse), or give the device to this container")]
+    #[error(
+        "/dev/fuse cannot be used ({0}); load the module (modprobe fuse), give the device to this container, or let this user open it"
+    )]
     Device(String),
     /// fusermount3 refuses.
     #[error("{}: fusermount3 cannot mount there: {reason}", path.display())]
@@ -105,7 +107,7 @@ pub enum ViewError {
 /// Which users may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// The user who mounts, and everything, whatever the modes of files say.
+    /// Only the mounting user, who may read everything, whatever the modes of files are.
     Owner,
     /// All users, root included; modes and owners of files decide what each may read.
     Everyone,
@@ -195,7 +197,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Another error is being told.
+        // Another error is being reported.
         let _cleared = self.point.take().map(MountPoint::clear);
     }
 }

@@ -39,7 +39,7 @@ pub struct CertificateKey {
     pub key_type: KeyType,
     /// How long it may be valid at most, in seconds. A signer may make it shorter.
     pub max_expiration_seconds: i32,
-    /// What the pod tells the signer.
+    /// The pod's annotations for the signer.
     pub annotations: BTreeMap<String, String>,
 }
 

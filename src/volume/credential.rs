@@ -38,7 +38,7 @@ pub enum CredentialKey {
 /// What is asked of a token. Files that ask for the same show the same token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenKey {
-    /// Who is to accept it; none is the API server's own choice.
+    /// Its audience; without one, the API server chooses.
     pub audience: Option<String>,
     /// How long it is to be valid, in seconds.
     pub expiration_seconds: i64,

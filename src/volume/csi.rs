@@ -67,7 +67,7 @@ impl Csi {
 
     /// The Secrets that the driver gets.
     pub fn secrets(&self) -> impl Iterator<Item = &SecretReference> {
-        [&self.stage_secret, &self.publish_secret].into_iter().flatten()
+        [&self.stage_secret, &self.publish_secret, &self.expand_secret].into_iter().flatten()
     }
 
     /// Whether it lives as long as its pod.

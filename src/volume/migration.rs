@@ -85,7 +85,7 @@ fn inline<T: serde::Serialize>(
     translate(word, &fields, context).map(|csi| csi.map(|csi| VolumeSource::Csi(Box::new(csi))))
 }
 
-/// The same volume as its CSI driver knows it, if the kind has moved to one. Errors are relative to the kind's fields.
+/// The same volume as its CSI driver describes it, if a driver replaces the kind. Errors are relative to the kind's fields.
 pub fn translate(word: &str, fields: &Value, context: Context<'_>) -> Option<Result<Csi, InvalidField>> {
     let migrated = MIGRATED.iter().find(|migrated| migrated.word == word)?;
     Some((migrated.translate)(fields, context))

@@ -1,7 +1,7 @@
-//! Directories other volumes are mounted on.
+//! Directories that other volumes are mounted on.
 //!
-//! A container may mount a volume below the mount path of another. When the outer one is read-only, nobody but its
-//! provider can make the directory the inner one needs, so it has to be there from the start.
+//! A container may mount a volume below the mount path of another. If the outer one is read-only, only podfs can make the
+//! directory for the inner one, so the volume has it from the start.
 
 use k8s_openapi::api::core::v1::VolumeMount;
 

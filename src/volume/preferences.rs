@@ -24,13 +24,13 @@ pub const MARK: &str = "podfs.io/volumes";
 /// How a volume is to be served, as far as the user said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
-    /// By whom; without it, podfs chooses.
+    /// FUSE or a bind mount; without it, podfs chooses.
     pub served_by: Option<ServedBy>,
-    /// What the kernel may remember of a source of the host.
+    /// What the kernel may cache of a source of the host.
     pub cache: Cache,
-    /// Whether each open of a file that podfs assembles is written down.
+    /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
-    /// Whose NFS client is used; without it, the mount options choose.
+    /// The NFS client; without it, the mount options choose.
     pub nfs_backend: Option<Backend>,
     /// What a container that mounts a part of it sees; without it, the node decides.
     pub sub_path: Option<SubPathMode>,
@@ -46,7 +46,7 @@ pub enum SubPathMode {
     Live,
 }
 
-/// Who answers for a host path.
+/// How a host path is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServedBy {
     /// podfs, through FUSE.
@@ -59,8 +59,8 @@ impl Preferences {
     /// Takes what a pod's annotations say into its volumes.
     ///
     /// # Errors
-    /// A value that is none, a volume the pod does not have, or one of a kind that has no such choice. What is said of a
-    /// volume that podfs does not serve is ignored. The field is relative to the pod.
+    /// An invalid value, a volume that the pod does not have, or one of a kind without this choice. Annotations for a volume
+    /// that podfs does not serve are ignored. The field is relative to the pod.
     pub(crate) fn apply(
         annotations: Option<&BTreeMap<String, String>>,
         volumes: &mut [Volume],

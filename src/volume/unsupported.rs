@@ -1,9 +1,8 @@
-//! Volumes of kinds that this version of podfs does not serve. Such a volume waits, and holds up no other.
+//! Volumes of kinds that this version of podfs does not serve. Such a volume waits, and delays no other.
 //!
 //! There are two sorts of them: kinds of the API that podfs does not mount, such as `rbd` and `gitRepo`, and kinds of an API
-//! that is newer than podfs. Those are fields that the typed volume does not have, so they are looked for in the fields as
-//! they stand in the manifest. A field that is spelled almost like a kind of the first sort or one that podfs serves would
-//! be a new kind, too; it is taken for a mistake.
+//! that is newer than podfs. The typed volume has no fields for the latter, so this module looks for them in the fields of the
+//! manifest. A field that is spelled almost like a known kind could be a new kind, too; podfs treats it as a spelling mistake.
 
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};

@@ -5,7 +5,14 @@ mod api_server;
 mod api_server_itself;
 #[path = "../common/mod.rs"]
 mod common;
+mod csi;
+#[path = "../common/csi_driver.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod csi_driver;
 mod feed;
+#[path = "../cli/node/csi/kubelet.rs"]
+#[allow(dead_code)]
+mod kubelet;
 mod local_volumes;
 mod metrics;
 mod node;

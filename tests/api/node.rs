@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Order, Style};
+use crate::api_server::{Answer, ApiServer, Order, Style};
 use crate::common::node::Node;
 use crate::common::{config_map, eventually, wait_content};
 use crate::rig::NODE;
@@ -83,6 +83,24 @@ fn pods_of_the_node_are_served_until_they_are_deleted_and_released() {
 }
 
 #[test]
+fn mg_04_the_ttl_annotation_of_the_node_delays_no_change() {
+    let cluster = Cluster::new();
+    let Cluster { server, node } = &cluster;
+    let annotations = json!({"node.alpha.kubernetes.io/ttl": "86400"});
+    server
+        .put_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "annotations": annotations}}));
+    server.put(&config_map("app", &[("key", "one")]));
+    cluster.put_pod("web", "app", &json!({}));
+    let _daemon = node.start_command(cluster.command());
+    node.expect(&["wait", "default/web"]);
+    for value in ["two", "three"] {
+        server.put(&config_map("app", &[("key", value)]));
+        wait_content(&node.path("web", "config").join("key"), value);
+    }
+    assert_eq!(server.count("get", "configmaps"), 0, "the object is watched");
+}
+
+#[test]
 fn a_pod_that_has_ended_when_it_is_first_seen_is_not_mounted() {
     let cluster = Cluster::new();
     cluster.server.put(&config_map("app", &[("key", "one")]));
@@ -150,4 +168,60 @@ fn volumes_in_use_are_reported_in_the_status_of_the_node_where_that_was_asked_fo
         let object = server.object("Node", "", NODE).expect("the Node");
         object["status"]["volumesInUse"].as_array().is_some_and(Vec::is_empty)
     });
+}
+
+/// What the status of the Node object says.
+fn reported(server: &ApiServer) -> Value {
+    server.object("Node", "", NODE).expect("the Node")["status"]["volumesInUse"].clone()
+}
+
+#[test]
+fn volumes_that_a_controller_attaches_are_in_use_until_they_are_unmounted_and_stay_so_while_the_cluster_is_not_known() {
+    let cluster = Cluster::new();
+    let Cluster { server, node } = &cluster;
+    let source = node.fixture.path("source");
+    std::fs::create_dir(&source).expect("a directory");
+    let host_path = format!("hostPath: {{path: {}}}", source.display());
+    let data = |number: u32| format!("{{name: data{number}, persistentVolumeClaim: {{claimName: data{number}}}}}");
+    let csi = ["csi: {driver: attached.io, volumeHandle: one}", "csi: {driver: other.io, volumeHandle: two}"];
+    for (number, source) in [(1, csi[0]), (2, csi[1]), (3, host_path.as_str())] {
+        server.put(&format!(
+            "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: data{number}, namespace: default}}, \
+             spec: {{volumeName: pv{number}}}, status: {{phase: Bound}}}}"
+        ));
+        server.put(&format!(
+            "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv{number}}}, spec: {{{source}, capacity: {{storage: 1Gi}}, \
+             accessModes: [ReadWriteOnce], claimRef: {{namespace: default, name: data{number}}}}}}}"
+        ));
+    }
+    let driver =
+        "{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {name: other.io}, spec: {attachRequired: false}}";
+    server.put(driver);
+    server.put(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {NODE}}}}}"));
+    let volumes: Value = serde_saphyr::from_str(&format!("[{}, {}, {}]", data(1), data(2), data(3))).expect("YAML");
+    let mounts: Vec<_> =
+        (1..=3).map(|number| json!({"name": format!("data{number}"), "mountPath": format!("/{number}")})).collect();
+    let containers = json!([{"name": "c", "image": "none", "volumeMounts": mounts}]);
+    cluster.put_pod("web", "app", &json!({"spec": {"volumes": volumes, "containers": containers}}));
+    let command = || {
+        let mut command = cluster.command();
+        command.args(["--report-volumes-in-use", "--release-when-gone"]);
+        command
+    };
+    let attached = json!(["kubernetes.io/csi/attached.io^one"]);
+    let daemon = node.start_command(command());
+    eventually("what a controller attaches is reported", || reported(server) == attached);
+    eventually("the size is known", || node.volume("web", "data3").is_some_and(|volume| volume["size"] == 1 << 30));
+
+    // Another daemon that may not read claims does not know what the volumes are.
+    drop(daemon);
+    server.fail_always("get", "persistentvolumeclaims", Answer::Error(403));
+    server.forget_requests();
+    let daemon = node.start_command(command());
+    eventually("it is reported again", || server.count("patch", "nodes/status") > 0);
+    assert_eq!(reported(server), attached);
+    server.heal();
+    server.delete("Pod", "default", "web");
+    eventually("nothing is in use", || reported(server) == json!([]));
+    drop(daemon);
 }

@@ -1,4 +1,4 @@
-//! From a request to its answer: who asks, what for, may they, and then the answer; or the fault that is planned.
+//! From a request to its answer: the user, the request, the permission, and then the answer; or a planned fault.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -60,7 +60,7 @@ pub enum InitialEvents {
     Ignored,
 }
 
-/// The overload protection: who asks too often is told to come back.
+/// The overload protection: a client that asks too often gets a 429 with `Retry-After`.
 #[derive(Default)]
 pub struct Overload {
     /// Most requests within this time.
@@ -93,7 +93,7 @@ impl Cluster {
 
     #[track_caller]
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panicked with it before")
+        self.state.lock().expect("no panic before")
     }
 
     /// Answers a request, rightly or wrongly.
@@ -165,8 +165,7 @@ impl Cluster {
             ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
-                let (lifetime, serial) = (self.faults.mood().token_lifetime, state.tokens);
-                let answer = tokens::issue(&state.store, user, asked, lifetime, serial)?;
+                let answer = tokens::issue(&state.store, user, asked, &self.faults.mood(), state.tokens)?;
                 Ok(json_response(StatusCode::CREATED, &answer))
             }
             (_, None) => Err(Failure::no_method()),

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate with its key, in PEM.
@@ -30,7 +30,7 @@ pub enum Presents {
     Expired,
     /// One for another host.
     OtherName,
-    /// One of an authority that nobody knows.
+    /// One of an unknown authority.
     OtherAuthority,
 }
 
@@ -75,7 +75,7 @@ impl Authority {
         self.sign(params, until)
     }
 
-    /// A certificate for a server at 127.0.0.1 that is signed by nobody else and may sign others.
+    /// A self-signed certificate for a server at 127.0.0.1, which may sign others.
     pub fn itself() -> Pair {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");

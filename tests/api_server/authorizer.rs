@@ -1,7 +1,7 @@
-//! Who may do what: the rules for nodes, word for word where they say no, and rules given by a test for other users.
+//! Permissions: the rules for nodes, with the exact texts of refusals, and a test's rules for other users.
 //!
 //! A node reads what pods that are bound to it refer to, one object at a time. ConfigMaps and Secrets of one name may be
-//! got, listed and watched; claims and volumes may only be got.
+//! got, listed and watched; claims, volumes and attachments may only be got. Each CSIDriver may be read.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ impl Rules {
                 }
                 self.is_related(store, node, asked)
             }
-            ("persistentvolumeclaims" | "persistentvolumes", None) => {
+            ("persistentvolumeclaims" | "persistentvolumes" | "volumeattachments", None) => {
                 if verb != "get" {
                     return Err("can only get individual resources of this type".to_owned());
                 }
@@ -105,7 +105,7 @@ impl Rules {
             // The pod of a request is checked when it is created.
             ("podcertificaterequests", None) if verb == "create" && asked.body["spec"]["nodeName"] == node => Ok(()),
             ("podcertificaterequests", None) if verb == "get" => self.is_related(store, node, asked),
-            ("clustertrustbundles", None) if is_read => Ok(()),
+            ("clustertrustbundles" | "csidrivers", None) if is_read => Ok(()),
             _ => Err(String::new()),
         }
     }
@@ -113,6 +113,7 @@ impl Rules {
     fn is_related(&self, store: &Store, node: &str, asked: &Asked) -> Result<(), String> {
         let Some(name) = asked.name.as_deref() else { return Err("No Object name found".to_owned()) };
         let namespace = asked.namespace.as_deref().unwrap_or_default();
+        let attachment = || store.get(&Key::new("volumeattachments", "", name));
         let bound = store.of("pods").filter(|(_, pod)| pod["spec"]["nodeName"] == node);
         let related = bound.into_iter().any(|(key, pod)| match asked.plural.as_str() {
             "pods" => key.namespace == namespace && key.name == name,
@@ -124,8 +125,10 @@ impl Rules {
                 let request = store.get(&Key::new("podcertificaterequests", namespace, name));
                 request.is_some_and(|request| request["spec"]["podUID"] == pod["metadata"]["uid"])
             }
+            "secrets" if has_secret(store, key, pod, namespace, name) => true,
             plural => key.namespace == namespace && names(plural, pod).contains(name),
-        });
+        }) || asked.plural == "volumeattachments"
+            && attachment().is_some_and(|attachment| attachment["spec"]["nodeName"] == node);
         if related && !self.graph_is_empty {
             Ok(())
         } else {
@@ -140,6 +143,21 @@ fn is_volume_of(store: &Store, namespace: &str, claim: &str, volume: &str) -> bo
     volume.is_some_and(|volume| {
         let reference = &volume["spec"]["claimRef"];
         reference["namespace"] == namespace && reference["name"] == claim
+    })
+}
+
+/// Whether a volume of a pod's claims names a Secret for its driver.
+fn has_secret(store: &Store, key: &Key, pod: &Value, namespace: &str, name: &str) -> bool {
+    let claims = claims(key, pod);
+    let is_claimed = |volume: &Value| {
+        let reference = &volume["spec"]["claimRef"];
+        reference["namespace"] == *key.namespace && claims.iter().any(|claim| reference["name"] == **claim)
+    };
+    let volumes = store.of("persistentvolumes").filter(|(_, volume)| is_claimed(volume));
+    let secrets = ["nodeStageSecretRef", "nodePublishSecretRef", "nodeExpandSecretRef"];
+    volumes.into_iter().any(|(_, volume)| {
+        let mut named = secrets.iter().map(|field| &volume["spec"]["csi"][*field]);
+        named.any(|secret| secret["name"] == name && secret["namespace"] == namespace)
     })
 }
 
@@ -160,7 +178,11 @@ fn names(plural: &str, pod: &Value) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     match plural {
         "configmaps" => refer(&pod["spec"], &["configMap", "configMapRef", "configMapKeyRef"], &mut names),
-        "secrets" => refer(&pod["spec"], &["secret", "secretRef", "secretKeyRef", "imagePullSecrets"], &mut names),
+        "secrets" => refer(
+            &pod["spec"],
+            &["secret", "secretRef", "secretKeyRef", "imagePullSecrets", "nodePublishSecretRef"],
+            &mut names,
+        ),
         _ => names.extend(pod["spec"]["serviceAccountName"].as_str().map(str::to_owned)),
     }
     names

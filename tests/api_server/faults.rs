@@ -63,9 +63,9 @@ pub enum End {
 /// What else happens to watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disturbance {
-    /// Every change is told twice.
+    /// Watches send every change twice.
     pub duplicate: bool,
-    /// After each change, what was there before it is told again, with its older version.
+    /// After each change, watches send the state before it again, with its older version.
     pub outdated: bool,
 }
 
@@ -77,6 +77,8 @@ pub struct Mood {
     pub disturbance: Disturbance,
     /// How long tokens are good, whatever is asked for.
     pub token_lifetime: Option<Duration>,
+    /// How far its clock is ahead of that of its clients, in seconds.
+    pub clock_ahead: i64,
     /// A version of a group that is not served, such as `certificates.k8s.io/v1beta1`.
     pub unserved: Option<&'static str>,
 }
@@ -139,7 +141,7 @@ impl Faults {
     }
 
     fn planned(&self) -> MutexGuard<'_, Vec<Planned>> {
-        self.planned.lock().expect("nobody panics with it")
+        self.planned.lock().expect("no panic")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who asks: by a client certificate or by a bearer token. Nobody is anonymous.
+//! The user of a request, by a client certificate or a bearer token. There are no anonymous users.
 //!
 //! As with a real server, TLS takes any certificate of which the client has the key. Whether it is one of this cluster and
 //! in time is looked at with each request; the answer to one that is not is 401, and not the end of the connection.
@@ -22,7 +22,7 @@ use super::status::Failure;
 pub const NODES: &str = "system:nodes";
 pub const MASTERS: &str = "system:masters";
 
-/// Who asks.
+/// The user of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub name: String,
@@ -48,7 +48,7 @@ impl User {
     }
 }
 
-/// Who is known.
+/// The known users.
 pub struct Users {
     tokens: Mutex<HashMap<String, User>>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -66,7 +66,7 @@ impl Users {
         self.tokens().insert(token.to_owned(), user);
     }
 
-    /// Knows nobody by these tokens any more.
+    /// Forgets the tokens of the user.
     pub fn refuse_tokens_of(&self, user: &str) {
         self.tokens().retain(|_, known| known.name != user);
     }
@@ -85,7 +85,7 @@ impl Users {
     }
 
     fn tokens(&self) -> std::sync::MutexGuard<'_, HashMap<String, User>> {
-        self.tokens.lock().expect("nobody panics with it")
+        self.tokens.lock().expect("no panic")
     }
 }
 

@@ -12,7 +12,7 @@ use super::ApiServer;
 use super::authority::Authority;
 use super::identity::{NODES, User};
 
-/// How a kubeconfig says who its user is.
+/// How a kubeconfig holds the credentials of its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Certificates and key are in it.

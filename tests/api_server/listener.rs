@@ -1,7 +1,7 @@
 //! Connections: taken, refused, held, broken. TLS over TCP, and HTTP/1.1 or HTTP/2 over that as the client prefers.
 //!
 //! The server lives in a thread with a runtime of its own. Orders to it are carried out when they return: after
-//! [`Order::Refuse`], the kernel refuses whoever connects.
+//! [`Order::Refuse`], the kernel refuses connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -76,7 +76,7 @@ impl Listener {
             let listener = listen(reserved.local_addr().expect("an address"));
             let plain = listen(any);
             let [address, of_plain] = [&listener, &plain].map(|listener| listener.local_addr().expect("an address"));
-            tell.send((address, of_plain)).expect("somebody waits");
+            tell.send((address, of_plain)).expect("the starting thread waits");
             let server = Server { cluster, tls, address, connections: JoinSet::new(), count, frozen: Arc::default() };
             server.run(listener, plain, given).await;
             drop(reserved);
@@ -184,10 +184,10 @@ impl Server {
         // Small answers go out at once.
         let _ = stream.set_nodelay(true);
         let stream = Freezing { stream, number, frozen: Arc::clone(&self.frozen) };
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.lock().expect("nobody panics with it")));
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls.lock().expect("no panic")));
         let cluster = Arc::clone(&self.cluster);
         self.connections.spawn(async move {
-            // Who does not trust the server goes away in the handshake.
+            // A client that does not trust the server closes the connection in the handshake.
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificates = certificates.iter().map(|certificate| certificate.clone().into_owned()).collect();
@@ -217,7 +217,7 @@ async fn answer(
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// The next connection; never one while nobody listens.
+/// The next connection; waits for ever without a listener.
 async fn take(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
@@ -240,7 +240,7 @@ impl Freezing {
     }
 }
 
-// Nobody is woken when a connection is frozen: it is for ever.
+// A frozen connection wakes no task: it stays frozen for ever.
 impl AsyncRead for Freezing {
     fn poll_read(
         mut self: Pin<&mut Self>,

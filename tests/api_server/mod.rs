@@ -6,7 +6,7 @@
 //! events, timeouts), `create` for events, PersistentVolumes and tokens of service accounts, `delete` for PersistentVolumes. Errors are `Status` objects with the codes,
 //! reasons and texts of a real server.
 //!
-//! It can be told to be unwell: to refuse connections, to hold them, break or freeze them ([`Order`]); to answer wrongly
+//! A test can make it fail: refuse connections, hold them, break or freeze them ([`Order`]); answer wrongly
 //! ([`Answer`]), late, or with watches that end or repeat themselves ([`Mood`]); to present another certificate
 //! ([`Presents`]); to have forgotten its history; to crash and start as a real one does ([`ApiServer::boot`]); to have too
 //! much to do ([`ApiServer::limit`]); to be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what the
@@ -17,7 +17,7 @@
 //! protobuf, tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service accounts
 //! are not made by themselves.
 //!
-//! One concept a file: `listener` takes connections, `request` reads what they ask, `identity` and `authorizer` say who may,
+//! One concept a file: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide permissions,
 //! `answers` and `watch` answer from the `store`, `faults` spoils it, and `conventions` judges.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
@@ -110,7 +110,7 @@ impl ApiServer {
         self.cluster.state().rules.forbid(&user.name);
     }
 
-    /// Knows nobody by the tokens of this user any more.
+    /// Forgets the tokens of this user.
     pub fn refuse_tokens_of(&self, user: &User) {
         self.cluster.users.refuse_tokens_of(&user.name);
     }
@@ -175,7 +175,7 @@ impl ApiServer {
         self.listener.count()
     }
 
-    /// Ends without a word to anybody, until [`Self::boot`].
+    /// Breaks all connections and refuses new ones, until [`Self::boot`].
     #[track_caller]
     pub fn crash(&self) {
         self.connections(Order::Refuse);
@@ -224,13 +224,13 @@ impl ApiServer {
 
     /// What new connections see of the server.
     pub fn present(&self, presents: Presents) {
-        *self.tls.lock().expect("nobody panics with it") = tls(&certificate(&self.authority, presents));
+        *self.tls.lock().expect("no panic") = tls(&certificate(&self.authority, presents));
     }
 
     /// New connections see a certificate that is its own authority. Gives it, in PEM.
     pub fn present_its_own(&self) -> String {
         let pair = Authority::itself();
-        *self.tls.lock().expect("nobody panics with it") = tls(&pair);
+        *self.tls.lock().expect("no panic") = tls(&pair);
         pair.certificate
     }
 

@@ -50,7 +50,7 @@ impl Asked {
             (&Method::POST, _) => "create".to_owned(),
             (method, _) => method.as_str().to_lowercase(),
         };
-        // A list or watch of one name is about that name, also for who decides what is allowed.
+        // A list or watch of one name is about that name, also for the authorizer.
         let selected = query.iter().find(|(key, _)| key == "fieldSelector");
         let selected = selected.and_then(|(_, selector)| name_of_selector(selector));
         let header = |name: &str| {

@@ -4,6 +4,7 @@ use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -22,7 +23,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 15] = [
+pub const RESOURCES: [Resource; 17] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -37,20 +38,17 @@ pub const RESOURCES: [Resource; 15] = [
     certificate_requests("v1beta1"),
     certificate_requests("v1"),
     DEPLOYMENTS,
-    STORAGE_CLASSES,
+    storage("storageclasses", "StorageClass"),
+    storage("csidrivers", "CSIDriver"),
+    storage("volumeattachments", "VolumeAttachment"),
 ];
 
 const DEPLOYMENTS: Resource =
     Resource { group: "apps", version: "v1", plural: "deployments", kind: "Deployment", namespaced: true, fields: &[] };
 
-const STORAGE_CLASSES: Resource = Resource {
-    group: "storage.k8s.io",
-    version: "v1",
-    plural: "storageclasses",
-    kind: "StorageClass",
-    namespaced: false,
-    fields: &[],
-};
+const fn storage(plural: &'static str, kind: &'static str) -> Resource {
+    Resource { group: "storage.k8s.io", version: "v1", plural, kind, namespaced: false, fields: &[] }
+}
 
 const fn core(
     plural: &'static str,
@@ -114,6 +112,8 @@ impl Resource {
             "PersistentVolume" => is::<PersistentVolume>(object),
             "Node" => is::<Node>(object),
             "PodCertificateRequest" => is::<PodCertificateRequest>(object),
+            "CSIDriver" => is::<CSIDriver>(object),
+            "VolumeAttachment" => is::<VolumeAttachment>(object),
             _ => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Objects and their history. One version counts every change of any object, as etcd's revision does.
 //!
-//! A watch is registered under the same lock under which changes are recorded: it is told every change after the version
-//! it begins at, each once, in order.
+//! The store registers watches and records changes under one lock: so a watch gets every change after its first version,
+//! each once, in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Change {
     pub deleted: bool,
 }
 
-/// What a watch is told.
+/// What the store sends to a watch.
 #[derive(Clone, Debug)]
 pub enum News {
     Change(Arc<Change>),

@@ -9,30 +9,25 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::faults::Mood;
 use super::identity::User;
 use super::request::Asked;
 use super::status::Failure;
 use super::store::{Key, Store};
 
-/// Who receives a token that is for nobody in particular.
+/// The audience of a token whose request names none.
 const AUDIENCE: &str = "https://kubernetes.default.svc";
 
-/// The answer to a TokenRequest. `lifetime` is how long tokens are good, whatever is asked for; `serial` makes them
-/// different.
-pub fn issue(
-    store: &Store,
-    user: &User,
-    asked: &Asked,
-    lifetime: Option<Duration>,
-    serial: u64,
-) -> Result<Value, Failure> {
+/// The answer to a TokenRequest. `mood` says how long tokens are good, whatever is asked for, and how the clock is; `serial` makes
+/// tokens different.
+pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64) -> Result<Value, Failure> {
     let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
     let account = store.get(&Key::new("serviceaccounts", namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
     let spec = &asked.body["spec"];
     let reference = &spec["boundObjectRef"];
     let pod = bound_pod(store, namespace, reference, asked)?;
     if let Some(node) = user.as_node() {
-        admit(node, pod, spec, asked)?;
+        admit(store, node, pod, spec, asked)?;
     }
     let expiration = spec["expirationSeconds"].as_i64().unwrap_or(3600);
     if expiration < 600 {
@@ -41,12 +36,14 @@ pub fn issue(
         );
         return Err(Failure::invalid("TokenRequest.authentication.k8s.io", "", &why));
     }
-    let seconds = lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
+    let seconds =
+        mood.token_lifetime.map_or(expiration, |lifetime| i64::try_from(lifetime.as_secs()).expect("seconds"));
     let audiences = match spec["audiences"].as_array() {
         Some(audiences) if !audiences.is_empty() => json!(audiences),
         _ => json!([AUDIENCE]),
     };
-    let now = SystemTime::now();
+    let skew = Duration::from_secs(mood.clock_ahead.unsigned_abs());
+    let now = if mood.clock_ahead < 0 { SystemTime::now() - skew } else { SystemTime::now() + skew };
     let until = now + Duration::from_secs(seconds.unsigned_abs());
     let mut claims = json!({
         "aud": audiences, "iss": AUDIENCE, "iat": seconds_of(now), "nbf": seconds_of(now), "exp": seconds_of(until),
@@ -112,7 +109,7 @@ fn bound_pod<'a>(
 }
 
 /// What nodes may ask for: tokens bound to their pods, for audiences that those pods name.
-fn admit(node: &str, pod: Option<&Value>, spec: &Value, asked: &Asked) -> Result<(), Failure> {
+fn admit(store: &Store, node: &str, pod: Option<&Value>, spec: &Value, asked: &Asked) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::not_admitted(asked, why));
     let reference = &spec["boundObjectRef"];
     let Some(pod) = pod.filter(|_| reference["apiVersion"] == "v1") else {
@@ -127,17 +124,40 @@ fn admit(node: &str, pod: Option<&Value>, spec: &Value, asked: &Asked) -> Result
     let audiences = spec["audiences"].as_array().map(Vec::as_slice).unwrap_or_default();
     match audiences {
         [] => Ok(()),
-        [audience] if audiences_of(pod).contains(audience.as_str().unwrap_or_default()) => Ok(()),
+        [audience] if audiences_of(store, pod).contains(audience.as_str().unwrap_or_default()) => Ok(()),
         [audience] => refuse(&format!("audience {audience} not found in pod spec volume")),
         _ => refuse("node may only request 0 or 1 audiences"),
     }
 }
 
-fn audiences_of(pod: &Value) -> BTreeSet<&str> {
-    let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
-    let sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array().into_iter().flatten());
+/// The audiences that volumes of a pod name: token sources, and drivers of volumes that want tokens.
+fn audiences_of(store: &Store, pod: &Value) -> BTreeSet<String> {
+    let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
+    let sources = volumes().flat_map(|volume| volume["projected"]["sources"].as_array().into_iter().flatten());
     let tokens = sources.map(|source| &source["serviceAccountToken"]).filter(|token| token.is_object());
-    tokens.map(|token| token["audience"].as_str().unwrap_or_default()).collect()
+    let of_sources = tokens.map(|token| token["audience"].as_str().unwrap_or_default().to_owned());
+    let of_drivers = volumes().filter_map(|volume| driver_of(store, pod, volume)).flat_map(|name| {
+        let driver = store.get(&Key::new("csidrivers", "", &name));
+        let requests = driver.and_then(|driver| driver["spec"]["tokenRequests"].as_array().cloned());
+        let audience = |request: Value| request["audience"].as_str().unwrap_or_default().to_owned();
+        requests.into_iter().flatten().map(audience).collect::<Vec<_>>()
+    });
+    of_sources.chain(of_drivers).collect()
+}
+
+/// The CSI driver of a volume of a pod.
+fn driver_of(store: &Store, pod: &Value, volume: &Value) -> Option<String> {
+    if let Some(driver) = volume["csi"]["driver"].as_str() {
+        return Some(driver.to_owned());
+    }
+    let namespace = pod["metadata"]["namespace"].as_str()?;
+    let claim = store.get(&Key::new(
+        "persistentvolumeclaims",
+        namespace,
+        volume["persistentVolumeClaim"]["claimName"].as_str()?,
+    ))?;
+    let persistent = store.get(&Key::new("persistentvolumes", "", claim["spec"]["volumeName"].as_str()?))?;
+    persistent["spec"]["csi"]["driver"].as_str().map(str::to_owned)
 }
 
 fn encode(claims: &Value) -> String {

@@ -1,7 +1,7 @@
-//! Watches: an answer that goes on, a line for each change.
+//! Watches: a streamed answer with a line for each change.
 //!
 //! A task per watch writes lines into a short queue that is the body of the answer. It ends when the time of the watch is
-//! over, when a fault says so, or when nobody reads any more.
+//! over, when a fault says so, or when the client has closed the connection.
 
 use std::io;
 use std::time::Duration;
@@ -107,7 +107,7 @@ struct Watch {
     begun: Instant,
     until: Instant,
     mood: watch::Receiver<Mood>,
-    /// How many changes it was told.
+    /// How many changes it has received.
     told: usize,
 }
 

@@ -88,7 +88,7 @@ impl Working {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it is there");
     }
 
-    /// Its exit code and what it has said, when it and all it has started have ended: nobody writes any more.
+    /// Its exit code and output, when it and all processes that it started have ended and closed the pipe.
     #[track_caller]
     fn end(mut self) -> (i32, String) {
         while let Some(more) = match self.heard.recv_timeout(TIMEOUT) {

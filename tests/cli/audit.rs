@@ -1,5 +1,5 @@
-//! The access log: each open of a file in an audited volume is one line, whatever dies meanwhile, and no open waits for
-//! who reads it.
+//! The access log: each open of a file in an audited volume is one line, whichever process dies meanwhile, and no open waits for
+//! a reader of the log.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -72,7 +72,7 @@ fn counted(fixture: &Fixture) -> (u64, u64) {
     (audit["opens"].as_u64().expect("a number"), audit["lost"].as_u64().expect("a number"))
 }
 
-/// Has a command run as somebody else, who need not be able to reach its working directory.
+/// Has a command run as another user, who may have no access to its working directory.
 fn become_user(command: &mut Command, uid: usize, gid: usize) {
     // SAFETY: the calls are async-signal-safe, and change a process that has one thread.
     unsafe {
@@ -202,7 +202,7 @@ fn a_key_goes_by_the_users_name_however_it_is_opened() {
 
 #[test]
 fn a_program_in_the_volume_can_be_executed() {
-    // Whoever executes holds locks that some files of /proc wait for.
+    // A process in execve(2) holds locks that some files of /proc wait for.
     let fixture = fixture();
     let running = fixture.run();
     let script = running.volume("db").join("script");
@@ -227,8 +227,8 @@ fn only_opens_and_closes_of_the_audited_volume_cost_messages() {
         (0..2).for_each(|_| drop(round()));
         let before = (requests("db"), requests("config"));
         (0..TIMES).for_each(|_| drop(round()));
-        // A close is told of some time later.
-        eventually("all closes are told of", || requests("db") >= before.0 + 2 * TIMES);
+        // The kernel sends RELEASE some time after the close.
+        eventually("all closes have arrived", || requests("db") >= before.0 + 2 * TIMES);
         match (requests("db") - before.0, requests("config") - before.1) {
             (audited, 0) if audited == 2 * TIMES => Ok(()),
             sent => Err(format!("{sent:?}")),

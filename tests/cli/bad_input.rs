@@ -155,7 +155,7 @@ fn modes_out_of_range_are_refused() {
     for (source, place, is) in [
         ("configMap: {name: o, defaultMode: 01000}", "configMap.defaultMode", "512, octal 1000"),
         ("secret: {secretName: o, defaultMode: -1}", "secret.defaultMode", "-1"),
-        // Somebody forgot the leading zero.
+        // The leading zero is missing.
         ("secret: {secretName: o, defaultMode: 644}", "secret.defaultMode", "644, octal 1204"),
         ("configMap: {name: o, items: [{key: a, path: a, mode: 1000}]}", "configMap.items[0].mode", "1000, octal 1750"),
         (

@@ -1,4 +1,4 @@
-//! Machines and places where podfs cannot mount: the exit code and the sentence tell, and nothing stays behind.
+//! Machines and directories where podfs cannot mount: it reports that by exit code and error, and leaves nothing behind.
 
 use std::fs::{self, Permissions};
 use std::io;

@@ -307,7 +307,7 @@ fn a_dead_mount_that_nobody_knows_any_more_is_taken_away_below_the_root_director
     fixture.kill_both(&mut running);
     fs::remove_dir_all(fixture.path("run")).expect("the run directory is lost");
     let elsewhere = finish_elsewhere(&fixture);
-    let named = format!("left {0}: nobody answers for it; umount -l {0} takes it away", volume.display());
+    let named = format!("left {0}: no process answers for it; umount -l {0} removes it", volume.display());
     assert!(elsewhere.contains(&named), "{elsewhere}");
     assert!(fixture.mounts().contains(&volume));
     let outcome = fixture.cleanup(&[]);

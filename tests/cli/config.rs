@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// What podfs names when nobody is nearer.
-const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, nri, nri-pods, nri-index, kubelet-root, csi-allow, discover, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
+/// The keys that podfs names when none is similar to the unknown one.
+const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, nri, nri-pods, nri-index, kubelet-root, csi-allow, csi-read-as, discover, release-when-gone, report-volumes-in-use, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
 
 /// A file of settings, in a directory of its own.
 struct Settings {
@@ -51,7 +51,7 @@ impl Settings {
     }
 }
 
-/// `podfs` without any setting of whoever runs the tests.
+/// `podfs` without the settings of the machine that runs the tests.
 fn podfs(arguments: &[&str]) -> Command {
     let mut command = Command::new(PODFS);
     command.args(arguments).env_remove("RUST_LOG").env("PODFS_CONFIG", "/dev/null");
@@ -64,7 +64,7 @@ fn run_directory(command: &mut Command) -> String {
     let Outcome { code, stderr, .. } = finish(command);
     assert_eq!(code, Some(0), "{stderr}");
     let told = stderr.trim_end().strip_prefix("podfs: no pod is served here (").and_then(|rest| rest.strip_suffix(')'));
-    told.unwrap_or_else(|| panic!("no directory is told: {stderr}")).to_owned()
+    told.unwrap_or_else(|| panic!("podfs names no directory: {stderr}")).to_owned()
 }
 
 /// `podfs config`, which ends well.

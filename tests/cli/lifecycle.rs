@@ -209,7 +209,15 @@ fn with_json_logs_every_line_on_standard_error_is_json() {
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let message = |line: &Value| line["fields"]["message"].as_str().expect("a message").to_owned();
     assert!(lines.iter().any(|line| message(line).contains("pod default/web is ready: config in ")), "{log}");
-    assert!(lines.iter().any(|line| line["level"] == "WARN" && message(line).contains("SetUp failed")), "{log}");
+    let find = |words: &str| lines.iter().find(|line| message(line).contains(words)).expect(words);
+    assert_eq!(find("SetUp failed")["level"], "WARN");
+    // Whatever a line says, its fields say what it is about.
+    let about = |words: &str| ["pod", "volume"].map(|field| find(words)["fields"][field].as_str().unwrap_or_default());
+    assert_eq!(about("SetUp failed"), ["default/web", "config"]);
+    assert_eq!(about("volume is current"), ["default/web", "config"]);
+    assert_eq!(about("unmounting"), ["default/web", ""]);
+    assert!(find("volume is current")["fields"]["generation"].as_str().expect("text").starts_with("..20"), "{log}");
+    assert_eq!(find("volume is current")["target"], "podfs::supervisor::volume");
 }
 
 #[test]
@@ -234,7 +242,7 @@ fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
         let supervisor = running.pid();
         let others = fixture.processes().into_iter().filter(|pid| *pid != supervisor);
         others.for_each(|pid| kill(pid, signal).expect("it is there"));
-        assert!(fs::read_dir(running.volume("config")).expect("somebody answers").count() > 0);
+        assert!(fs::read_dir(running.volume("config")).expect("a server answers").count() > 0);
         running.signal(signal);
         assert_eq!(running.wait().code(), Some(0), "{signal}: {}", running.log());
         assert!(!running.log().contains("another one (pid "), "the first server served to the end");

@@ -1,4 +1,4 @@
-//! `podfs mount`: one volume in the foreground, for people who debug it.
+//! `podfs mount`: one volume in the foreground, for debugging.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `podfs mounts`: what a container mounts, made ready and taken away.
+//! `podfs mounts`: preparing the mounts of a container, and removing them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use podfs_fuse::mount::table::mounts_at;
 use serde_json::Value;
 
+use crate::common::namespace::mount_tmpfs;
 use crate::common::outcome::{Outcome, finish};
 use crate::common::passthrough::disk_directory;
 use crate::common::stoppable::Stoppable;
@@ -142,6 +143,49 @@ fn what_is_not_released_goes_with_the_pod() {
     let sources = pod.prepared();
     fs::write(sources.last().expect("a log"), "why the container ended").expect("written");
     fs::write(&sources[5], "edited").expect("written");
+    pod.stop();
+}
+
+#[test]
+fn sp_09_whatever_others_have_done_to_the_parts_those_of_podfs_go_and_nothing_else() {
+    // The kubelet's rows of CleanSubPaths (4.2). Files that podfs has not made stay, where the kubelet removes some.
+    let pod = Mounted::new(MOUNTS);
+    let top = pod.pod_directory().join("volume-subpaths");
+    let release = || pod.mounts(&["release"]);
+    assert_eq!(release().code, Some(0), "there is nothing");
+    let nothing: fn(&Path) = |_| ();
+    let unmounted: fn(&Path) = |top| nix::mount::umount(&top.join("config/web/1")).expect("unmounted");
+    let removed: fn(&Path) = |top| {
+        nix::mount::umount(&top.join("scratch/web/2")).expect("unmounted");
+        fs::remove_dir(top.join("scratch/web/2")).expect("removed");
+    };
+    let covered: fn(&Path) = |top| mount_tmpfs(&top.join("host/web/3"));
+    for (row, change) in [
+        ("several mounts of several volumes", nothing),
+        ("a target that another process has unmounted", unmounted),
+        ("a target that another process has removed", removed),
+        ("a target on which another process has mounted something", covered),
+    ] {
+        pod.prepared();
+        change(&top);
+        let outcome = release();
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{row}");
+        assert!(!top.exists(), "{row}");
+    }
+    for (row, stray) in [
+        ("a file beside a target", "config/web/9"),
+        ("a file in the place of a container", "config/other"),
+        ("a file in the place of a volume", "other"),
+    ] {
+        pod.prepared();
+        fs::write(top.join(stray), "of another").expect("written");
+        let outcome = release();
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{row}");
+        assert_eq!(pod.fixture.mounts().len(), 3, "{row}: the volumes alone are mounted");
+        assert_eq!(read(&top.join(stray)), "of another", "{row}");
+        assert!(!top.join("host").exists() && !top.join("config/web/1").exists(), "{row}");
+        fs::remove_dir_all(&top).expect("removed");
+    }
     pod.stop();
 }
 

@@ -1,4 +1,4 @@
-//! What `podfs run` shows at a terminal while volumes come up, and that it shows nothing of it elsewhere.
+//! The progress of `podfs run` on a terminal, and its absence elsewhere.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -24,7 +24,8 @@ fn start(fixture: &Fixture, terminal: &Terminal, prepare: impl FnOnce(&mut Comma
 const UP: &str = "podfs: 1 of 2 volumes of pod default/web are up: config";
 const WAITS: &str = r#"  late  waits: configmap "late" not found"#;
 /// A line of the log: it is above these, and whole.
-const WARNING: &str = r#" WARN MountVolume.SetUp failed for volume "late" : configmap "late" not found"#;
+const WARNING: &str =
+    r#" WARN podfs::supervisor::volume: MountVolume.SetUp failed for volume "late" : configmap "late" not found"#;
 
 #[test]
 fn a_terminal_shows_what_is_up_and_what_waits_until_the_pod_is_ready() {
@@ -50,7 +51,8 @@ fn ctrl_c_leaves_the_terminal_as_it_was() {
     terminal.wait_line(UP, |line| line == UP);
     terminal.types(b"\x03");
     assert_eq!(running.wait().code(), Some(0));
-    let screen = terminal.wait_line("the end", |line| line.ends_with("INFO unmounting"));
+    let screen =
+        terminal.wait_line("the end", |line| line.ends_with("INFO podfs::supervisor::run::shutdown: unmounting"));
     terminal.wait_all("only the log is left", |line| line.trim_start_matches("^C").starts_with("20"));
     assert!(!terminal.hides_cursor(), "{screen:#?}");
     assert!(!terminal.written().contains("\x1b[?"), "no mode of the terminal is changed");

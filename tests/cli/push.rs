@@ -35,7 +35,7 @@ impl Pushed {
     /// One that has everything it needs.
     fn complete() -> Pushed {
         let mut pushed = Self::start();
-        pushed.push_objects(&everything()).says(0, &["knows 3 objects and 1 tokens now"]);
+        pushed.push_objects(&everything()).says(0, &["has 3 objects and 1 token now"]);
         pushed.running.wait_ready();
         pushed
     }
@@ -109,7 +109,7 @@ fn everything() -> Vec<String> {
 /// Asks on the control socket as the protocol says: the length of the message in four bytes, then JSON.
 fn ask(fixture: &Fixture, question: &Value) -> Value {
     let text = question.to_string();
-    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("somebody listens");
+    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("the supervisor listens");
     let length = u32::try_from(text.len()).expect("short").to_ne_bytes();
     stream.write_all(&[&length, text.as_bytes()].concat()).expect("it is read");
     let mut answer = Vec::new();
@@ -137,7 +137,7 @@ fn volumes_wait_for_the_first_push_and_show_it() {
 #[test]
 fn tk_09_what_is_pushed_again_replaces_what_was() {
     let pushed = Pushed::complete();
-    pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["knows 3 objects and 1 tokens now"]);
+    pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["has 3 objects and 1 token now"]);
     wait_content(&pushed.file("projected", "access", "token"), "second");
     // Both came in one push, so they are switched together.
     assert_eq!(fs::read_to_string(pushed.file("projected", "access", "ca.crt")).expect("a file"), pem("BBBB"));
@@ -147,7 +147,7 @@ fn tk_09_what_is_pushed_again_replaces_what_was() {
 #[test]
 fn cm_07_cm_08_an_optional_object_that_is_deleted_vanishes_and_a_required_one_stays() {
     let pushed = Pushed::complete();
-    pushed.push(&["--delete", "ConfigMap/app", "--delete", "Secret/db"]).says(0, &["knows 1 objects"]);
+    pushed.push(&["--delete", "ConfigMap/app", "--delete", "Secret/db"]).says(0, &["has 1 object and 1 token now"]);
     eventually("the file is gone", || !pushed.setting().exists());
     pushed.running.wait_log(r#"secret "db" not found"#);
     assert_eq!(fs::read_to_string(pushed.file("secret", "keys", "k")).expect("a file"), "s");
@@ -243,7 +243,7 @@ fn nothing_is_sent_to_a_process_of_another_user() {
     let kind = (AddressFamily::Unix, SockType::Stream);
     let socket = socket(kind.0, kind.1, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
     bind(socket.as_raw_fd(), &UnixAddr::new(&directory.join("control.sock")).expect("an address")).expect("bound");
-    // Who listens is whoever called listen(2). The system call changes the user of this one thread.
+    // The peer's credentials are those of the thread that called listen(2). The system call changes the user of this one thread.
     let listener = std::thread::spawn(move || {
         // SAFETY: it changes numbers of the calling thread, which ends at once.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };

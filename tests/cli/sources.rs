@@ -90,7 +90,7 @@ fn the_directory_of_objects_may_be_replaced_by_another() {
     fs::rename(fixture.objects(), fixture.path("old")).expect("renamed");
     fs::rename(fixture.path("new"), fixture.objects()).expect("renamed");
     wait_content(&file, "2");
-    // The new directory is the one that is followed.
+    // podfs watches the new directory, not the old one.
     fixture.write("old/app.json", &app("old"));
     fixture.write("objects/app.json", &app("3"));
     wait_content(&file, "3");

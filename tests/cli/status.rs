@@ -1,4 +1,4 @@
-//! `podfs status`: every pod of the node, whatever became of it.
+//! `podfs status`: every pod of the node, in every state.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -207,11 +207,11 @@ fn who_talks_nonsense_does_not_disturb_the_supervisor() {
     assert!(says(&framed(r#"{"version":1,"message":"dance"}"#)).contains("does not understand the question"));
     assert!(says(&framed(r#"{"version":99,"message":"status"}"#)).contains("does not understand the question"));
     assert!(says(&framed(r#"{"version":1,"message":{"trace":{"volume":"config"}}}"#)).contains("without a pipe"));
-    // Whoever says nothing at all is cut off when others come.
+    // The supervisor drops silent clients when others connect.
     let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(&socket)).collect();
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&running.volume("config").join("a"), "2");
-    eventually("status is told again", || fixture.pods()[0]["state"] == "running");
+    eventually("the supervisor answers again", || fixture.pods()[0]["state"] == "running");
     drop(silent);
 }
 
@@ -229,7 +229,7 @@ fn a_socket_of_somebody_else_is_shown_as_such() {
         stream.write_all(&[0xff; 64]).expect("written");
     });
     let outcome = fixture.status(&[]);
-    answer.join().expect("somebody asked");
+    answer.join().expect("podfs status asked");
     outcome.says(1, &["pod default/web is not answering"]);
     let sentence = format!("what pid {} answers is not understood", std::process::id());
     assert!(outcome.stdout.contains(&sentence), "{}", outcome.stdout);
@@ -247,7 +247,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead_even_if_its_pid_lives_again
     fs::write(&lock, record.to_string()).expect("written");
     let outcome = fixture.status(&[]);
     outcome.says(1, &["pod default/web is dead"]);
-    assert!(outcome.stdout.contains("podfs cleanup takes it away"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("podfs cleanup removes it"), "{}", outcome.stdout);
     assert!(!outcome.stdout.contains("supervisor"), "{}", outcome.stdout);
     // The stale socket is no obstacle for the next podfs.
     let mut next = fixture.run();
@@ -302,7 +302,7 @@ fn a_pod_whose_supervisor_was_killed_is_served_without_one_until_the_next() {
     let mut running = fixture.run();
     let volume = running.volume("config");
     let server = fixture.kill_supervisor(&mut running);
-    // Whoever says nothing holds up neither the question nor the next podfs.
+    // Silent clients delay neither a question nor the next podfs.
     let socket = fixture.run_files().join("server.sock");
     let _silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&socket).expect("a connection")).collect();
     let pods = fixture.pods();

@@ -1,7 +1,7 @@
 //! `podfs trace`: a live volume is looked at, and never notices.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -104,9 +104,13 @@ fn a_live_volume_is_traced_until_ctrl_c() {
         tracing.shown()
     );
     assert!(!tracing.shown().contains("unseen"));
+    fs::write(source.path().join("file"), "").expect("written");
+    assert!(!File::open(running.volume("data").join("file")).expect("a file").is_terminal());
+    let line = format!("IOCTL {}/file pid=", source.path().display());
+    eventually("isatty is shown by its name", || tracing.shown().contains(&line));
     tracing.signal(Signal::SIGINT);
     tracing.wait();
-    // The next request finds nobody reading.
+    // At the next request, the server finds the pipe closed.
     eventually("the server has closed its end", || {
         absent("after");
         pipes(running.server()) == before

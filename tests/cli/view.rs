@@ -125,7 +125,7 @@ fn a_view_follows_its_files_and_switches_all_files_of_a_volume_at_once() {
         );
         let listed = USER.run(Path::new("/"), || fs::read_dir(&config).expect("a listing").count());
         assert_eq!(listed, 4, "..data, its directory and two keys");
-        // Nothing can be written, and nothing of a view is anybody else's.
+        // A view is read-only, and other users have no access to it.
         let refused = USER.run(Path::new("/"), || fs::write(config.join("a"), "x").expect_err("read-only"));
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
         let other = Caller::new(1234);
@@ -386,17 +386,21 @@ fn where_mounts_are(preparation: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_machine_without_the_fuse_device_is_told_what_is_missing() {
+fn a_machine_whose_fuse_device_is_missing_or_closed_to_users_is_told_so() {
     where_users_may_mount(|| {
         let fixture = two_volumes();
         let dev = fixture.path("dev");
         fs::create_dir(&dev).expect("a directory");
         let at = dev.display();
-        let only_null = format!("mount -t tmpfs none {at} && mknod -m 666 {at}/null c 1 3 && mount --rbind {at} /dev");
-        let view = fixture.path("view");
-        let outcome = fixture.refuses(fixture.view_of(&where_mounts_are(&only_null), &view, &[]));
-        outcome.says(3, &["/dev/fuse cannot be used (", "load the module (modprobe fuse)"]);
-        assert!(!view.exists());
+        let only_null = format!("mount -t tmpfs none {at} && mknod -m 666 {at}/null c 1 3");
+        let closed = format!("{only_null} && mknod -m 600 {at}/fuse c 10 229");
+        for devices in [only_null, closed] {
+            let view = fixture.path("view");
+            let preparation = format!("{devices} && mount --rbind {at} /dev");
+            let outcome = fixture.refuses(fixture.view_of(&where_mounts_are(&preparation), &view, &[]));
+            outcome.says(3, &["/dev/fuse cannot be used (", "load the module (modprobe fuse)"]);
+            assert!(!view.exists());
+        }
     });
 }
 

@@ -94,7 +94,7 @@ fn a_volume_of_a_kind_that_podfs_does_not_serve_waits_and_the_others_run() {
         fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
         wait_content(&path_of(&fixture, "kubernetes.io~configmap", "config").join("a"), "2");
         assert!(!running.is_ready());
-        assert_eq!(running.log().matches(&reason).count(), 1, "it is said once:\n{}", running.log());
+        assert_eq!(running.log().matches(&reason).count(), 1, "podfs logs it once:\n{}", running.log());
         assert_eq!(running.stop().code(), Some(0));
         fixture.assert_nothing_left();
     }

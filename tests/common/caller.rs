@@ -1,4 +1,4 @@
-//! Callers who are not root. Credentials belong to threads in Linux; only the C library spreads them.
+//! Callers other than root. In Linux, credentials belong to threads; only the C library sets them for the whole process.
 
 use std::any::Any;
 use std::panic::resume_unwind;
@@ -8,7 +8,7 @@ use std::thread;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, umask};
 
-/// Who calls.
+/// The ids of a caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub uid: u32,
@@ -26,7 +26,7 @@ impl Caller {
     }
 
     /// Runs `act` in a thread with this identity and no capability. Its working directory is `directory`,
-    /// entered before the change, so that nobody needs to open the directories above; its umask is 022.
+    /// entered before the change, so that the identity needs no right to the directories above; its umask is 022.
     #[track_caller]
     pub fn run<T: Send>(self, directory: &Path, act: impl FnOnce() -> T + Send) -> T {
         in_thread(directory, || {

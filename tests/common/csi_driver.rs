@@ -1,5 +1,5 @@
-//! A CSI driver that does what a test says: it mounts directories by bind mounts, writes down each call, and fails, is late or
-//! lies where it is told to. It listens and registers as drivers do.
+//! A CSI driver that does what a test says: it mounts directories and devices by bind mounts, records each call, and fails, delays
+//! or falsifies answers on order of the test. It listens and registers as drivers do.
 //!
 //! It stands for a driver of another vendor, which this machine does not have. It shows what podfs asks and what podfs makes of
 //! each answer; it does not show that a certain vendor's driver understands podfs.
@@ -25,6 +25,9 @@ use tonic::{Code, Request, Response, Status};
 /// The name that the driver registers with.
 pub const DRIVER: &str = "disk.csi.acme.com";
 
+/// Where in a staging directory the driver has a volume that is to be a block device.
+const DEVICE: &str = "device";
+
 /// What a driver does in place of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -40,7 +43,7 @@ pub enum Fault {
     Kills(i32),
 }
 
-/// What the driver has been told and done.
+/// The orders of the test, and what the driver has done.
 #[derive(Default)]
 pub struct Script {
     capabilities: Vec<Type>,
@@ -51,6 +54,10 @@ pub struct Script {
     calls: Vec<String>,
     published: Vec<NodePublishVolumeRequest>,
     staged: Vec<NodeStageVolumeRequest>,
+    expanded: Vec<NodeExpandVolumeRequest>,
+    /// What it was asked about, and what it answers.
+    asked: Vec<NodeGetVolumeStatsRequest>,
+    stats: NodeGetVolumeStatsResponse,
 }
 
 /// A driver that listens until it is dropped.
@@ -118,14 +125,29 @@ impl CsiDriver {
         self.calls().iter().filter(|call| *call == method).count()
     }
 
-    /// What the last NodePublishVolume was told.
+    /// The last NodePublishVolume request.
     pub fn published(&self) -> NodePublishVolumeRequest {
         self.script().published.last().expect("NodePublishVolume was called").clone()
     }
 
-    /// What the last NodeStageVolume was told.
+    /// The last NodeStageVolume request.
     pub fn staged(&self) -> NodeStageVolumeRequest {
         self.script().staged.last().expect("NodeStageVolume was called").clone()
+    }
+
+    /// What the last NodeExpandVolume was told.
+    pub fn expanded(&self) -> NodeExpandVolumeRequest {
+        self.script().expanded.last().expect("NodeExpandVolume was called").clone()
+    }
+
+    /// What the last NodeGetVolumeStats was told, if it was called.
+    pub fn asked(&self) -> Option<NodeGetVolumeStatsRequest> {
+        self.script().asked.last().cloned()
+    }
+
+    /// What NodeGetVolumeStats answers from now on.
+    pub fn answer_stats(&self, stats: NodeGetVolumeStatsResponse) {
+        self.script().stats = stats;
     }
 
     fn script(&self) -> std::sync::MutexGuard<'_, Script> {
@@ -170,7 +192,7 @@ struct NodeService {
 }
 
 impl NodeService {
-    /// Writes a call down, and works unless it is told otherwise.
+    /// Records a call, and succeeds unless the test has ordered otherwise.
     async fn call<T: Default>(
         &self,
         method: &'static str,
@@ -202,9 +224,17 @@ impl NodeService {
     }
 }
 
+/// Whether a volume is to be a block device.
+fn is_block(capability: Option<&VolumeCapability>) -> bool {
+    matches!(capability.and_then(|can| can.access_type.as_ref()), Some(volume_capability::AccessType::Block(_)))
+}
+
 /// Drivers have to be idempotent: what is mounted stays as it is.
 fn bind(source: &Path, target: &Path) -> Result<(), Status> {
-    let _ = fs::create_dir(target);
+    match source.is_dir() {
+        true => drop(fs::create_dir(target)),
+        false => drop(fs::File::options().create(true).append(true).open(target)),
+    }
     if is_mounted(target) {
         return Ok(());
     }
@@ -231,7 +261,10 @@ impl Node for NodeService {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
-        let staging = PathBuf::from(&request.staging_target_path);
+        let mut staging = PathBuf::from(&request.staging_target_path);
+        if is_block(request.volume_capability.as_ref()) {
+            staging.push(DEVICE);
+        }
         self.script.lock().expect("no test panics with it").staged.push(request);
         self.call("NodeStageVolume", || bind(&self.source, &staging)).await
     }
@@ -241,7 +274,12 @@ impl Node for NodeService {
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let staging = PathBuf::from(request.into_inner().staging_target_path);
-        self.call("NodeUnstageVolume", || unbind(&staging)).await
+        self.call("NodeUnstageVolume", || {
+            unbind(&staging.join(DEVICE))?;
+            let _ = fs::remove_file(staging.join(DEVICE));
+            unbind(&staging)
+        })
+        .await
     }
 
     async fn node_publish_volume(
@@ -252,6 +290,7 @@ impl Node for NodeService {
         let target = PathBuf::from(&request.target_path);
         let source = match request.staging_target_path.as_str() {
             "" => self.source.clone(),
+            staging if is_block(request.volume_capability.as_ref()) => Path::new(staging).join(DEVICE),
             staging => PathBuf::from(staging),
         };
         let is_staged = request.staging_target_path.is_empty() || is_mounted(&source);
@@ -270,7 +309,7 @@ impl Node for NodeService {
         let target = PathBuf::from(request.into_inner().target_path);
         self.call("NodeUnpublishVolume", || {
             unbind(&target)?;
-            let _ = fs::remove_dir(&target);
+            let _ = fs::remove_dir(&target).or_else(|_| fs::remove_file(&target));
             Ok(())
         })
         .await
@@ -278,15 +317,18 @@ impl Node for NodeService {
 
     async fn node_get_volume_stats(
         &self,
-        _: Request<NodeGetVolumeStatsRequest>,
+        request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        Err(Status::unimplemented("the test needs none"))
+        let mut script = self.script.lock().expect("no test panics with it");
+        script.asked.push(request.into_inner());
+        Ok(Response::new(script.stats.clone()))
     }
 
     async fn node_expand_volume(
         &self,
-        _: Request<NodeExpandVolumeRequest>,
+        request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        self.script.lock().expect("no test panics with it").expanded.push(request.into_inner());
         self.call("NodeExpandVolume", || Ok(())).await
     }
 

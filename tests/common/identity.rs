@@ -1,4 +1,4 @@
-//! What must not change when another process goes on with a volume.
+//! What must not change when another process takes a volume over.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::tree;
 
-/// What a directory of a volume is to those who use it.
+/// The identity of a directory of a volume, as its users see it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Identity {
     pub mount: u64,

@@ -1,4 +1,4 @@
-//! Processes that take file locks as they are told (`tests/peers/locker.py` has the orders).
+//! Processes that take file locks on order of a test (`tests/peers/locker.py` has the orders).
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -66,7 +66,7 @@ impl Locker {
         assert_eq!(self.ask(order), "ok", "{order}");
     }
 
-    /// Gives an order for a lock that somebody else is in the way of.
+    /// Gives an order for a lock that conflicts with that of another process.
     #[track_caller]
     pub fn is_refused(&mut self, order: &str) {
         assert_eq!(self.ask(order), "EAGAIN", "{order}");

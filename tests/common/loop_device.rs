@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 
 use super::passthrough::disk_directory;
@@ -13,20 +14,49 @@ use super::passthrough::disk_directory;
 pub struct LoopDevice {
     path: PathBuf,
     directory: TempDir,
+    /// It was taken from the node: another device may have its number.
+    is_detached: bool,
 }
 
 impl LoopDevice {
     /// A blank device of so many MiB.
     pub fn new(mib: u64) -> LoopDevice {
-        LoopDevice::with(mib, &[])
+        LoopDevice::of(disk_directory(), mib)
     }
 
-    /// As [`Self::new`], with these arguments for losetup(8).
-    fn with(mib: u64, arguments: &[&str]) -> LoopDevice {
+    /// A blank device of so many MiB that takes no more than so many KiB. What is written beyond that fails with an I/O error.
+    pub fn worn(mib: u64, kib: u64) -> LoopDevice {
         let directory = disk_directory();
+        let options = format!("size={kib}k");
+        let none = None::<&str>;
+        mount(none, directory.path(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).expect("a tmpfs");
+        LoopDevice::of(directory, mib)
+    }
+
+    fn of(directory: TempDir, mib: u64) -> LoopDevice {
         let file = directory.path().join("disk");
         File::create(&file).and_then(|file| file.set_len(mib << 20)).expect("a file");
-        LoopDevice { path: attach(&file, arguments), directory }
+        LoopDevice { path: attach(&file, &[]), directory, is_detached: false }
+    }
+
+    /// Lets a [worn](Self::worn) device take so many KiB.
+    pub fn allow(&self, kib: u64) {
+        let options = format!("size={kib}k");
+        let (none, flags) = (None::<&str>, MsFlags::MS_REMOUNT);
+        mount(none, self.directory.path(), none, flags, Some(options.as_str())).expect("another size");
+    }
+
+    /// Lets a worn device take no more than it has already.
+    pub fn wear_out(&self) {
+        let found = nix::sys::statvfs::statvfs(self.directory.path()).expect("a tmpfs");
+        self.allow((found.blocks() - found.blocks_free()) * found.fragment_size() / 1024);
+    }
+
+    /// Lets each read fail with an I/O error. What is on the device is lost.
+    pub fn break_reads(&self) {
+        File::create(self.directory.path().join("disk")).expect("its file");
+        // What the kernel knows of the device, it reads again.
+        self.run("blockdev", &["--flushbufs"]);
     }
 
     /// Its path: `/dev/loop7`.
@@ -41,8 +71,15 @@ impl LoopDevice {
 
     /// Lets nothing be written to it from now on.
     pub fn make_read_only(&mut self) {
-        expect(Command::new("losetup").arg("--detach").arg(&self.path));
+        self.detach();
         self.path = attach(&self.directory.path().join("disk"), &["--read-only"]);
+        self.is_detached = false;
+    }
+
+    /// Takes it from the node. It goes when no process has it open any more.
+    pub fn detach(&mut self) {
+        expect(Command::new("losetup").arg("--detach").arg(&self.path));
+        self.is_detached = true;
     }
 
     /// Makes it so many MiB large.
@@ -75,7 +112,11 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.path).output();
+        if !self.is_detached {
+            let _ = Command::new("losetup").arg("--detach").arg(&self.path).output();
+        }
+        // Of a worn one; for others nothing is mounted there.
+        let _ = umount2(self.directory.path(), MntFlags::MNT_DETACH);
     }
 }
 

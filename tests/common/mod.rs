@@ -161,7 +161,7 @@ impl Fixture {
         running
     }
 
-    /// Starts a podfs that tells nobody when it is ready; what it prints goes to the files `out` and `log`.
+    /// Starts a podfs without `--ready-fd`; what it prints goes to the files `out` and `log`.
     pub fn spawn(&self, command: &mut Command) -> Running {
         let log = self.path("log");
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
@@ -222,7 +222,7 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
     let of_process = |entry: std::io::Result<fs::DirEntry>| {
         let directory = entry.ok()?.path();
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
-        // The environment of a process whose exec hangs cannot be read, and there may be one that is nobody's here.
+        // Reading the environment of a process whose exec hangs would block, and there may be such a process of another test.
         let name = fs::read_to_string(directory.join("comm")).ok()?;
         is_name_of_podfs(&name).then_some(())?;
         let environment = fs::read(directory.join("environ")).ok()?;
@@ -263,7 +263,8 @@ fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 impl Drop for Fixture {
     fn drop(&mut self) {
         let processes = self.processes();
-        let cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
+        let mut cgroups: BTreeSet<_> = processes.iter().copied().filter_map(own_cgroup).collect();
+        cgroups.extend(cgroups_of_pods(self.directory.path()));
         // A supervisor may just have started another server.
         let deadline = Instant::now() + TIMEOUT;
         kill_all_of(self.directory.path());
@@ -287,6 +288,21 @@ fn own_cgroup(process: Pid) -> Option<PathBuf> {
     }
     let top = mounts().ok()?.into_iter().find(|mounted| mounted.fs_type == "cgroup2")?;
     Some(top.at.join(path))
+}
+
+/// The cgroups that daemons have made for the supervisors of pods, and those in them for servers: a pod whose processes were all
+/// killed has left them.
+fn cgroups_of_pods(directory: &Path) -> Vec<PathBuf> {
+    let Some(top) = mounts().ok().and_then(|all| all.into_iter().find(|mounted| mounted.fs_type == "cgroup2")) else {
+        return Vec::new();
+    };
+    let pods = fs::read_dir(directory.join("root/pods")).into_iter().flatten().flatten();
+    let names = pods.filter_map(|pod| pod.file_name().into_string().ok());
+    let both = |uid: String| {
+        let of_supervisor = top.at.join(format!("podfs-pod-{uid}"));
+        [of_supervisor.join(format!("podfs-{uid}")), of_supervisor]
+    };
+    names.flat_map(both).filter(|cgroup| cgroup.is_dir()).collect()
 }
 
 /// Removes a cgroup when these processes in it have ended. It stays if others are in it, too: those of another fixture, whose
@@ -333,7 +349,7 @@ impl Running {
         self.json = serde_json::from_str(&json).expect("readiness is JSON");
     }
 
-    /// Whether readiness has been told by now.
+    /// Whether podfs has reported readiness.
     pub fn is_ready(&mut self) -> bool {
         let Some(ready) = &self.ready else { return true };
         let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
@@ -544,7 +560,7 @@ pub fn config_pod() -> String {
     pod("[{name: config, configMap: {name: app}}]")
 }
 
-/// Replaces a symbolic link by rename, as everybody who switches directories does.
+/// Replaces a symbolic link by rename, the usual way to switch directories.
 pub fn switch_link(link: &Path, target: &str) {
     let new = link.with_file_name(".new-link");
     symlink(target, &new).expect("a link");

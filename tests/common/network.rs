@@ -1,4 +1,4 @@
-//! Networks of their own: the same ports and addresses as elsewhere, and nobody else there.
+//! Network namespaces: the same ports and addresses as elsewhere, without other processes.
 
 use std::io::Error;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};

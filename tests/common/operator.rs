@@ -53,7 +53,7 @@ impl Fixture {
         eventually("both have ended", || self.processes().is_empty());
         // A process that ends loses its memory first, and its sockets a moment later.
         let socket = self.run_files().join("server.sock");
-        eventually("nobody listens", || UnixStream::connect(&socket).is_err());
+        eventually("the socket is closed", || UnixStream::connect(&socket).is_err());
     }
 
     /// Kills the supervisor. Gives the server, which goes on.

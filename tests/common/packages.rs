@@ -68,7 +68,7 @@ pub fn top() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs `packaging/build` of a tree, as somebody would in a shell there.
+/// Runs `packaging/build` of a tree, as in a shell there.
 #[track_caller]
 pub fn build(top: &Path, command: &mut Command) {
     let output = command.current_dir(top).output().expect("packaging/build starts");

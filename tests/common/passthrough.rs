@@ -1,5 +1,6 @@
 //! A directory of the disk, shown through a passthrough volume with a server process of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -47,15 +48,20 @@ impl Mounted {
         Self::with(Options { cache, ..Options::default() })
     }
 
-    /// As [`Self::new`], with so many bytes to fill and nobody else on the source. The server reads and writes then,
+    /// As [`Self::new`], with a limit of so many bytes and without other users of the source. Then the server reads and writes,
     /// not the kernel.
     pub fn with_limit(limit: u64) -> Self {
         Self::with(Options { limit: Some(limit), exclusive: true, ..Options::default() })
     }
 
-    /// As [`Self::new`], with nobody else on the source, as an emptyDir.
+    /// As [`Self::new`], without other users of the source, as an emptyDir.
     pub fn exclusive() -> Self {
         Self::with(Options { exclusive: true, ..Options::default() })
+    }
+
+    /// As an emptyDir: only callers of this mount use the source, so the kernel remembers everything and keeps locks.
+    pub fn alone() -> Self {
+        Self::with(Options { exclusive: true, cache: Cache::Always, ..Options::default() })
     }
 
     fn with(options: Options) -> Self {
@@ -72,7 +78,7 @@ impl Mounted {
         Self::start(self.source.clone(), Options::default(), Access::ReadOnly)
     }
 
-    /// A directory that somebody else made, and takes away.
+    /// A directory that the caller made, and removes.
     pub fn of(source: &Path) -> Self {
         Self::of_with_cache(source, Cache::default())
     }
@@ -121,6 +127,19 @@ impl Mounted {
     /// Number of requests served so far.
     pub fn requests(&self) -> u64 {
         self.passthrough.requests().expect("the server answers")
+    }
+
+    /// How often the kernel asks, by operation, while `act` runs. Operations that it did not ask are left out.
+    pub fn requests_during(&self, act: impl FnOnce()) -> BTreeMap<&'static str, u64> {
+        let watch = self.passthrough.watch();
+        let before = watch.requests_by_operation();
+        act();
+        let mut asked = watch.requests_by_operation();
+        for (operation, count) in &mut asked {
+            *count -= before.get(operation).copied().unwrap_or_default();
+        }
+        asked.retain(|_, count| *count > 0);
+        asked
     }
 
     /// The directory that is shown.

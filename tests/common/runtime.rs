@@ -62,7 +62,15 @@ impl RuntimeContainer {
         Self::of_config(runtime, &config(mounts))
     }
 
-    /// Likewise, in a user namespace of its own whose ids begin at [`FIRST_ID`] of the host.
+    /// Likewise, and what is mounted in mounts that are `rshared` appears on the host, too.
+    #[track_caller]
+    pub fn start_sharing(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
+        let mut config = config(mounts);
+        config["linux"]["rootfsPropagation"] = "rshared".into();
+        Self::of_config(runtime, &config)
+    }
+
+    /// As [`Self::start`], in a user namespace of its own whose ids begin at [`FIRST_ID`] of the host.
     #[track_caller]
     pub fn start_in_user_namespace(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
         let mut config = config(mounts);

@@ -34,7 +34,7 @@ impl Stopped {
         stopped
     }
 
-    /// Lets the server go on, and tells whether somebody had to wait for it until now.
+    /// Lets the server go on. Gives an error if a process had to wait for it until now.
     pub fn was_not_needed(mut self) -> Result<(), String> {
         let _ = self.end.send(());
         let hung = self.watchdog.take().expect("it runs until here").join().expect("it does not panic");

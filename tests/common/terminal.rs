@@ -53,11 +53,11 @@ impl Terminal {
         let keyboard = outside.try_clone().expect("a descriptor");
         let shown = Arc::new(Mutex::new((vt100::Parser::new(rows, columns, 0), Vec::new())));
         let looking = Arc::clone(&shown);
-        // It ends when nobody has the terminal open any more.
+        // It ends when no process has the terminal open any more.
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length @ 1..) = outside.read(&mut bytes) {
-                let mut shown = looking.lock().expect("nobody panics with it");
+                let mut shown = looking.lock().expect("no panic");
                 shown.0.process(&bytes[..length]);
                 shown.1.extend_from_slice(&bytes[..length]);
             }
@@ -92,7 +92,7 @@ impl Terminal {
 
     /// What is to be seen, line by line, without empty ones.
     pub fn screen(&self) -> Vec<String> {
-        let shown = self.shown.lock().expect("nobody panics with it");
+        let shown = self.shown.lock().expect("no panic");
         let (_, columns) = shown.0.screen().size();
         let rows = shown.0.screen().rows(0, columns).map(|row| row.trim_end().to_owned());
         rows.filter(|row| !row.is_empty()).collect()
@@ -100,12 +100,12 @@ impl Terminal {
 
     /// Everything that was written.
     pub fn written(&self) -> String {
-        String::from_utf8_lossy(&self.shown.lock().expect("nobody panics with it").1).into_owned()
+        String::from_utf8_lossy(&self.shown.lock().expect("no panic").1).into_owned()
     }
 
     /// Whether the cursor cannot be seen.
     pub fn hides_cursor(&self) -> bool {
-        self.shown.lock().expect("nobody panics with it").0.screen().hide_cursor()
+        self.shown.lock().expect("no panic").0.screen().hide_cursor()
     }
 
     /// Waits until a line of the screen fits, and gives the screen.

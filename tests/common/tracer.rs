@@ -23,13 +23,13 @@ pub fn killed_at<T>(server: Pid, stop: usize, act: impl FnOnce() -> T) -> (T, bo
         let _ = is_ready.recv();
         let result = act();
         done.store(true, Ordering::Release);
-        // Ignored by everybody but who traces.
+        // Only the tracer notices this signal.
         let _ = kill(server, Signal::SIGURG);
         (result, tracer.join().expect("the server can be traced"))
     })
 }
 
-/// Who traces must be one thread; what it traces is let go when that ends.
+/// The tracer must be one thread; the kernel detaches its tracees when it ends.
 struct Tracer {
     server: Pid,
     /// The threads, and whether each is in a system call.
@@ -110,7 +110,7 @@ impl Tracer {
     }
 }
 
-/// Whether a thread is gone, but for its number.
+/// Whether a thread has ended, though its id may still exist.
 fn ended(thread: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))

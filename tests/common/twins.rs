@@ -1,4 +1,4 @@
-//! The same acts on the disk and through a mount of it, and whether both tell and leave the same.
+//! Runs the same calls on the disk and through a mount of it, and compares results and files.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::passthrough::{Mounted, disk_directory};
 
-/// What a scenario was told, one line per call.
+/// The results of a scenario, one line per call.
 #[derive(Default, PartialEq, Eq)]
 pub struct Answers(Vec<String>);
 
@@ -34,10 +34,13 @@ impl Answers {
 
 /// Lets `scenario` act in an empty directory of the disk and in an empty volume. Both must tell the
 /// same, and leave the same behind: as the mount shows it, and as it is on the disk. There is a volume
-/// that the kernel reads and writes by itself, and one that leaves it to the server.
+/// that the kernel reads and writes by itself, one of which it remembers everything, and one that the server reads and
+/// writes.
 #[track_caller]
 pub fn the_mount_does_as_the_disk(scenario: impl Fn(&Path, &mut Answers)) {
     compare(&Mounted::new(), &scenario);
+    println!("the kernel remembers everything:");
+    compare(&Mounted::alone(), &scenario);
     println!("the server reads and writes:");
     compare(&Mounted::with_limit(1 << 40), &scenario);
 }

@@ -1,4 +1,4 @@
-//! An inotify watcher that tells what it heard in a few words, such as `root CREATE|ISDIR new`.
+//! An inotify watcher that writes events in a few words, such as `root CREATE|ISDIR new`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use podfs_fuse::client::Commit;
 
 use super::eventually;
 
-/// Words for events, in the order they are told.
+/// Words for events, in the order in which a test lists them.
 const WORDS: [(AddWatchFlags, &str); 15] = [
     (AddWatchFlags::IN_ACCESS, "ACCESS"),
     (AddWatchFlags::IN_MODIFY, "MODIFY"),

@@ -70,7 +70,7 @@ impl Machine {
         command.args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"]);
         command.arg("-serial").arg(format!("file:{}", console.display())).args(["-serial", "stdio"]);
         if network {
-            // Nobody boots from the network: the card needs no firmware.
+            // The guest does not boot from the network, so the card needs no firmware.
             command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
         }
         self.add_unpacked(&mut command);

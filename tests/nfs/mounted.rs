@@ -8,12 +8,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use podfs_fuse::mount::private::{MountOptions, PrivateMount, open_device};
-use podfs_fuse::nfs::mount::{Options as Asked, Reached, reach};
 use podfs_fuse::nfs::options::Options;
-use podfs_fuse::nfs::rpc::dial::bound;
 use podfs_fuse::nfs::thread::{NfsThread, Served};
 use podfs_fuse::nfs::writeback::log::Log;
 use podfs_fuse::region::{Kind, Region};
+use podfs_nfs::mount::{Options as Asked, Reached, reach};
+use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 use tempfile::TempDir;

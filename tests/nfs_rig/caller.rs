@@ -1,5 +1,5 @@
-//! A client that asks one thing at a time. It looks at a server past podfs' client, and is too plain to be wrong: every
-//! reply is waited for, nothing is kept, nothing is sent twice unless it is told to.
+//! A client that makes one call at a time. It looks at a server without podfs' client, and is too plain to be wrong: it waits
+//! for every reply, caches nothing, and sends nothing twice except on order of a test.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpStream};

@@ -7,8 +7,8 @@
 //! | `rpcbind` | the port mapper that ganesha wants to register with | a port mapper that answers questions |
 //! | `portmapper` | one that says where a server's services are | registration |
 //! | [`proxy`] | a network that is slow, torn or wrong | lost packets, narrow links |
-//! | [`caller`] | a client that asks one thing at a time, byte by byte | a client that anybody would use |
-//! | [`libnfs`] | the programs of libnfs, a client that others wrote | errors other than an exit code |
+//! | [`caller`] | a client that makes one call at a time, byte by byte | a client of everyday use |
+//! | [`libnfs`] | the programs of libnfs, an independent client | errors other than an exit code |
 //!
 //! Test programs include it as `nfs_rig`, at their root.
 //!

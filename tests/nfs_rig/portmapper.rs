@@ -31,7 +31,7 @@ impl Portmapper {
         let ends = Arc::clone(&ended);
         let thread = thread::spawn(move || {
             for connection in listener.incoming().take_while(|_| !ends.load(Ordering::Acquire)) {
-                // Who asks ends the connection itself.
+                // The client ends the connection.
                 thread::spawn(move || connection.and_then(|connection| answer(connection, nfs, mount)));
             }
         });

@@ -1,4 +1,4 @@
-//! Ports that stay ours while nobody listens on them, so that a server can come back at the same one.
+//! Ports that stay reserved while no process listens on them, so that a server can come back at the same one.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

@@ -14,7 +14,7 @@ const SYS: u32 = 1;
 /// In the header of a fragment: it is the record's last one.
 const LAST: u32 = 1 << 31;
 
-/// Who asks, by `AUTH_SYS`.
+/// The caller's identity, by `AUTH_SYS`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     pub uid: u32,
@@ -29,7 +29,7 @@ pub struct Call {
     pub program: u32,
     pub version: u32,
     pub procedure: u32,
-    /// Nobody by `AUTH_NONE`.
+    /// None with `AUTH_NONE`.
     pub identity: Option<Identity>,
     pub arguments: Vec<u8>,
 }

@@ -1,5 +1,5 @@
-//! What is known of files: modes, owners, times, extended attributes and ACLs are told, and change,
-//! through a mount as on the disk.
+//! Attributes of files: modes, owners, times, extended attributes and ACLs read and change through a mount
+//! as on the disk.
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, Metadata, Permissions};
@@ -89,8 +89,8 @@ fn an_owner_may_do_what_an_owner_may() {
                 answers.note("chmod", fs::set_permissions(name, bits.clone()));
                 answers.see("mode", mode(Path::new(name)));
                 answers.note("to a group of others", chown(name, None, Some(300)));
-                answers.note("to somebody else", chown(name, Some(4713), None));
-                answers.note("to nobody new", chown(name, Some(4711), None));
+                answers.note("to another user", chown(name, Some(4713), None));
+                answers.note("to the same user", chown(name, Some(4711), None));
                 answers.see("mode", mode(Path::new(name)));
             }
         });
@@ -143,7 +143,7 @@ fn setgid_without_group_execute_stays_when_a_member_of_the_group_changes_the_fil
     changed_by_the_owner(0o6654);
 }
 
-/// Files with this mode, changed in every way by somebody who does not own them.
+/// Files with this mode, changed in every way by a user who does not own them.
 #[track_caller]
 fn changed_by_somebody(bits: u32) {
     the_mount_does_as_the_disk(|root, answers| {

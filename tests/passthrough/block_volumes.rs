@@ -136,6 +136,22 @@ fn hp_04_a_host_path_of_type_block_device_is_shown_as_the_device() {
     fixture.assert_nothing_left();
 }
 
+#[test]
+fn a_device_that_a_pod_sees_keeps_its_number_when_it_is_taken_from_the_node() {
+    let mut device = LoopDevice::new(8);
+    let volumes = format!("[{{name: data, hostPath: {{path: {}, type: BlockDevice}}}}]", device.text());
+    let fixture = Fixture::new(&pod(&volumes));
+    let running = fixture.run();
+    device.write(b"of the pod", 0);
+    device.detach();
+    // The kernel gives the first number that is free.
+    let others = [(); 3].map(|()| LoopDevice::new(8));
+    assert!(others.iter().all(|other| other.path() != device.path()), "another device has its number");
+    assert!(device.head().starts_with(b"of the pod"));
+    stop(running);
+    fixture.assert_nothing_left();
+}
+
 #[track_caller]
 fn stop(mut running: Running) {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());

@@ -238,7 +238,7 @@ fn a_store_through_a_mapping_moves_the_times_that_stat_tells() {
     // xfstests generic/080 and 215
     const LENGTH: usize = 8192;
     let limited = Mounted::with_limit(1 << 30);
-    let kernel_caches = [Mounted::with_cache(Cache::Always), Mounted::exclusive(), Mounted::new()];
+    let kernel_caches = [Mounted::with_cache(Cache::Always), Mounted::alone(), Mounted::exclusive(), Mounted::new()];
     for mounted in kernel_caches.iter().chain([&limited]) {
         let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
         fs::write(&shown, vec![1; LENGTH]).expect("written");

@@ -10,17 +10,19 @@ use nix::sys::signal::Signal;
 use podfs::csi::v1::node_service_capability::rpc::Type;
 use tonic::Code;
 
-const BOTH: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
-const STAGES: &[Type] = &[Type::StageUnstageVolume];
+pub const BOTH: &str =
+    "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
+pub const STAGES: &[Type] = &[Type::StageUnstageVolume];
 
-struct Rig {
-    fixture: Fixture,
-    source: PathBuf,
+/// A pod, its objects, and a driver.
+pub struct Rig {
+    pub fixture: Fixture,
+    pub source: PathBuf,
 }
 
 impl Rig {
     /// A pod on node worker-1, a driver that needs no attachment, and a claim bound to its volume `pv-1`.
-    fn new(volumes: &str) -> Rig {
+    pub fn new(volumes: &str) -> Rig {
         let rig = Rig { fixture: Fixture::new(""), source: PathBuf::new() };
         let rig = Rig { source: rig.fixture.path("source"), ..rig };
         rig.write_pod("pod.yaml", "web", volumes);
@@ -33,19 +35,19 @@ impl Rig {
         rig
     }
 
-    fn write_pod(&self, file: &str, name: &str, volumes: &str) {
+    pub fn write_pod(&self, file: &str, name: &str, volumes: &str) {
         let manifest = pod(volumes).replace("name: web,", &format!("name: {name},"));
         self.fixture.write(file, &manifest.replace("spec:\n", "spec:\n  nodeName: worker-1\n"));
     }
 
-    fn write_driver(&self, spec: &str) {
+    pub fn write_driver(&self, spec: &str) {
         let driver = format!(
             "{{apiVersion: storage.k8s.io/v1, kind: CSIDriver, metadata: {{name: {DRIVER}}}, spec: {{{spec}}}}}"
         );
         self.fixture.write("objects/driver.yaml", &driver);
     }
 
-    fn write_volume(&self, fields: &str) {
+    pub fn write_volume(&self, fields: &str) {
         let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data}, spec: {volumeName: pv-1}}";
         let volume = format!(
             "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{claimRef: {{namespace: default, \
@@ -55,21 +57,21 @@ impl Rig {
         self.fixture.write("objects/claim.yaml", &format!("{claim}\n---\n{volume}"));
     }
 
-    fn root(&self) -> PathBuf {
+    pub fn root(&self) -> PathBuf {
         self.fixture.path("root")
     }
 
-    fn driver(&self, capabilities: &[Type]) -> CsiDriver {
+    pub fn driver(&self, capabilities: &[Type]) -> CsiDriver {
         CsiDriver::start(&self.root(), &self.source, capabilities)
     }
 
-    fn run(&self) -> Running {
+    pub fn run(&self) -> Running {
         self.fixture.run()
     }
 
     /// The directories of the driver stay.
     #[track_caller]
-    fn assert_nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         let root = self.root();
         assert!(!root.join("pods").exists(), "something of the pod is left");
         let staged = root.join("plugins/kubernetes.io/csi").join(DRIVER);
@@ -83,14 +85,14 @@ impl Rig {
     }
 
     #[track_caller]
-    fn assert_stops_clean(&self, mut running: Running) {
+    pub fn assert_stops_clean(&self, mut running: Running) {
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());
         self.assert_nothing_left();
     }
 }
 
 #[track_caller]
-fn assert_shown(running: &Running) {
+pub fn assert_shown(running: &Running) {
     assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
 }
 
@@ -135,6 +137,24 @@ fn cs_01_a_volume_is_staged_published_and_served() {
     assert!(!running.log().contains("hunter2"), "{}", running.log());
     rig.assert_stops_clean(running);
     assert_eq!(driver.calls()[2..], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
+}
+
+#[test]
+fn cs_01_a_staging_directory_that_is_a_mount_already_is_the_drivers_to_judge() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    // A kubelet of before has staged the volume here.
+    let handle = podfs::volume::csi::sha256(&["a/../b"]);
+    let staging = rig.root().join("plugins/kubernetes.io/csi").join(DRIVER).join(handle).join("globalmount");
+    fs::create_dir_all(&staging).expect("a directory");
+    let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_BIND);
+    nix::mount::mount(Some(&rig.source), &staging, none, flags, none).expect("staged");
+    let running = rig.run();
+    assert_shown(&running);
+    assert_eq!(Path::new(&driver.staged().staging_target_path), staging);
+    rig.assert_stops_clean(running);
+    assert_eq!(driver.count("NodeUnstageVolume"), 1);
+    assert!(rig.source.join("file").exists());
 }
 
 #[test]

@@ -325,7 +325,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping, which nobody refers to any more.
+        // SAFETY: exactly the mapping, which no code refers to any more.
         let _ = unsafe { munmap(self.0.as_ptr(), self.1) };
     }
 }

@@ -47,7 +47,7 @@ fn memory(server: u32) -> u64 {
 }
 
 fn let_the_kernel_forget() {
-    // Entries and inodes that nobody uses.
+    // Unused entries and inodes.
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
 }
 

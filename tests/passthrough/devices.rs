@@ -14,10 +14,10 @@ use crate::common::node::Node;
 use crate::common::tracer::killed_at;
 use crate::common::*;
 
-const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
+pub const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
 
 /// A pod with the claim `data`, bound to the PersistentVolume `pv-1` on a device.
-fn fixture(device: &LoopDevice, local: &str, spec: &str) -> Fixture {
+pub fn fixture(device: &LoopDevice, local: &str, spec: &str) -> Fixture {
     let fixture = Fixture::new(&pod(DATA));
     fixture.write("objects/claim.yaml", &claim("data", ""));
     describe(&fixture, device, local, spec);
@@ -29,21 +29,21 @@ fn describe(fixture: &Fixture, device: &LoopDevice, local: &str, spec: &str) {
     fixture.write("objects/volume.yaml", &manifest);
 }
 
-fn place(fixture: &Fixture) -> PathBuf {
+pub fn place(fixture: &Fixture) -> PathBuf {
     fixture.path("root/plugins/kubernetes.io/local-volume/mounts/pv-1")
 }
 
-fn marker(fixture: &Fixture) -> PathBuf {
+pub fn marker(fixture: &Fixture) -> PathBuf {
     fixture.path("root/plugins/podfs/formatting/pv-1")
 }
 
 #[track_caller]
-fn stop(mut running: Running) {
+pub fn stop(mut running: Running) {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
 }
 
 #[track_caller]
-fn assert_refused(fixture: &Fixture, sentence: &str) {
+pub fn assert_refused(fixture: &Fixture, sentence: &str) {
     let running = fixture.start();
     running.wait_log(sentence);
     stop(running);
@@ -148,8 +148,35 @@ fn a_file_system_that_is_another_or_damaged_is_reported_and_not_mounted() {
     );
     let options = fixture(&device, "", ", mountOptions: [wombat]");
     assert_refused(&options, "ext4 does not take the mount option \"wombat\"");
+    let options = fixture(&device, "", ", mountOptions: [data=wombat]");
+    assert_refused(&options, "ext4 does not take the mount option \"data=wombat\"");
     device.run("debugfs", &["-w", "-R", "clri <2>"]);
     assert_refused(&fixture(&device, "", ""), "'fsck' found errors on device");
+    let device = LoopDevice::new(320);
+    device.run("mkfs.xfs", &["-q"]);
+    // Its root directory is among the first inodes, in the block of this offset. fsck does not look at xfs.
+    device.write(&[0xa5; 4096], 16 * 4096);
+    let before = device.head();
+    assert_refused(&fixture(&device, "", ""), "its xfs file system is damaged");
+    // The kernel may note in the superblock that it has tried.
+    assert!(device.head()[4096..16 * 4096 + 4096] == before[4096..16 * 4096 + 4096], "nothing was written");
+}
+
+#[test]
+fn a_place_where_another_file_system_is_mounted_is_left_alone() {
+    let device = LoopDevice::new(64);
+    let fixture = fixture(&device, "", "");
+    fs::create_dir_all(place(&fixture)).expect("a directory");
+    let (none, flags) = (None::<&str>, nix::mount::MsFlags::empty());
+    nix::mount::mount(Some("mine"), &place(&fixture), Some("tmpfs"), flags, none).expect("a tmpfs");
+    fs::write(place(&fixture).join("file"), "mine").expect("written");
+    let running = fixture.start();
+    running.wait_log(&format!("and the volume's path leads to {} now", device.text()));
+    assert!(is_free(device.path()));
+    assert_eq!(device.head(), vec![0; 1 << 20], "it is not formatted");
+    assert_eq!(fs::read_to_string(place(&fixture).join("file")).expect("still there"), "mine");
+    nix::mount::umount(&place(&fixture)).expect("unmounted");
+    stop(running);
 }
 
 #[test]
@@ -399,7 +426,7 @@ fn has_ended(pid: Pid) -> bool {
 }
 
 /// Whether no file system of the device is mounted.
-fn is_free(device: &Path) -> bool {
+pub fn is_free(device: &Path) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
     fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device).is_ok()
 }

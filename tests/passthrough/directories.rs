@@ -58,7 +58,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // SAFETY: the stream is open, and nobody uses it any more.
+        // SAFETY: the stream is open, and no code uses it any more.
         unsafe { libc::closedir(self.0) };
     }
 }

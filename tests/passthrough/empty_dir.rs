@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::common::locker::Locker;
 use crate::common::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -110,6 +111,30 @@ fn content_survives_a_podfs_that_was_killed() {
         assert_eq!(fs::read_to_string(volume.join("file")).expect("kept"), "1", "{source}");
         assert_stops_clean(next, &fixture);
     }
+}
+
+#[test]
+fn the_kernel_keeps_locks_on_new_content_and_the_source_has_those_on_content_that_was_there() {
+    // Containers may have files of earlier content open, through the mount of a podfs that is gone.
+    const LOCK: &str = "lock f flock exclusive";
+    let fixture = fixture("{}");
+    let mut killed = fixture.run();
+    let volume = killed.volume("scratch");
+    let (file, source) = (volume.join("file"), content(&volume).join("file"));
+    let (mut through_volume, mut at_source) = (Locker::with(&file), Locker::with(&source));
+    through_volume.does(LOCK);
+    at_source.does(LOCK);
+    through_volume.dies();
+    at_source.dies();
+    fixture.kill_all();
+    killed.wait();
+    let next = fixture.run();
+    assert_eq!(next.volume("scratch"), volume);
+    let (mut through_volume, mut at_source) = (Locker::with(&file), Locker::with(&source));
+    through_volume.does(LOCK);
+    at_source.is_refused(LOCK);
+    drop((through_volume, at_source));
+    assert_stops_clean(next, &fixture);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Containment: whatever happens to names on the source while somebody looks them up, nothing outside of it
-//! is read or changed through the mount.
+//! Containment: whatever happens to names on the source during a lookup, no process reads or changes anything
+//! outside of it through the mount.
 //!
 //! The callers live in a mount namespace in which the place outside is covered by an empty directory. A link
 //! that the *caller* follows leads there, as it does in a container; only a server that follows it, or loses

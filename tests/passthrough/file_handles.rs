@@ -76,7 +76,7 @@ fn a_handle_leads_to_a_file_that_the_kernel_has_forgotten() {
         assert_eq!(found.metadata().expect("attributes").ino(), number("link"));
         assert_eq!(names(&opened(&root.open(mounted.path(), DIRECTORY).expect("the root"))), ["above", "file", "link"]);
     }
-    // What is done by way of a handle is done.
+    // Changes through a handle reach the source.
     let_the_kernel_forget();
     let file = files[2].1.open(mounted.path(), libc::O_RDWR).expect("open for writing");
     file.set_permissions(Permissions::from_mode(0o751)).expect("set");

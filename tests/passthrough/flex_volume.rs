@@ -83,7 +83,7 @@ impl Rig {
         running
     }
 
-    /// The commands that were called, in order, and what they were told.
+    /// The commands that were called, in order, with their arguments.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.driver().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
@@ -150,7 +150,7 @@ fn fx_01_a_volume_that_is_attached_is_mounted_once_for_the_node() {
     let up = ["init", "getvolumename", "attach", "waitforattach", "isattached", "mountdevice", "mount"];
     assert_eq!(rig.commands(), up);
     let secret = rig.calls().iter().any(|call| !call.starts_with("mount ") && call.contains("secret"));
-    assert!(!secret, "only mount is told secrets");
+    assert!(!secret, "only mount gets secrets");
     rig.assert_stops_clean(running);
     assert_eq!(rig.commands()[up.len()..], ["unmountdevice", "detach"]);
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -1,5 +1,5 @@
-//! Who acts through a mount: files belong to the caller, and the caller may do what modes, groups and
-//! ACLs say. A mount for looking lets nobody change anything.
+//! Callers of a mount: files belong to the caller, and the caller may do what modes, groups and
+//! ACLs allow. Through a read-only mount, no caller changes anything.
 
 use std::fs::{self, File, Permissions};
 use std::io;

@@ -227,7 +227,7 @@ fn stores_through_a_mapping_are_counted_too() {
         munmap(at, length).expect("unmapped");
         synced.is_err()
     };
-    assert!(failed || file.sync_all().is_err(), "who asks is told that not all of it was written");
+    assert!(failed || file.sync_all().is_err(), "fsync(2) reports that not all of it was written");
     assert_within_limit(mounted.source());
 }
 

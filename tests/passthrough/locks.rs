@@ -130,7 +130,7 @@ fn who_asks_is_told_what_is_in_the_way() {
         assert_eq!(other.ask(&format!("test f {kind} exclusive 30 0")), "shared 40 2");
         assert_eq!(other.ask(&format!("test f {kind} shared 30 0")), "free");
         assert_eq!(other.ask(&format!("test f {kind} exclusive 15 25")), "free");
-        // Nobody is in their own way.
+        // A process does not conflict with itself.
         assert_eq!(holder.ask(&format!("test f {kind} exclusive 0 0")), "free");
     });
 }
@@ -225,7 +225,7 @@ fn a_killed_process_does_not_wait_any_more_and_has_nothing() {
             other.waits_in(&format!("lock f {kind} exclusive wait"));
             other.dies();
             holder.does(&format!("lock f {kind} none"));
-            // Nobody got it in the meantime; who waits gets it even while the other is being cleaned up.
+            // No other process got it in the meantime; the waiting one gets it even while the kernel still cleans up the other.
             holder.does(&format!("lock f {kind} exclusive wait"));
         }
     }
@@ -284,7 +284,7 @@ fn posix_locks_are_not_a_childs() {
         holder.does("lock f posix exclusive");
         holder.ask("fork").parse::<i32>().expect("a process");
         other.waits_in("lock f posix exclusive wait");
-        // The child lives on until nobody can give it orders.
+        // The child lives until its pipe of orders is closed.
         holder.signal(Signal::SIGKILL);
         assert_eq!(other.answer(), "ok");
     }
@@ -296,7 +296,7 @@ fn posix_locks_go_when_any_descriptor_of_the_file_is_closed() {
     for file in places.files() {
         for other in places.files() {
             let (mut holder, mut other) = (Locker::with(&file), Locker::with(&other));
-            // One that only reads and was open before anybody had a lock is closed without a message.
+            // The kernel closes a read-only file without a message if it was opened before the first lock.
             holder.does(&format!("open g {}", file.display()));
             for opened in ["before", "while it is held"] {
                 holder.does("lock f posix exclusive 0 10");

@@ -7,8 +7,10 @@ mod claims;
 mod coherence;
 #[path = "../common/mod.rs"]
 mod common;
+mod csi_device;
 #[path = "../common/csi_driver.rs"]
 mod csi_driver;
+mod csi_size;
 mod csi_volume;
 mod data;
 mod descriptors;
@@ -16,12 +18,14 @@ mod devices;
 mod directories;
 mod empty_dir;
 mod escape;
+mod failing_disks;
 mod file_handles;
 mod flex_volume;
 mod host_path;
 mod identity;
 mod limit;
 mod locks;
+mod messages;
 mod mounts;
 mod names;
 mod nested_mounts;

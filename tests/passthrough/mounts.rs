@@ -158,7 +158,7 @@ fn open_source(names: &[&str]) -> TempDir {
     source
 }
 
-/// A copy of `id(1)` in `directory` that runs as root, whoever starts it.
+/// A copy of `id(1)` in `directory` that runs as root for every user.
 fn setuid_program(directory: &Path) {
     let program = directory.join("id");
     fs::copy("/usr/bin/id", &program).expect("a copy");
@@ -189,7 +189,7 @@ fn a_setuid_program_has_no_effect_on_a_mount_below_the_source_that_is_nosuid() {
     let mode = fs::metadata(mounted.path().join("nosuid/id")).expect("attributes").mode();
     assert_eq!(mode & 0o7777, 0o755);
 
-    // Who writes to a program takes its setuid away, though the volume does not show it.
+    // Writing to a program removes its setuid bit, though the volume does not show the bit.
     fs::OpenOptions::new().append(true).open(mounted.path().join("nosuid/id")).expect("opened");
     let mode = fs::metadata(place("nosuid").join("id")).expect("attributes").mode();
     assert_eq!(mode & 0o7777, 0o755);
@@ -300,7 +300,7 @@ fn a_kernel_file_system_below_the_source_can_be_read() {
     let shown = mounted.path().join("proc");
     let status = fs::read_to_string(shown.join("status")).expect("a file without a size");
     assert!(status.starts_with("Name:"), "{status}");
-    // What the kernel shows to those alone who may trace the process, it does not show to a server.
-    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace nobody");
+    // The kernel does not show a server what needs the right to trace the process.
+    let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace no process");
     assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
 }

@@ -106,7 +106,7 @@ impl SharedNumber {
 
 impl Drop for SharedNumber {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping, which nobody refers to any more.
+        // SAFETY: exactly the mapping, which no code refers to any more.
         let _ = unsafe { munmap(self.0.as_ptr(), Self::LENGTH) };
     }
 }
@@ -137,7 +137,7 @@ fn mappings_in_every_place_are_the_same_memory() {
 
 #[test]
 fn a_mapping_that_could_not_be_shared_with_everybody_is_refused() {
-    // A limit keeps the kernel from reading and writing by itself; somebody else may use the source all the same.
+    // A limit keeps the kernel from reading and writing by itself, and other processes may use the source.
     let source = disk_directory();
     let mounted = Mounted::of_with_limit(source.path(), 1 << 30);
     assert_eq!(mounted.data_path(), DataPath::Server);
@@ -148,7 +148,7 @@ fn a_mapping_that_could_not_be_shared_with_everybody_is_refused() {
     let map = |flags| unsafe { mmap(ptr::null_mut(), 4096, protection, flags, &file, 0) };
     assert_eq!(map(MapFlags::SHARED), Err(rustix::io::Errno::NODEV));
     let private = map(MapFlags::PRIVATE).expect("a mapping of its own");
-    // SAFETY: exactly the mapping, which nobody refers to.
+    // SAFETY: exactly the mapping, which no code refers to.
     unsafe { munmap(private, 4096) }.expect("unmapped");
 }
 

@@ -1,4 +1,4 @@
-/* Preloaded into fsx: the file it tests is read and written with O_DIRECT, by way of an aligned buffer. */
+/* Preloaded into fsx: reads and writes the file under test with O_DIRECT, through an aligned buffer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""A process that takes file locks as it is told, one line per order, and answers each with one line.
+"""A process that takes file locks on order, one line per order, and answers each with one line.
 
 open NAME PATH [read]       close NAME     dup NAME NEW     reset: close all
 lock NAME KIND MODE [START LENGTH] [wait]   KIND: flock, posix, ofd; MODE: shared, exclusive, none
@@ -61,7 +61,7 @@ def do(order, *words):
     elif order == "fork":
         child = os.fork()
         if child == 0:
-            # It ends when nobody can give orders any more.
+            # It ends when the pipe of orders is closed.
             os.close(1)
             orders = select.poll()
             orders.register(0, 0)

@@ -8,7 +8,7 @@ use podfs_fuse::client::Commit;
 
 #[test]
 fn a_generation_that_cannot_be_removed_yet_holds_up_no_update() {
-    // AW-17, AW-19: somebody has mounted on the directory of the old generation.
+    // AW-17, AW-19: another process has mounted on the directory of the old generation.
     let mut served = Served::with(&[("a", "1")]);
     let old = served.path().join(generation(served.path()));
     mount_tmpfs(&old);

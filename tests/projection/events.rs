@@ -1,6 +1,6 @@
-//! What inotify watchers hear of commits: exactly what they hear of the kubelet's writer, because
+//! The inotify events of commits: exactly those of the kubelet's writer, because
 //! commits are system calls on the mount. Every watch here asks for all events, so these lists say
-//! also what is *not* heard: no MODIFY, no CLOSE_WRITE.
+//! also which events do *not* come: no MODIFY, no CLOSE_WRITE.
 
 use std::fs;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
     // EV-01, EV-02, EV-03, EV-04, EV-05, EV-08, AW-14: `a` changes, `b` goes, `c` comes.
     let mut served = Served::new(&plain_root());
     let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
-    fs::read(served.path().join("b")).expect("somebody has looked `b` up");
+    fs::read(served.path().join("b")).expect("a lookup of `b`");
     let mut watcher = Watcher::on("root", served.path());
     watcher.add("file", &served.path().join("a"));
     watcher.add("data", &served.path().join("..data"));
@@ -77,7 +77,7 @@ fn an_old_generation_that_is_kept_is_heard_of_when_it_is_removed() {
     watcher.add("data", &served.path().join("..data"));
     let second = switched(served.commit(&[("a", "2")]));
     assert_eq!(watcher.heard_of(&[(&old, "old"), (&second, "new")]), between(&["root DELETE b"], &[]));
-    assert_eq!(fs::read_to_string(kept.join("b")).expect("it is kept"), "1", "nobody has looked it up before");
+    assert_eq!(fs::read_to_string(kept.join("b")).expect("it is kept"), "1", "no process has looked it up before");
     assert_eq!(watcher.heard(), ["data OPEN b", "data ACCESS b", "data CLOSE_NOWRITE b"]);
     let third = switched(served.commit(&[("a", "3")]));
     assert_eq!(watcher.heard_of(&[(&second, "old"), (&third, "new")]), between(&[], &[]));

@@ -30,12 +30,22 @@ fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
 
     projection.commit(&layout(&[("a", "1")]), DIRECTORIES).expect("the private mount still reaches it");
     assert_eq!(fs::read_to_string(visible.path().join("a")).expect("a file"), "1");
+
+    // The kernel clones a private mount once this way: another one is made of the same file system.
+    visible.unmount().expect("unmounted");
+    let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut Directories::default());
+    let again = projection.show_as_before_6_15(&point.expect("a mount point")).expect("attached again");
+    assert_eq!(fs::read_to_string(again.path().join("a")).expect("a file"), "1");
+    let shown = mounts_at(again.path()).expect("a table").remove(0);
+    assert!(shown.read_only, "{shown:?}");
+    projection.commit(&layout(&[("a", "2")]), DIRECTORIES).expect("the private mount still reaches it");
+    assert_eq!(fs::read_to_string(again.path().join("a")).expect("a file"), "2");
     unmount_below(directory.path());
 }
 
 #[test]
 fn before_linux_6_15_a_mount_of_a_single_file_is_cloned_the_same_way() {
-    // Nobody has to answer: the root of a mount is known without a request.
+    // No server is needed: the kernel knows the root of a mount without a request.
     let device = open_device().expect("/dev/fuse");
     let options = MountOptions { shape: Shape::File, ..Default::default() };
     let mount = PrivateMount::new(device.as_fd(), &options).expect("a mount");

@@ -1,5 +1,5 @@
 //! Random sequences of payloads against a model of a few lines: after each commit the volume shows the
-//! payload and nothing else. Readers meanwhile check that nobody ever sees two generations at once.
+//! payload and nothing else. Readers meanwhile check that they never see two generations at once.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -60,7 +60,7 @@ fn number_of(content: &[u8]) -> usize {
     digits.parse().expect("a number")
 }
 
-/// What readers share with the one who commits.
+/// What readers share with the committing thread.
 #[derive(Default)]
 struct Progress {
     /// The payload that was committed last, counted from 1; 0 before the first.
@@ -222,5 +222,5 @@ fn readers_never_see_two_payloads_at_once() {
     // AW-13, over many switches of a volume whose keys stay.
     let draft = |round: usize| (0..20).map(|key| (format!("dir-{}/key-{key}", key % 4), 5000 + round, 0o644)).collect();
     let drafts: Vec<Draft> = (0..200).map(draft).collect();
-    assert!(check(&drafts) > 0, "somebody read");
+    assert!(check(&drafts) > 0, "the readers have read");
 }

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets as volumes: which keys become which files, their modes, who may read them.
+//! ConfigMaps and Secrets as volumes: which keys become which files, their modes, which users may read them.
 
 use std::fs;
 use std::path::Path;

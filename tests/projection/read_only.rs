@@ -1,5 +1,5 @@
-//! Nobody but podfs changes a volume: the kernel refuses on the visible mount, and where a privileged
-//! container made its bind mount writable, the server refuses.
+//! Only podfs changes a volume: the kernel refuses changes on the visible mount, and where a privileged
+//! container made its bind mount writable, the server refuses them.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -21,7 +21,7 @@ use crate::common::{Served, eventually};
 /// Something that would change a volume.
 type Change = fn(&Path) -> io::Result<()>;
 
-/// What somebody may try with a volume that holds `a` and `sub/b`.
+/// What a process may try with a volume that holds `a` and `sub/b`.
 const CHANGES: &[(&str, Change)] = &[
     ("create a file", |volume| File::create_new(volume.join("new")).map(drop)),
     ("create a file in a generation", |volume| File::create_new(volume.join("..data/new")).map(drop)),

@@ -1,5 +1,5 @@
-//! EV-09: what people run to notice a changed configuration notices an update of a volume. Each of
-//! these is started on a volume first, and then the volume is updated once. A program that opens files by way of `..data`
+//! EV-09: programs that watch for a changed configuration notice an update of a volume. The test starts each of
+//! them on a volume, and then updates the volume once. A program that opens files through `..data`
 //! again and again always finds them.
 
 use std::fs::{self, File};
@@ -217,7 +217,7 @@ fn viper_itself_notices() {
     program.wait_output("changed to 9090");
 }
 
-/// Opens a file by way of `..data` again and again, until it is told to stop.
+/// Opens a file through `..data` again and again, until the test stops it.
 #[derive(Default)]
 struct Loop {
     opened: AtomicUsize,
@@ -266,7 +266,7 @@ fn a_program_that_opens_files_through_data_finds_them_at_every_switch() {
             while !shown() && std::time::Instant::now() < switched {
                 std::thread::yield_now();
             }
-            // Nobody is more than two switches behind, so the bound on the number of old generations hurts nobody.
+            // No loop is more than two switches behind, so the bound on the number of old generations does not matter.
             let before = loops.each_ref().map(|one| one.opened.load(Ordering::Relaxed));
             let has_gone_on = |(one, before): (&Loop, &usize)| one.opened.load(Ordering::Relaxed) > before + 1;
             while !loops.iter().zip(&before).all(has_gone_on) && std::time::Instant::now() < switched {

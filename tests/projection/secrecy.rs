@@ -46,7 +46,7 @@ fn manifest(text: &str, encoded: &str) -> String {
 const VOLUMES: &str =
     "[{name: keys, secret: {secretName: tls}}, {name: all, projected: {sources: [{secret: {name: tls}}]}}]";
 
-/// Parts of a value: whoever has one of them has too much.
+/// Parts of a value: a leak of one of them is a leak.
 fn parts(value: &str) -> Vec<Vec<u8>> {
     const PART: usize = 12;
     value.as_bytes().chunks_exact(PART).map(<[u8]>::to_vec).collect()
@@ -134,7 +134,7 @@ fn memory_is_locked_and_neither_dumped_nor_traced() {
     seen.expect("without protection, a process can be looked into");
 }
 
-/// A program with root's capabilities, but for the one to look into every process.
+/// A program with root's capabilities except CAP_SYS_PTRACE.
 fn without_ptrace(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", program]);

@@ -6,7 +6,7 @@
 //! the attributes once more; where that `stat` came before the reading, it comes in the second round.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 use std::process::Command;
 
@@ -122,6 +122,21 @@ fn a_warm_volume_is_silent_through_a_container() {
         });
         stopped.was_not_needed()
     });
+}
+
+#[test]
+fn isatty_is_the_one_call_on_an_open_file_that_asks() {
+    // open(3) of Python before 3.14 calls it, and the kernel remembers no answer.
+    let served = served();
+    let file = File::open(served.path().join("a")).expect("a file");
+    let watch = served.projection.watch();
+    let asked = || watch.requests_by_operation().get("IOCTL").copied().unwrap_or_default();
+    let before = asked();
+    for _ in 0..10 {
+        assert!(!file.is_terminal());
+        assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
+    }
+    assert_eq!(asked() - before, 10);
 }
 
 #[test]

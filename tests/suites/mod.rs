@@ -25,7 +25,7 @@ pub fn pjdfstest(configuration: &str, directory: &Path, other: &Path) -> BTreeMa
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// What passed in one place, at least so many, passes in the other, too, but for what is excluded.
+/// What passed in one place, at least so many, passes in the other, too, except the exclusions.
 #[track_caller]
 pub fn assert_passes_as_well(
     native: &BTreeMap<String, Ended>,

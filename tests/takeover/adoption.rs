@@ -1,4 +1,4 @@
-//! A supervisor that is killed, and the next one: it goes on with what is there, or mounts over what is dead.
+//! A supervisor that is killed, and the next one: it adopts the server, or mounts over dead mounts.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -67,7 +67,7 @@ fn kill_both(fixture: &Fixture, running: &mut Running) {
     running.signal(Signal::SIGKILL);
     kill(server, Signal::SIGKILL).expect("it is there");
     running.wait();
-    eventually("nobody keeps what the server had", || fixture.processes().is_empty());
+    eventually("the keeper has ended", || fixture.processes().is_empty());
 }
 
 #[test]
@@ -96,8 +96,8 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
         let watcher = Watcher::on("root", &config);
         pod.write(&round.to_string());
         wait_content(&config.join("a"), &round.to_string());
-        eventually("one switch is heard of", || watcher.switches() == 1);
-        // The server is this supervisor's now, too: it is followed by another when it dies.
+        eventually("the watcher sees one switch", || watcher.switches() == 1);
+        // This supervisor owns the server now, so it starts another one when the server dies.
         if round == 4 {
             kill(server, Signal::SIGKILL).expect("it is there");
             running.wait_log("another one (pid ");
@@ -300,7 +300,7 @@ fn a_socket_that_speaks_nonsense_is_no_server() {
         let mut running = pod.fixture.run();
         let (config, socket) = (running.volume("config"), pod.socket());
         kill_both(&pod.fixture, &mut running);
-        fs::remove_file(&socket).expect("nobody is at it");
+        fs::remove_file(&socket).expect("the socket exists");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let stranger = thread::spawn(move || {
             let (mut connection, _) = listener.accept()?;
@@ -328,7 +328,7 @@ fn the_server_of_another_pod_is_left_alone() {
     let (theirs, their_server) = (others.volume("config"), others.server());
     let before = identity(&theirs);
     kill_supervisor(&mut others);
-    fs::remove_file(pod.socket()).expect("nobody is at it");
+    fs::remove_file(pod.socket()).expect("the socket exists");
     symlink(other.socket(), pod.socket()).expect("a link");
 
     let mut running = pod.fixture.run();
@@ -436,7 +436,7 @@ fn a_container_sees_the_new_mount_over_the_dead_one() {
     };
     assert_eq!(read(&container).as_deref(), Ok("1"));
     kill_both(&pod.fixture, &mut running);
-    let listed = fs::read_dir(&config).expect_err("nobody answers").raw_os_error().map(Errno::from_raw);
+    let listed = fs::read_dir(&config).expect_err("no server answers").raw_os_error().map(Errno::from_raw);
     assert!(matches!(listed, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{listed:?}");
 
     pod.write("2");

@@ -1,5 +1,5 @@
 //! The server of a projection is killed between any two of its system calls while it answers, also to the steps of a
-//! commit: every generation is whole, and who watches hears what it hears without a kill.
+//! commit: every generation is whole, and watchers get the same events as without a kill.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use rustix::fs::{Advice, AtFlags, CWD, StatxFlags, fadvise, statvfs, statx};
 /// More system calls than anything here takes.
 const STOPS: usize = 400;
 
-/// A pod with a volume `config` that has many files, so that there is always one that nobody has looked at.
+/// A pod with a volume `config` that has many files, so that there is always one that is in no cache.
 fn fixture(number: usize, files: usize) -> Fixture {
     let fixture = Fixture::new(&config_pod());
     write(&fixture, number, files);
@@ -27,7 +27,7 @@ fn write(fixture: &Fixture, number: usize, files: usize) {
     fixture.write("objects/app.json", &config_map("app", &data));
 }
 
-/// Kills the server at each of its stops while `act` goes on, which is told the number of the stop.
+/// Kills the server at each of its stops during `act`, which gets the number of the stop.
 #[track_caller]
 fn withstands(running: &Running, what: &str, mut act: impl FnMut(usize)) {
     for stop in 0..STOPS {

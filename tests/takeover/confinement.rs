@@ -51,11 +51,11 @@ impl Notes {
 fn probe(profile: Profile, attempt: impl FnOnce(&mut Notes)) -> Probed {
     let (mut outcomes, notes) = std::io::pipe().expect("a pipe");
     let (mut lines, log) = std::io::pipe().expect("a pipe");
-    // SAFETY: the child has one thread, and nobody else holds a lock that it takes: neither the allocator, which sees
-    // to that by itself, nor anything of these tests.
+    // SAFETY: the child has one thread, and no other thread held a lock that it takes: the allocator resets its locks after
+    // fork(2), and these tests have none.
     match unsafe { fork() }.expect("a process") {
         ForkResult::Child => {
-            // SAFETY: standard error is nobody's.
+            // SAFETY: no code owns the descriptor of standard error.
             unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) };
             let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _limited = protect_memory();
@@ -173,7 +173,7 @@ fn try_arguments(notes: &mut Notes) {
     let limit = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
     let (none, private) = (std::ptr::null_mut::<libc::c_void>(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
-    // SAFETY: the calls are refused, except the one that maps a page of memory, which nobody else uses.
+    // SAFETY: the kernel refuses the calls, except the one that maps a page of memory, which no other code uses.
     unsafe {
         notes.call("clone into a namespace", libc::syscall(libc::SYS_clone, new_user, 0, 0, 0, 0));
         notes.call("clone3", libc::syscall(libc::SYS_clone3, 0, 0));
@@ -579,6 +579,9 @@ fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
     let log = String::from_utf8(ended.stderr).expect("text");
     let missing = "but without a network of its own (Operation not permitted (os error 1)), \
                    an empty root directory (Operation not permitted (os error 1)); podfs goes on";
-    assert!(log.contains("WARN the server is confined, with ") && log.contains(missing), "{log}");
-    assert_eq!(log.matches("WARN the server").count(), 1, "{log}");
+    assert!(
+        log.contains("WARN podfs_fuse::confinement: the server is confined, with ") && log.contains(missing),
+        "{log}"
+    );
+    assert_eq!(log.matches("WARN podfs_fuse::confinement: the server").count(), 1, "{log}");
 }

@@ -131,6 +131,41 @@ fn containers_of_runc_and_crun_see_what_podfs_prepares() {
 }
 
 #[test]
+fn mt_04_what_a_container_mounts_in_its_part_reaches_the_volume_and_stays_when_the_part_goes() {
+    let mut pod = Pod::new(
+        "
+    - {name: host, mountPath: /part, subPath: some/part, mountPropagation: Bidirectional}
+    - {name: host, mountPath: /late, subPath: some/part, mountPropagation: HostToContainer}
+    - {name: host, mountPath: /all, mountPropagation: HostToContainer}
+    - {name: host, mountPath: /alone, subPath: some/part}
+    securityContext: {privileged: true}",
+    );
+    // crun cannot run here but in a mount namespace from which nothing reaches the host.
+    let mut container = RuntimeContainer::start_sharing(Runtime::Runc, &pod.mounts());
+    container.says("mkdir /part/inner");
+    let process = container.pid();
+    thread::spawn(move || {
+        enter(process);
+        mount_tmpfs(Path::new("/part/inner"));
+        fs::write("/part/inner/f", "mounted").expect("written");
+    })
+    .join()
+    .expect("it is mounted");
+    let inner = pod.running.volume("host").join("some/part/inner");
+    assert_eq!(fs::read_to_string(inner.join("f")).expect("it is in the volume"), "mounted");
+    assert_eq!(container.says("cat /late/inner/f /all/some/part/inner/f"), "mountedmounted");
+    assert!(container.says("cat /alone/inner/f").contains("No such file"));
+    let released = finish(pod.fixture.operator("mounts").args(["release", "--pod", UID]));
+    assert_eq!((released.code, released.stderr.as_str()), (Some(0), ""));
+    assert_eq!(container.says("cat /part/inner/f /all/some/part/inner/f"), "mountedmounted");
+    assert_eq!(fs::read_to_string(inner.join("f")).expect("it stays in the volume"), "mounted");
+    drop(container);
+    nix::mount::umount(&inner).expect("unmounted");
+    assert!(pod.running.stop().success(), "{}", pod.running.log());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
 fn a_container_keeps_its_generation_and_the_next_one_has_the_newest() {
     // SP-05, SP-06
     for runtime in Runtime::ALL {

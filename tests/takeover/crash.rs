@@ -55,8 +55,8 @@ fn a_supervisor_and_a_server_that_are_killed_leave_a_dead_mount_that_the_next_ru
     killed.signal(Signal::SIGKILL);
     kill(server, Signal::SIGKILL).expect("it is there");
     killed.wait();
-    eventually("nobody keeps what the server had", || fixture.processes().is_empty());
-    let gone = fs::read_dir(&dead).expect_err("nobody answers").raw_os_error().map(Errno::from_raw);
+    eventually("the keeper has ended", || fixture.processes().is_empty());
+    let gone = fs::read_dir(&dead).expect_err("no server answers").raw_os_error().map(Errno::from_raw);
     assert!(matches!(gone, Some(Errno::ENOTCONN | Errno::ECONNABORTED)), "{gone:?}");
     assert_eq!(fixture.mounts().len(), 2, "the dead mounts are still there");
 

@@ -112,7 +112,7 @@ fn a_cgroup_that_a_crash_has_left_is_removed_in_the_end() {
     kill(server, Signal::SIGKILL).expect("the server is there");
     running.wait();
     eventually("the keeper ends, too", || fixture.processes().is_empty());
-    assert!(cgroup.exists(), "nobody was there to remove it");
+    assert!(cgroup.exists(), "no process was left to remove it");
 
     // The next one is started elsewhere, so it has no use for that cgroup.
     let elsewhere = Elsewhere::new(&top, "podfs-test-elsewhere");
@@ -132,7 +132,7 @@ fn a_cgroup_that_a_crash_has_left_goes_with_the_rest_that_is_cleaned_up() {
     let mut running = fixture.run();
     let cgroup = cgroup_of(&top, running.server());
     fixture.kill_both(&mut running);
-    assert!(cgroup.exists(), "nobody was there to remove it");
+    assert!(cgroup.exists(), "no process was left to remove it");
     assert_eq!(fixture.cleanup(&["--dry-run"]).code, Some(0));
     assert!(cgroup.exists());
     assert_eq!(fixture.cleanup(&[]).code, Some(0));
@@ -281,7 +281,7 @@ fn who_may_not_lower_scores_serves_all_the_same() {
     let fixture = fixture(CONFIG);
     let mut command = fixture.command();
     command.env("RUST_LOG", "debug");
-    // SAFETY: prctl is async-signal-safe. It fails where nobody has the capability.
+    // SAFETY: prctl is async-signal-safe. It fails without the capability.
     unsafe {
         command.pre_exec(|| {
             let _ = libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
@@ -442,7 +442,7 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
     let file = running.volume("host").join("file");
     let open = || File::open(&file).expect("a file");
     let lock = |file| Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno);
-    let holder = lock(open()).expect("nobody has it");
+    let holder = lock(open()).expect("the lock is free");
     let waiting = || {
         let threads = fs::read_dir(format!("/proc/{}/task", running.server())).expect("threads").flatten();
         threads
@@ -466,7 +466,7 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
         drop(holder);
         waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("it ends"), Ok(())));
     });
-    eventually("nobody waits any more", || waiting() == 0);
+    eventually("no thread waits any more", || waiting() == 0);
     lock(open()).expect("it is free");
     let log = running.log();
     assert_eq!(log.matches("512 callers wait for locks").count(), 1, "{log}");

@@ -29,6 +29,11 @@ struct Pod {
 
 impl Pod {
     fn new(arguments: &[&str]) -> Pod {
+        Self::with_spec(arguments, "")
+    }
+
+    /// Also with these fields in its spec.
+    fn with_spec(arguments: &[&str], spec: &str) -> Pod {
         let shared = SharedDirectory::new();
         let live = if arguments.is_empty() { ", annotations: {podfs.io/sub-path.config: live}" } else { "" };
         let fixture = Fixture::new_in(
@@ -40,7 +45,7 @@ impl Pod {
                  volumes:\n  - name: config\n    projected:\n      sources:\n      - configMap: {{name: app, items: \
                  [{{key: setting, path: app.conf}}, {{key: setting, path: conf.d/setting}}]}}\n      \
                  - configMap: {{name: more, optional: true, items: [{{key: extra, path: conf.d/extra}}]}}\n  \
-                 - {{name: out, emptyDir: {{}}}}\n"
+                 - {{name: out, emptyDir: {{}}}}\n{spec}"
             ),
         );
         write(&fixture, "1");
@@ -113,6 +118,18 @@ fn a_running_container_sees_its_live_parts_change() {
         assert_eq!(pod.parts().map(|path| fs::metadata(path).expect("it is there").ino()), before);
         drop(container);
     }
+}
+
+#[test]
+fn live_parts_have_the_ids_of_a_container_with_a_user_namespace() {
+    // FU-04. runc maps ids of mounts from 1.2 on, and Debian 12 has an older one.
+    let pod = Pod::with_spec(&[], "  hostUsers: false\n");
+    let mut container = RuntimeContainer::start_in_user_namespace(Runtime::Crun, &pod.mounts());
+    assert_eq!(container.says("cat /app.conf /conf.d/*"), "11");
+    assert_eq!(container.says("ls -ln /app.conf /conf.d/setting").matches(" 0        0 ").count(), 2);
+    write(&pod.fixture, "2");
+    eventually("the container sees the change", || container.says("cat /app.conf /conf.d/*") == "22");
+    assert!(container.says("echo x >/app.conf").contains("Read-only file system"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The server of a passthrough volume is killed between any two of its system calls while it answers an operation: the
-//! caller is told what it is told on a disk, and the same is left behind. So nothing is lost, and nothing done twice.
+//! caller gets the same result as on a disk, and the same state is left. So no effect is lost, and none happens twice.
 
 use std::ffi::CString;
 use std::fmt::Debug;

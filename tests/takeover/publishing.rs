@@ -1,5 +1,5 @@
-//! Volumes that an agent adds to a running pod and takes away again (issue component "dynamic supervisors"): the other volumes
-//! notice nothing, whoever is killed meanwhile.
+//! Volumes that an agent adds to a running pod and removes again: the other volumes notice nothing, whichever process is
+//! killed meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `podfs upgrade`: a pod goes on as the podfs on disk, or as the one it had.
+//! `podfs upgrade`: a pod switches to the podfs on disk, or keeps the one it had.
 
 use std::fs;
 use std::io::Write;

@@ -180,7 +180,7 @@ fn a_source_that_does_not_answer_holds_up_its_own_volume_only() {
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&config.join("a"), "2");
     assert_eq!(running.server(), server, "another server would wait there as well");
-    assert!(came.try_recv().is_err(), "whoever uses the volume waits");
+    assert!(came.try_recv().is_err(), "a process that uses the volume waits");
 
     source.signal(Signal::SIGCONT);
     let both = within_patience("the calls end", move || [came.recv(), came.recv()].map(|it| it.expect("a result")));

@@ -72,7 +72,7 @@ fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs
     compare("cat a small file", SMALL, places, all, theirs);
 }
 
-/// Runs a program, whose output nobody reads.
+/// Runs a program and drops its output.
 fn program<A: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = A>) {
     let status = Command::new(name).args(arguments).stdout(Stdio::null()).status();
     assert!(status.unwrap_or_else(|error| panic!("{name}: {error}")).success(), "{name}");
@@ -89,7 +89,7 @@ fn compare(what: &str, count: u64, places: (SocketAddr, SocketAddr), ours: impl 
     row(what, median(here), median(there));
 }
 
-/// The CPU time of other processes is not known, so nobody's is told.
+/// The CPU time of other processes is not known, so the cost is left out.
 fn timed(count: u64, work: impl FnOnce()) -> Figure {
     let began = Instant::now();
     work();

@@ -8,7 +8,7 @@ use nfs3_client::nfs3_types::rpc::{auth_unix, opaque_auth};
 use nfs3_client::nfs3_types::xdr_codec::Opaque;
 use nfs3_client::tokio::TokioIo;
 use nfs3_client::{MountClient, Nfs3Client};
-use podfs_fuse::nfs::v3::FileHandle;
+use podfs_nfs::v3::FileHandle;
 use tokio::net::TcpStream;
 
 use crate::nfs_rig::Ganesha;

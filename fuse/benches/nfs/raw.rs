@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use podfs_fuse::nfs::mount::{Options, mount};
-use podfs_fuse::nfs::rpc::{Credential, Slice};
-use podfs_fuse::nfs::server::Servers;
-use podfs_fuse::nfs::v3::{Changes, Creation, FileHandle, Stability};
-use podfs_fuse::nfs::{Export, How};
+use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::rpc::{Credential, Slice};
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Changes, Creation, FileHandle, Stability};
+use podfs_nfs::{Export, How};
 use tokio::task::spawn_local;
 
 use crate::nfs_rig::Ganesha;

@@ -47,7 +47,7 @@ pub struct Place {
     _base: TempDir,
 }
 
-/// Who serves a place. What is mounted goes before its server does.
+/// What serves a place. What is mounted goes before its server does.
 enum Serving {
     Podfs { _visible: VisibleMount, _passthrough: Passthrough, _server: Killed },
     Bindfs { at: PathBuf, _server: Killed },
@@ -144,7 +144,7 @@ pub fn file(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("file-{number:06}"))
 }
 
-/// Lets the kernel forget the names and inodes that nobody uses. What they were read from stays cached.
+/// Lets the kernel forget the names and inodes that are unused. What they were read from stays cached.
 pub fn forget_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
 }

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::Read;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use super::atomic_writer;
 use super::rig::{Mounted, Tmpfs, header, median, payload, per_call, row};
@@ -11,6 +13,7 @@ use super::rig::{Mounted, Tmpfs, header, median, payload, per_call, row};
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 101;
 const BATCH: u32 = 1_000;
+const PYTHON_ROUNDS: usize = 11;
 
 pub fn run() {
     let keys = payload(10, 1024, 0);
@@ -26,6 +29,7 @@ pub fn run() {
     compare("readlink ..data", directory.path(), tmpfs.path(), read_link);
     compare("stat of an absent name", directory.path(), tmpfs.path(), stat_absent);
     compare("list the root", directory.path(), tmpfs.path(), list);
+    compare_opens_of_python(directory.path(), tmpfs.path());
 
     let before = mounted.projection.requests().expect("the server answers");
     open_read_close(directory.path());
@@ -46,6 +50,30 @@ fn compare(what: &str, ours: &Path, peer: &Path, call: fn(&Path)) {
         }
     }
     row(what, median(our_rounds), median(peer_rounds));
+}
+
+/// Python before 3.14 calls isatty(3) for each file that it opens, which is a message to the server each time.
+fn compare_opens_of_python(ours: &Path, peer: &Path) {
+    let (mut our_rounds, mut peer_rounds) = (Vec::new(), Vec::new());
+    for _ in 0..PYTHON_ROUNDS {
+        our_rounds.push(open_and_read_in_python(ours));
+        peer_rounds.push(open_and_read_in_python(peer));
+    }
+    row("open().read() of Python through the link", median(our_rounds), median(peer_rounds));
+}
+
+/// The time of one call, from many after a first one.
+fn open_and_read_in_python(volume: &Path) -> Duration {
+    const PROGRAM: &str = "import sys, time\n\
+                           def read():\n    \
+                           with open(sys.argv[1]) as file: file.read()\n\
+                           read()\n\
+                           began = time.perf_counter_ns()\n\
+                           for _ in range(1000): read()\n\
+                           print((time.perf_counter_ns() - began) // 1000)";
+    let output = Command::new("python3").args(["-I", "-S", "-c", PROGRAM]).arg(volume.join("key-0003")).output();
+    let output = String::from_utf8(output.expect("python3 is installed").stdout).expect("a number");
+    Duration::from_nanos(output.trim().parse().expect("nanoseconds"))
 }
 
 fn open_read_close(volume: &Path) {

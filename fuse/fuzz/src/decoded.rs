@@ -1,7 +1,7 @@
 //! What has to be true of everything that was decoded.
 
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::xdr::{Malformed, Reader, Writer};
 
 use super::memory;
 
@@ -10,7 +10,7 @@ use super::memory;
 pub enum Kept {
     /// Everything has its place in the value.
     All,
-    /// Data and entries that nobody can use are left out.
+    /// Data and entries that no caller can use are left out.
     Usable,
 }
 

@@ -1,4 +1,4 @@
-//! The fuzz targets, but for what calls them: libFuzzer, and the test of podfs-fuse that looks at the seeds.
+//! The fuzz targets, but for what calls them: libFuzzer, and the test `nfs::fuzz_seeds` that reads the seeds.
 //!
 //! | module | owns |
 //! |---|---|

@@ -1,10 +1,10 @@
 //! What mountd and the portmapper answer. The first byte chooses which of them.
 
-use podfs_fuse::nfs::mountd::{self, Refusal};
-use podfs_fuse::nfs::portmap;
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::v3::handle::MAX_HANDLE;
-use podfs_fuse::nfs::xdr::{Reader, Writer};
+use podfs_nfs::mountd::{self, Refusal};
+use podfs_nfs::portmap;
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::v3::handle::MAX_HANDLE;
+use podfs_nfs::xdr::{Reader, Writer};
 
 use super::decoded::{self, Checked, Kept};
 use super::server;

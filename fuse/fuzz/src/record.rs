@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use podfs_fuse::nfs::rpc::pool::{LARGE, SMALL};
-use podfs_fuse::nfs::rpc::record::{Garbage, Incoming, MAX_FRAGMENTS, MAX_RECORD};
-use podfs_fuse::nfs::rpc::{Pool, Slice};
+use podfs_nfs::rpc::pool::{LARGE, SMALL};
+use podfs_nfs::rpc::record::{Garbage, Incoming, MAX_FRAGMENTS, MAX_RECORD};
+use podfs_nfs::rpc::{Pool, Slice};
 
 use super::{memory, stream};
 

@@ -1,11 +1,11 @@
 //! Messages of RPC. The first byte chooses: a record from a server is taken for what it says and nothing more, and a
 //! call of ours is a record that says what was called.
 
-use podfs_fuse::nfs::rpc::credential::MAX_GROUPS;
-use podfs_fuse::nfs::rpc::message::{Received, receive};
-use podfs_fuse::nfs::rpc::record::Incoming;
-use podfs_fuse::nfs::rpc::{Credential, Denial, Failure, Message, Pool, Procedure, Slice};
-use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::rpc::credential::MAX_GROUPS;
+use podfs_nfs::rpc::message::{Received, receive};
+use podfs_nfs::rpc::record::Incoming;
+use podfs_nfs::rpc::{Credential, Denial, Failure, Message, Pool, Procedure, Slice};
+use podfs_nfs::xdr::{Malformed, Reader, Writer};
 
 use super::{memory, stream};
 

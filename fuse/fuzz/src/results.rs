@@ -1,8 +1,8 @@
 //! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
 
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::v3::{Around, Attributes, Listing, MAX_LINK, Status, results};
-use podfs_fuse::nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::v3::{Around, Attributes, Listing, MAX_LINK, Status, results};
+use podfs_nfs::xdr::{Malformed, Reader, Writer};
 
 use super::decoded::{self, Checked, Kept, assert_within};
 use super::server;

@@ -1,11 +1,11 @@
-//! Results as a server writes them (RFC 1813). What is ignored by who reads them is zero.
+//! Results as a server writes them (RFC 1813). What readers ignore is zero.
 
-use podfs_fuse::nfs::mountd::Mounted;
-use podfs_fuse::nfs::v3::{
+use podfs_nfs::mountd::Mounted;
+use podfs_nfs::v3::{
     Accessed, Around, Attributes, Committed, Created, Entry, FileHandle, FsInfo, FsStat, Link, Linked, Listing, Looked,
     PathConf, Read, Written,
 };
-use podfs_fuse::nfs::xdr::Writer;
+use podfs_nfs::xdr::Writer;
 
 /// `fattr3`
 pub fn attributes(to: &mut Writer, value: &Attributes) {

@@ -1,8 +1,8 @@
 //! A stream that is read in pieces.
 
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::rpc::pool::LARGE;
-use podfs_fuse::nfs::rpc::record::{Garbage, Incoming};
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::rpc::pool::LARGE;
+use podfs_nfs::rpc::record::{Garbage, Incoming};
 
 /// Gives `stream` to `incoming`, in pieces of at most so many bytes as `pieces` says, and its records to `each`.
 ///

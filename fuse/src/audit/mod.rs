@@ -1,19 +1,19 @@
 //! The access log: one JSON line on standard error for each open of a file in an audited projection.
 //!
 //! 1. The line is written before the open is answered. Its caller waits in the kernel until then, so what `/proc` says of
-//!    it is true, and no file is read that no line tells of.
-//! 2. What is written down is marked as begun in the region. If this server is killed, its successor is asked again, finds
-//!    the mark and writes nothing. A kill between the line and the mark makes a second line, and one before the line the
-//!    first; both say that the kernel asked `again`.
-//! 3. Standard error is never waited for ([`output`]). A line that does not get through is counted in the region, and the
-//!    next one of the volume tells how many were lost.
+//!    it is true, and no file is read without a line.
+//! 2. An open with a line is marked as begun in the region. If this server is killed, its successor gets the request again, finds
+//!    the mark and writes nothing. A kill between the line and the mark makes a second line, and one before the line the first;
+//!    both say that the kernel asked `again`.
+//! 3. Writing to standard error never blocks ([`output`]). A line that does not get through is counted in the region, and the
+//!    volume's next line says how many were lost.
 //!
-//! Nothing but names is told, never what is in a file.
+//! A line has names only, never the content of a file.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `opener` | who opens |
-//! | [`output`] | standard error, which is not waited for |
+//! | `opener` | the process that opens |
+//! | [`output`] | standard error, written without blocking |
 
 mod opener;
 pub mod output;
@@ -23,8 +23,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use time::OffsetDateTime;
 
+use crate::log::line::Timestamp;
 use crate::region::Region;
 use crate::session::Caller;
 use opener::Opener;
@@ -35,7 +35,7 @@ const LONGEST_LINE: usize = 4095;
 /// Longest key and cgroup in a line that is too long with all of them, in bytes.
 const LONGEST_PATH: usize = 1024;
 
-/// Whose files they are, in the words of who started the volume. It stands in every line.
+/// Whose files they are, as the program that started the volume says. It is in every line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject(pub Map<String, Value>);
 
@@ -49,7 +49,7 @@ pub(crate) struct Audit {
 /// A line, with its fields in their order.
 #[derive(Serialize)]
 struct Line<'a> {
-    /// What was done. It also tells these lines from others on standard error.
+    /// What was done. It also distinguishes these lines from others on standard error.
     audit: &'static str,
     /// When, in UTC, to the microsecond (RFC 3339).
     time: String,
@@ -73,13 +73,13 @@ impl Audit {
         Self { subject, region, output }
     }
 
-    /// Writes down that `caller`, who waits for the answer, opens the file at `key`.
+    /// Writes down that `caller`, which waits for the answer, opens the file at `key`.
     pub(crate) fn open(&self, key: &str, caller: Caller, is_resent: bool) {
         let opens = self.region.opens();
         let lost = opens.untold();
         let line = Line {
             audit: "open",
-            time: rfc_3339(SystemTime::now()),
+            time: Timestamp(SystemTime::now()).to_string(),
             subject: &self.subject,
             key: key.to_owned(),
             opener: Opener::of(caller),
@@ -123,24 +123,9 @@ fn shorten(path: &mut String, room: usize) {
     }
 }
 
-fn rfc_3339(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at);
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z",
-        at.year(),
-        u8::from(at.month()),
-        at.day(),
-        at.hour(),
-        at.minute(),
-        at.second(),
-        at.microsecond()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{PipeReader, Read, pipe};
-    use std::time::{Duration, UNIX_EPOCH};
 
     use serde_json::json;
 
@@ -218,11 +203,5 @@ mod tests {
         audit.open(&"\u{1}ü".repeat(4096), NOBODY, false);
         let line = lines(audit, reader).remove(0);
         assert!(line["key"].as_str().expect("a key").ends_with('…'));
-    }
-
-    #[test]
-    fn times_are_told_to_the_microsecond() {
-        let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
-        assert_eq!(rfc_3339(at), "2023-11-14T22:13:20.000001Z");
     }
 }

@@ -1,19 +1,14 @@
-//! Who opens: what the kernel says of the caller, and `/proc` while it waits.
-//!
-//! What is read here never waits for a lock that a process may hold while it opens or executes a file: neither its memory
-//! nor its credentials are asked for (`proc_pid_status(5)`, `proc_pid_cgroup(5)`).
+//! The process that opens a file: what the kernel says of the caller, and `/proc` while it waits.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs;
 
 use serde::Serialize;
 
-use crate::session::Caller;
+use crate::caller::status::Status;
+use crate::caller::{Caller, cgroup};
 
-/// What the kernel says where it does not tell who asks: ID-mapped mounts.
+/// The id that a request has where the kernel does not tell it: ID-mapped mounts.
 const NOBODY: u32 = u32::MAX;
-/// Most bytes of a file in `/proc`. What is looked for stands in the first lines.
-const MOST: u64 = 16 << 10;
 
 /// A process that opens a file. What is not known is null.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -36,60 +31,21 @@ impl Opener {
         if caller.pid == 0 {
             return known;
         }
-        let status = read(caller.pid, "status").unwrap_or_default();
-        let pid = field(&status, "Tgid", 0).unwrap_or(caller.pid);
+        let status = Status::of(caller.pid);
+        let number = |name, place| status.as_ref()?.numbers(name).nth(place);
+        let pid = number("Tgid", 0).unwrap_or(caller.pid);
         // Real, effective and saved ids come before those that files are opened with.
         Self {
             pid: Some(pid),
-            uid: known.uid.or_else(|| field(&status, "Uid", 3)),
-            gid: known.gid.or_else(|| field(&status, "Gid", 3)),
-            command: read(pid, "comm").map(|name| name.trim_end_matches('\n').to_owned()),
-            cgroup: read(caller.pid, "cgroup").as_deref().and_then(cgroup),
+            uid: known.uid.or_else(|| number("Uid", 3)),
+            gid: known.gid.or_else(|| number("Gid", 3)),
+            command: command(pid),
+            cgroup: cgroup::of(caller.pid),
         }
     }
 }
 
-fn read(thread: u32, name: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    File::open(format!("/proc/{thread}/{name}")).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// A number of a line of `status`. The name of a process stands there, too, but not with a line break in it.
-fn field(status: &str, name: &str, place: usize) -> Option<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().nth(place)?.parse().ok()
-}
-
-/// That of version 2; where it is the root, the one of version 1 that is none.
-fn cgroup(lines: &str) -> Option<String> {
-    let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
-    let unified = lines.lines().filter(|line| line.starts_with("0::"));
-    let others = lines.lines().filter(|line| !line.starts_with("0::"));
-    let paths: Vec<_> = unified.chain(others).filter_map(path).collect();
-    paths.iter().find(|path| *path != "/").or(paths.first()).cloned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cgroup_is_that_of_version_2_or_else_of_a_container() {
-        assert_eq!(cgroup("0::/kubepods/pod1/c1\n").as_deref(), Some("/kubepods/pod1/c1"));
-        assert_eq!(cgroup("12:pids:/docker/a:b\n0::/\n").as_deref(), Some("/docker/a:b"));
-        assert_eq!(cgroup("1:name=systemd:/user.slice\n0::/init\n").as_deref(), Some("/init"));
-        assert_eq!(cgroup("0::/\n").as_deref(), Some("/"));
-        assert_eq!(cgroup("").as_deref(), None);
-    }
-
-    #[test]
-    fn ids_are_those_that_files_are_opened_with() {
-        let status = "Name:\tUid: 7\nTgid:\t12\nUid:\t0\t1\t2\t3\nGid:\t4\t5\t6\t7\n";
-        assert_eq!(
-            (field(status, "Tgid", 0), field(status, "Uid", 3), field(status, "Gid", 3)),
-            (Some(12), Some(3), Some(7))
-        );
-        assert_eq!(field("", "Tgid", 0), None);
-    }
+fn command(process: u32) -> Option<String> {
+    let name = fs::read(format!("/proc/{process}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
 }

@@ -1,8 +1,8 @@
-//! Standard error, written to without waiting for who reads it.
+//! Standard error, written without waiting for its reader.
 //!
-//! Others write there, too, and rely on being waited for, so the way is chosen by what it is: a pipe or a terminal is opened
-//! anew, with a flag of its own (`O_NONBLOCK`); a socket, as a service manager's, has one for each call; a file is never
-//! waited for.
+//! Other processes write there, too, and rely on blocking writes, so the way depends on what it is: a pipe or a terminal is
+//! opened anew, with a flag of its own (`O_NONBLOCK`); a socket, as a service manager's, has one for each call; a write to a file
+//! never waits for a reader.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,9 +26,9 @@ enum Way {
     Own(OwnedFd),
     Socket,
     File,
-    /// What could not be opened anew. It is asked before, and waited for only if another writes at the same moment.
+    /// What could not be opened anew. It is polled before, and a write blocks only if another process writes at the same moment.
     Asked,
-    /// Nobody will ever read it.
+    /// It has no reader.
     Nowhere,
 }
 
@@ -59,7 +59,7 @@ impl Output {
         Self::by(Way::Own(pipe))
     }
 
-    /// Writes a line, which ends with a line break, at once or not at all. Tells whether it got through.
+    /// Writes a line, which ends with a line break, at once or not at all. Returns whether it got through.
     pub(super) fn write(&self, line: &[u8]) -> bool {
         let mut torn = self.torn.lock().expect("a thread that panics ends the process");
         let ended = [if *torn { &b"\n"[..] } else { b"" }, line].concat();
@@ -86,7 +86,7 @@ impl Output {
     }
 }
 
-/// Whether somebody has room. That of a pipe is enough for a line.
+/// Whether the reader has room. That of a pipe is enough for a line.
 fn ask(output: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut state = [PollFd::new(&output, PollFlags::OUT)];
     poll(&mut state, Some(&Timespec::default()))?;

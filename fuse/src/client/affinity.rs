@@ -1,4 +1,4 @@
-//! Committing on one CPU with those who answer.
+//! Committing on one CPU with the server's threads.
 //!
 //! A commit is a handful of system calls that each wait for the server. Waking a thread on another,
 //! idle CPU costs several times what the answer costs (measured on 2 CPUs: a commit of ten keys took

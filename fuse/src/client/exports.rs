@@ -53,13 +53,13 @@ impl ServerClient {
         found.into_iter().map(|(volume, sockets, options)| (volume, sockets.current(options))).collect()
     }
 
-    /// The NFS server of a volume is elsewhere, for all volumes that share it, and for those that are going to.
+    /// Tells the server the new place of a volume's NFS server, for all volumes that share it now or later.
     ///
     /// # Errors
-    /// When there is no such volume any more, or nobody serves.
+    /// When there is no such volume any more, or no server.
     pub fn move_nfs(&self, volume: VolumeId, place: Place) -> io::Result<()> {
         {
-            // A volume that is just beginning is told by its request, or is there already.
+            // A volume that is just starting is in the map already, or its request will carry the new place.
             let _joining = self.joining.lock().expect("a thread that panics ends the process");
             let volumes = self.volumes();
             match volumes.get(&volume).map(|held| &held.content) {
@@ -67,7 +67,7 @@ impl ServerClient {
                 _ => return Err(io::ErrorKind::NotFound.into()),
             }
         }
-        // A successor that is resumed meanwhile may have heard of the old place for some of them.
+        // A successor that is resumed meanwhile may have got the old place for some of them.
         self.done(&Request::Move { volume, place }, &[])
     }
 }

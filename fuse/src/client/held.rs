@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::live::tree::LiveTree;
-use crate::mount::private::PrivateMount;
+use crate::mount::MountError;
+use crate::mount::private::{NFS_SOURCE, PASSTHROUGH_SOURCE, PROJECTION_SOURCE, PrivateMount};
 use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::sockets::{SocketSets, Sockets};
@@ -19,12 +20,12 @@ use crate::region::{Kind, Region};
 
 /// A volume's half of the supervisor.
 pub(crate) struct Held {
-    /// For who adopts the volume.
+    /// For the supervisor that adopts the volume.
     pub(crate) about: Value,
-    /// Let go before the mount, while the server still has its own: whoever lets go of a source on another machine last may
+    /// Let go before the mount, while the server still has its own: the process that closes a source on another machine last may
     /// have to wait for that machine.
     pub(crate) content: Content,
-    /// None once the volume is given up: then nobody waits for an answer any more.
+    /// None once the volume is given up: the kernel then ends all requests.
     device: Mutex<Option<OwnedFd>>,
     pub(crate) mount: PrivateMount,
     pub(crate) region: Arc<Region>,
@@ -36,7 +37,7 @@ pub(crate) enum Content {
     Projection {
         /// The tree as far as steps are known to be done. Locked for moments, never during a system call on the mount.
         tree: Box<Mutex<Tree>>,
-        /// What is told of its requests.
+        /// Which of its requests are reported.
         reporting: Reporting,
     },
     /// A source of the host.
@@ -89,12 +90,31 @@ impl Held {
         own.chain(copies.into_iter().map(Ok)).collect()
     }
 
-    /// Nobody can go on with the volume: who uses it gets `ENOTCONN`, and may find another mount in its place.
+    /// A clone of the private mount, as `clone` makes it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn clone_mount(
+        &self,
+        clone: impl Fn(&PrivateMount) -> Result<OwnedFd, MountError>,
+    ) -> Result<OwnedFd, MountError> {
+        let device = || self.device().as_ref().and_then(|device| device.try_clone().ok());
+        match clone(&self.mount) {
+            // Before Linux 6.15 a detached mount can be cloned once only.
+            Err(error) if error.is_invalid() => match device() {
+                Some(device) => clone(&self.mount.again(device.as_fd())?),
+                None => Err(error),
+            },
+            cloned => cloned,
+        }
+    }
+
+    /// No server can go on with the volume: its users get `ENOTCONN`, and another mount may take its place.
     pub(super) fn give_up(&self) {
         drop(self.device().take());
     }
 
-    /// Whether nobody could go on with the volume.
+    /// Whether no server can go on with the volume.
     pub(crate) fn is_given_up(&self) -> bool {
         self.device().is_none()
     }
@@ -134,7 +154,7 @@ impl Held {
         let (body, images) = match &self.content {
             Content::Projection { reporting, .. } => {
                 let mut tree = self.tree();
-                // Nobody can go on with what the server that died has zeroed.
+                // No successor can serve the generations that the dead server has zeroed.
                 tree.prune_generations();
                 let (tree, images) = tree.save();
                 (Body::Projection { tree: Box::new(tree), reporting: reporting.clone() }, images)
@@ -188,7 +208,12 @@ impl Held {
         if region.kind() != kind {
             return Err(broken());
         }
-        Ok(Held::new(about, device, PrivateMount::adopt(mount), region, content))
+        let source = match kind {
+            Kind::Projection | Kind::Live => PROJECTION_SOURCE,
+            Kind::Passthrough => PASSTHROUGH_SOURCE,
+            Kind::Nfs => NFS_SOURCE,
+        };
+        Ok(Held::new(about, device, PrivateMount::adopt(mount, source), region, content))
     }
 }
 

@@ -94,7 +94,7 @@ impl Live {
             slots.push(slot);
         }
         self.show(slots, generation)?;
-        Ok(self.held.mount.read_only_part(&number.to_string())?)
+        Ok(self.held.clone_mount(|mount| mount.read_only_part(&number.to_string()))?)
     }
 
     /// Shows what `generation` has at the paths that are shown.
@@ -127,7 +127,7 @@ impl Live {
             plan(&tree, &image)
         };
         let update = Update { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
-        // The replica hears of it first: a successor that comes between accepts what it says.
+        // The replica gets the update first, so that a successor that starts meanwhile accepts its steps.
         self.held.live_tree().announce(update.clone());
         let unlinked = self.server.update(self.volume, &update).map_err(CommitError::Server)?;
         self.held.live_tree().keep_unlinked(&unlinked);
@@ -207,7 +207,7 @@ impl Live {
         Ok((self.directory(directory)?, name))
     }
 
-    /// As of a projection: no link is followed and nothing is left, whatever the server answers.
+    /// As of a projection: follows no link and stays inside, whatever the server answers.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

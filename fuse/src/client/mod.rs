@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `server_client` | the requests to a server, and their answers |
-//! | `exports` | those about NFS volumes: their exports, and where their servers are |
+//! | `exports` | requests about NFS volumes: their exports, and where their servers are |
 //! | `connection` | one connection to one server process |
 //! | `held` | what the supervisor holds of a volume |
 //! | `succession` | one server after another, one supervisor after another |

@@ -29,9 +29,9 @@ pub struct NfsVolume {
 }
 
 impl NfsVolume {
-    /// Mounts what `options` tell of, and lets `server`, whose are the `sockets`, answer for it. Nobody sees it before
-    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the
-    /// supervisor that adopts the volume if this one is killed.
+    /// Mounts the export that `options` name, and lets `server`, which has the `sockets`, answer for it. It is not visible before
+    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the supervisor
+    /// that adopts the volume if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
@@ -50,7 +50,7 @@ impl NfsVolume {
         let (volume, held) = server.export(device, mount, log, sockets, options, about).map_err(failed)?;
         // Without it, reading is slower.
         if let Err(error) = held.mount.set_read_ahead(READ_AHEAD) {
-            tracing::debug!("volume {:?}: read-ahead stays what it is: {error}", options.name);
+            tracing::debug!(volume = options.name, "volume {:?}: read-ahead stays what it is: {error}", options.name);
         }
         Ok(Self { server, volume, held })
     }
@@ -60,7 +60,7 @@ impl NfsVolume {
         Self { server, volume, held }
     }
 
-    /// Whether nobody could go on with the volume when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the volume when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
     }
@@ -71,8 +71,8 @@ impl NfsVolume {
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
         let clone = match access {
-            Access::ReadOnly => self.held.mount.read_only_clone()?,
-            Access::ReadWrite => self.held.mount.read_write_clone()?,
+            Access::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
+            Access::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
         };
         point.attach(&clone)
     }

@@ -1,4 +1,4 @@
-//! The supervisor's side of one passthrough volume: its mounts, and what was asked for.
+//! The supervisor's side of one passthrough volume: its mounts and its options.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,9 +24,9 @@ pub struct Passthrough {
 }
 
 impl Passthrough {
-    /// Mounts what `source` is open on, and lets `server` answer for it. Nobody sees it before
-    /// [`show`](Self::show). `source` may be opened with `O_PATH`; it must be a directory or a regular file. `about` is for
-    /// the supervisor that adopts the volume if this one is killed.
+    /// Mounts what `source` is open on, and lets `server` answer for it. It is not visible before [`show`](Self::show). `source`
+    /// may be opened with `O_PATH`; it must be a directory or a regular file. `about` is for the supervisor that adopts the
+    /// volume if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -56,7 +56,7 @@ impl Passthrough {
         Self { server, volume, held, data_path }
     }
 
-    /// Whether nobody could go on with the volume when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the volume when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
     }
@@ -67,8 +67,8 @@ impl Passthrough {
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
         let clone = match access {
-            Access::ReadOnly => self.held.mount.read_only_clone()?,
-            Access::ReadWrite => self.held.mount.read_write_clone()?,
+            Access::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
+            Access::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
         };
         point.attach(&clone)
     }

@@ -93,8 +93,8 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. Nobody sees it before [`show`](Self::show). `about` is
-    /// for the supervisor that adopts it if this one is killed.
+    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `about` is for
+    /// the supervisor that adopts it if this one is killed.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -138,11 +138,11 @@ impl Projection {
         self.old.usage()
     }
 
-    /// Removes the old generations whose time is over. One that cannot be removed yet, because a file system is mounted on
-    /// it for instance, is tried again later.
+    /// Removes the old generations whose time is over. A generation that cannot be removed yet, because a file system is mounted
+    /// on it for instance, is tried again later.
     pub fn remove_old(&mut self) {
         if self.remove_due() {
-            // A failure means that the server is gone; its successor is asked by the next commit.
+            // A failure means that the server is gone; the next commit asks its successor.
             let _ = self.refresh_root();
         }
     }
@@ -169,7 +169,7 @@ impl Projection {
         removed
     }
 
-    /// Why an old generation could not be removed; told once for each.
+    /// Why an old generation could not be removed; given once for each.
     pub fn take_left(&mut self) -> Option<String> {
         self.left.take()
     }
@@ -184,7 +184,7 @@ impl Projection {
         Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
-    /// Whether nobody could go on with the projection when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the projection when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
     }
@@ -272,7 +272,7 @@ impl Projection {
     /// # Errors
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.mount.read_only_clone()?)
+        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone)?)
     }
 
     /// As [`Self::show`] on a kernel before 6.15, whatever this kernel can do.
@@ -281,10 +281,10 @@ impl Projection {
     /// When the kernel refuses.
     #[doc(hidden)]
     pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.mount.read_only_clone_before_6_15()?)
+        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone_before_6_15)?)
     }
 
-    /// Notes how long it took from when a change was heard of until it could be seen.
+    /// Notes how long it took from when podfs saw a change until containers could.
     pub fn note_propagation(&self, took: Duration) {
         self.held.region.counts().propagations.add(took);
     }
@@ -320,7 +320,7 @@ impl Projection {
         self.perform(&steps)
     }
 
-    /// The replica hears of it first: a successor that comes between accepts what it says.
+    /// Announces steps, to the replica first, so that a successor that starts meanwhile accepts them.
     fn announce(
         &self,
         steps: &[Step],
@@ -344,8 +344,8 @@ impl Projection {
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
-    /// Puts right what an earlier commit left half-done; tells whether something is left over. What
-    /// cannot be removed yet, such as a directory that somebody has mounted on, holds up no update.
+    /// Completes what an earlier commit left half-done; returns whether something is left over. What cannot be removed yet, such
+    /// as a directory that is a mount point, delays no update.
     fn tidy(&mut self) -> Result<bool, CommitError> {
         if !self.untidy {
             return Ok(false);

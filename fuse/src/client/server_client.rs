@@ -43,7 +43,7 @@ pub struct ServerClient {
     nfs_sockets: SocketSets,
 }
 
-/// A volume, for those who only look at it. Cheap to clone, and no hold on the mount.
+/// A volume, for observers only. Cheap to clone, and keeps no mount alive.
 #[derive(Clone)]
 pub struct Watch {
     server: Arc<ServerClient>,
@@ -84,16 +84,16 @@ impl Watch {
         self.region.counts().commits.distribution()
     }
 
-    /// Changes shown so far, by how many seconds passed from when they were heard of until they could be seen.
+    /// Changes shown so far, by the seconds from when podfs saw them until containers could.
     pub fn propagations(&self) -> Distribution {
         self.region.counts().propagations.distribution()
     }
 
-    /// How much room there is in a passthrough volume, as whoever uses it is told; none for a projection. Blocks for as long
-    /// as the source does, and holds nothing but the source meanwhile.
+    /// How much room there is in a passthrough volume, as statfs(2) reports it to containers; none for a projection. Blocks for
+    /// as long as the source does, and holds nothing but the source meanwhile.
     ///
     /// # Errors
-    /// When the volume has ended, or the source cannot be looked at.
+    /// When the volume has ended, or statfs(2) fails on the source.
     pub fn room(&self) -> io::Result<Option<Room>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
         let Content::Passthrough { source, options, .. } = &held.content else { return Ok(None) };
@@ -102,27 +102,27 @@ impl Watch {
         Room::of(&source, limit, &self.region).map(Some)
     }
 
-    /// Lets the server write a line per FUSE request to `pipe`, until nobody reads it or the volume ends. Blocks as the
+    /// Lets the server write a line per FUSE request to `pipe`, until the pipe's reader or the volume is gone. Blocks as the
     /// calls of [`ServerClient`] do.
     ///
     /// # Errors
-    /// When nobody serves any more, or the server does not take the pipe.
+    /// When there is no server any more, or the server does not take the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
         self.server.done(&Request::Trace { volume: self.volume }, &[pipe])
     }
 }
 
-/// Whether there is somebody to talk to.
+/// The connection to the server, if there is one.
 pub(super) enum Link {
     /// There is.
     Up(Arc<Connection>),
     /// The server is dead; a successor will come.
     Down,
-    /// Nobody needs one any more.
+    /// The pod needs no server any more.
     Over,
 }
 
-/// What a volume is doing at one moment, as shared memory tells.
+/// What a volume is doing at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
     /// What the supervisor said of it.
@@ -133,7 +133,7 @@ pub struct Doing {
     pub busy: Vec<(i32, u64)>,
     /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
     pub waits: usize,
-    /// Since when its NFS server was asked something and says nothing, if it has one that podfs itself asks.
+    /// Since when its NFS server owes an answer, if podfs's own client serves the volume.
     pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,
@@ -210,7 +210,7 @@ impl ServerClient {
     /// Lets the server show `source`.
     ///
     /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the source cannot be looked at.
+    /// When the server is gone, the kernel's handshake fails, or the source cannot be read.
     pub(crate) fn pass(
         &self,
         device: OwnedFd,
@@ -284,7 +284,7 @@ impl ServerClient {
     /// harm if it was made already.
     ///
     /// # Errors
-    /// When the tree has no server any more, or another change comes next.
+    /// When the tree has no server any more, or another change is the next one.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
         self.done(&Request::Take { volume, applied }, &[])
     }
@@ -306,7 +306,7 @@ impl ServerClient {
         Ok((volume, held, reply))
     }
 
-    /// Lets the calling thread share its CPU with those who answer it, until the guard is dropped.
+    /// Lets the calling thread share its CPU with the threads that answer it, until the guard is dropped.
     pub(crate) fn together(&self, answering: Answering) -> Together<'_> {
         self.affinity.together([answering.session, answering.control].into_iter().flatten())
     }
@@ -338,7 +338,7 @@ impl ServerClient {
     /// Closes a generation; gives the indexes of the nodes that the kernel knows.
     ///
     /// # Errors
-    /// When nobody serves any more, or there is no such generation.
+    /// When there is no server any more, or there is no such generation.
     pub(crate) fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
         match self.ask(&Request::Close { volume, generation: generation.clone() }, &[])? {
             Reply::Known(known) => Ok(known),
@@ -354,7 +354,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let told = match &*self.link() {
             Link::Up(connection) => Some(Arc::clone(connection)),
-            // A successor does not hear of the volume any more.
+            // A successor does not get the volume any more.
             Link::Down | Link::Over => None,
         };
         let told = told.map_or(Ok(()), |connection| connection.ask(&Request::Remove { volume }, &[]).map(drop));
@@ -363,7 +363,7 @@ impl ServerClient {
         told
     }
 
-    /// Tells the server that nobody needs it any more. Calls that wait for one fail from now on.
+    /// Tells the server that the pod needs it no more. Calls that wait for a server fail from now on.
     pub fn end(&self) {
         let link = std::mem::replace(&mut *self.link(), Link::Over);
         self.changed.notify_all();
@@ -376,7 +376,7 @@ impl ServerClient {
     /// Lets the server have another keeper, if it is still the one whose keeper was `gone`.
     ///
     /// # Errors
-    /// When nobody serves any more, or no process can be started.
+    /// When there is no server any more, or no process can be started.
     pub fn keep(&self, gone: i32) -> io::Result<()> {
         let connection = match &*self.link() {
             Link::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
@@ -405,7 +405,7 @@ impl ServerClient {
         self.volumes().values().map(doing).collect()
     }
 
-    /// Whether the server answers a question within `patience`. While another one waits for its answer, nobody asks.
+    /// Whether the server answers a question within `patience`. While another question waits for its answer, none is sent.
     pub fn is_responsive(&self, patience: Duration) -> bool {
         let Link::Up(connection) = &*self.link() else { return true };
         let connection = Arc::clone(connection);

@@ -1,30 +1,30 @@
 //! One server after another, and one supervisor after another.
 //!
-//! When a server is dead, another one goes on with the same connections to the kernel. What makes that safe:
+//! When a server is dead, its successor goes on with the same connections to the kernel. Why that is safe:
 //!
-//! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has
-//!    waited for that. Its keeper has everything open that it had.
-//! 2. Nobody reads the devices. What containers ask meanwhile waits in the kernel.
+//! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
+//!    for its end. Its keeper has all its descriptors open.
+//! 2. No process reads the devices. Requests of containers wait in the kernel meanwhile.
 //! 3. The successor is greeted, and takes over what the regions refer to, each descriptor at the number it had. From here on
 //!    its own keeper has them too.
 //! 4. It loads every volume, without any effect outside. Should it die up to here, the next one begins again at 3, with the
 //!    same keeper: nothing has changed.
 //! 5. The keeper of the last server is dismissed. Should the successor die from here on, its own keeper has everything.
-//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): what the last server had read and
-//!    not answered is asked again, once, marked by bit 63 of its number. Only then its threads begin to read.
-//! 7. A change that was asked before and may have been made is recorded in the region (passthrough) or by the number of
-//!    applied steps (projections): it is not made twice.
-//! 8. Calls of the supervisor that waited for the last server are made again. They say how things are to be, so it does no
-//!    harm if they were heard before.
+//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): the kernel sends again, once, what the
+//!    last server had read and not answered, marked by bit 63 of its number. Only then the successor's threads begin to read.
+//! 7. A change that the last server may have made is recorded in the region (passthrough) or in the number of applied steps
+//!    (projections): it is not made twice.
+//! 8. The supervisor repeats the calls for which it had no answer from the last server. They are idempotent, so it does no harm
+//!    if the last server executed them.
 //!
-//! When the keeper is dead, too, the supervisor has waited for its end and [lets it go](LastKeeper::let_go). At 3, the successor
-//! then inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any
-//! more, and it may open something else under them. Should it die up to 5, the next one does the same. What was open is
-//! reopened after 6, as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands
-//! descriptors over ends the attempt; the next one begins without it.
+//! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
+//! inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any more, and
+//! it may open something else under them. Should it die up to 5, the next one does the same. What was open is reopened after 6,
+//! as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
+//! attempt; the next one begins without it.
 //!
-//! A supervisor that finds a server without one takes over what the first supervisor held, as the server describes it.
-//! Nothing is mounted, unmounted or committed for that.
+//! A supervisor that finds a server without a supervisor takes over what the first one held, as the server describes it. Nothing
+//! is mounted, unmounted or committed for that.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ use crate::server::fd_keeper::dismiss;
 /// What became of a server's death.
 #[derive(Debug, Default)]
 pub struct Succession {
-    /// The volumes that nobody could go on with, and why. Who uses them gets `ENOTCONN`; each can be mounted anew.
+    /// The volumes that the successor could not take over, and why. Their users get `ENOTCONN`; each can be mounted anew.
     pub given_up: Vec<(VolumeId, String)>,
 }
 
@@ -127,7 +127,7 @@ impl ServerClient {
         self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))
     }
 
-    /// Greets the server at the other end of `control`, which is going to go on for the one that serves.
+    /// Greets the server at the other end of `control`, which is going to replace the current server.
     ///
     /// # Errors
     /// When it does not answer, or speaks another language.
@@ -135,7 +135,7 @@ impl ServerClient {
         Connection::open(control, &self.greeting).map(Successor)
     }
 
-    /// Lets a new server go on for the one that was [marked dead](Self::mark_dead).
+    /// Lets a new server take over from the one that was [marked dead](Self::mark_dead).
     ///
     /// # Errors
     /// When the new server cannot. It is to be killed then, and another one may try.

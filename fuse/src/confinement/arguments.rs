@@ -1,7 +1,7 @@
 //! Calls that may be made with some arguments only: those marked with `*` in the lists.
 //!
-//! The kernel remembers for calls without a condition that they are allowed; each of these is looked at by the filter
-//! every time. None of them is part of what answers a frequent request.
+//! The kernel caches the verdict for calls without a condition; the filter runs for each of these. None of them is needed to
+//! answer a frequent request.
 
 use std::io;
 
@@ -20,7 +20,7 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS;
 
-/// Descriptors, seals and locks. Not `F_SETOWN`, which has the kernel send signals.
+/// Descriptors, seals and locks. Not `F_SETOWN`, which makes the kernel send signals.
 const FCNTLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -48,7 +48,7 @@ const PR_GET_AUXV: libc::c_int = 0x4155_5856;
 /// What the arguments of the call `name` have to be. One of the rules has to hold.
 ///
 /// # Errors
-/// When nobody has said so here.
+/// When there is no rule for it here.
 pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
     match name {
         // Code is what was there when the process began.

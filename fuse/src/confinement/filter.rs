@@ -23,7 +23,7 @@ const ABSENT: &str = include_str!("calls/absent.calls");
 /// When the kernel has no filters.
 pub fn install(profile: Profile) -> io::Result<()> {
     let refuse_absent = compile(rules([ABSENT])?, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
-    // Calls that are absent are on the list, so that they are not told of.
+    // Calls that are absent are on the list, so that they are not logged.
     let listed: &[&str] = match profile {
         Profile::Projection => &[ABSENT, COMMON],
         Profile::Audit => &[ABSENT, COMMON, AUDIT],

@@ -1,12 +1,12 @@
 //! Confinement: what a server gives up before it answers its first request.
 //!
-//! A hostile container can talk to the server, by way of the kernel, and to nobody else. So whoever takes the server
-//! over should find nothing there: no file, no network, no other process, no privilege. What is left depends on what
-//! the server is for ([`Profile`]).
+//! A hostile container can reach the server through the kernel, and no other process. So an attacker that takes the server over
+//! should find nothing there: no file, no network, no other process, no privilege. What is left depends on what the server is for
+//! ([`Profile`]).
 //!
 //! | | projections only | with directories of the host |
 //! |---|---|---|
-//! | uid, gid | its own, which nobody else has | 0 |
+//! | uid, gid | its own, which no other process has | 0 |
 //! | capabilities | none | those in [`privileges`], each with its reason |
 //! | network | an empty namespace | an empty namespace |
 //! | root directory | empty, read-only; if one is audited, as on the right | the same, with `/proc`, which shows processes only |
@@ -15,9 +15,9 @@
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
 //!
-//! What is open stays open: descriptors that were given to the server are its whole world. A directory of the host is given
-//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its
-//! file system. There the confinement keeps the host's processes, devices and network away.
+//! Open descriptors stay open: the server reaches nothing but the descriptors that it was given. A directory of the host is given
+//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its file
+//! system. There the confinement keeps the host's processes, devices and network away.
 //!
 //! The order matters:
 //!
@@ -31,8 +31,7 @@
 //!
 //! All of it is done by a single thread, before there are others, which inherit it.
 //!
-//! A step that the system does not let podfs take is left out and told: a server that is confined less is better than
-//! none.
+//! A step that the system does not let podfs take is left out and logged: a server that is confined less is better than none.
 //!
 //! | module | owns |
 //! |---|---|
@@ -41,7 +40,7 @@
 //! | `reach` | which processes signals reach |
 //! | `filter` | the list of system calls, made into a filter |
 //! | `arguments` | with which arguments some of them may be made |
-//! | [`refusal`] | what happens to one that is not on the list |
+//! | [`refusal`] | what happens to a call that is not on the list |
 
 mod arguments;
 mod filter;
@@ -64,14 +63,14 @@ use crate::log::Lines;
 pub enum Profile {
     /// Projections only.
     Projection,
-    /// Projections only, with some whose opens are written down, with who it was.
+    /// Projections only, some of them with an access log that names the opening process.
     Audit,
     /// Directories of the host, and perhaps projections too.
     Passthrough,
 }
 
 impl Profile {
-    /// As it stands in the server's arguments.
+    /// As in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Projection => "projection",

@@ -40,7 +40,7 @@ const FOR_THE_HOST: &[CapabilitySet] = &[
 /// The first of the uids and gids that servers have. From here to 2147483647, no user of a host and no container with
 /// a user namespace has any, by the conventions of systemd.
 const FIRST_ID: u32 = 0x7000_0000;
-/// `nobody`, for a user namespace that has no others.
+/// The overflow uid, for a user namespace that has no others.
 const NOBODY: u32 = 65534;
 
 /// Memory can be locked and threads can be started from now on, as far as this process may decide on it.

@@ -21,7 +21,7 @@ static JSON: AtomicBool = AtomicBool::new(false);
 /// A bit for each call that was logged; the last one stands for all numbers beyond.
 static TOLD: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-/// Calls that a filter traps are refused and told from now on.
+/// From now on calls that a filter traps are refused and logged.
 ///
 /// # Errors
 /// When the handler cannot be set.
@@ -51,15 +51,15 @@ extern "C" fn refuse(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the kernel gives the handler what the signal brings, laid out like this.
     let call = unsafe { &*info.cast::<SystemCall>() };
     if call.code != BY_A_FILTER {
-        // Somebody sent the signal; it stands for nothing.
+        // A process sent the signal, so no call was trapped.
         return;
     }
     // SAFETY: the kernel gives the handler the thread's registers, and restores them from there.
     fail_with_eperm(unsafe { &mut *context.cast::<libc::ucontext_t>() });
     if is_first(call.number) {
-        let mut line = [0; 256];
+        let mut line = [0; LONGEST_LINE];
         let length = format(&mut line, call.number, SystemTime::now(), JSON.load(Ordering::Relaxed));
-        // SAFETY: the buffer has as many bytes. Nobody may be reading any more.
+        // SAFETY: the buffer has as many bytes. A failure is ignored: the reader may be gone.
         unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), length) };
     }
 }
@@ -81,12 +81,19 @@ fn is_first(number: c_int) -> bool {
     TOLD[place / u64::BITS as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
 }
 
+/// Bytes of a log line, which stand on the stack of a thread that may have little of it.
+const LONGEST_LINE: usize = 384;
+
 /// Writes a log line as the logger would; gives its length.
 fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
     let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("of an unknown name", |call| call.name());
     let (start, level, end) = match json {
-        true => ("{\"timestamp\":\"", "\",\"level\":\"WARN\",\"fields\":{\"message\":\"", "\"}}"),
-        false => ("", "  WARN ", ""),
+        true => (
+            "{\"timestamp\":\"",
+            "\",\"level\":\"WARN\",\"fields\":{\"message\":\"",
+            "\"},\"target\":\"podfs_fuse::confinement\"}",
+        ),
+        false => ("", "  WARN podfs_fuse::confinement: ", ""),
     };
     let room = line.len();
     let mut rest = line;
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     fn line(json: bool, number: i64) -> String {
-        let mut line = [0; 256];
+        let mut line = [0; LONGEST_LINE];
         let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
         let length = format(&mut line, c_int::try_from(number).expect("a number"), at, json);
         String::from_utf8(line[..length].to_vec()).expect("text")
@@ -116,7 +123,10 @@ mod tests {
     #[test]
     fn a_line_looks_like_the_loggers_and_has_the_name() {
         let text = line(false, libc::SYS_ptrace);
-        assert!(text.starts_with("2023-11-14T22:13:20.000001Z  WARN the system call ptrace ("), "{text}");
+        assert!(
+            text.starts_with("2023-11-14T22:13:20.000001Z  WARN podfs_fuse::confinement: the system call ptrace ("),
+            "{text}"
+        );
         assert!(text.ends_with("arguments\n"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&line(true, libc::SYS_ptrace)).expect("JSON");
         assert_eq!((&json["level"], &json["timestamp"]), (&"WARN".into(), &"2023-11-14T22:13:20.000001Z".into()));

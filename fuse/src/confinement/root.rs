@@ -34,7 +34,7 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
     let processes = if processes { Some(process_files()?) } else { None };
     let inside = processes.as_ref().map(|mount| Inside { mount, name: c"proc", shape: Shape::Directory });
     let home = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // SAFETY: this is the only thread, so nobody relies on sharing the root or the working directory.
+    // SAFETY: this is the only thread, so no other thread shares the root or the working directory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     become_root(&root, inside).inspect_err(|_| {
         // It has all capabilities that it had when it left, so it may come back.
@@ -45,7 +45,7 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
 /// `/proc` without anything but processes: `/proc/sys` and the like would let root change the host.
 fn process_files() -> Result<OwnedFd, Errno> {
     file_system("proc", ("subset", "pid"), MountAttrFlags::MOUNT_ATTR_RDONLY).or_else(|_| {
-        // A container whose `/proc` is covered in parts may not have one that is not.
+        // The kernel refuses a container a new `/proc` if parts of the container's own one are covered.
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let clone = open_tree(CWD, c"/proc", flags | OpenTreeFlags::AT_RECURSIVE)?;
         let read_only = set_attributes(&clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself);

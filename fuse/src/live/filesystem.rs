@@ -4,12 +4,12 @@
 //! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system
 //! calls. Bytes change here, by `SharedLiveTree::swap`:
 //!
-//! 1. The nodes that change are marked. A request for bytes or attributes of one waits from here on, at most `SWAP_TIMEOUT`.
+//! 1. The nodes that change are marked. From here on a request for their bytes or attributes waits, at most `SWAP_TIMEOUT`.
 //! 2. The kernel forgets their attributes, and then drops their pages; it waits for pages that are being read.
-//! 3. If nothing was said of them since 1, the tree shows the other bytes, and what waited is answered from these. So the
-//!    kernel never has old bytes with the new size, or new bytes with the old one, for a page of its own to show.
-//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter has the old bytes after `SWAP_TIMEOUT`, and all of it
-//!    begins again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
+//! 3. If no request about them was answered since 1, the tree shows the new bytes, and the waiting requests are answered from
+//!    these. So no page of the kernel's has old bytes with the new size, or new bytes with the old size.
+//! 4. If the kernel waits at 2 for an answer that waits at 1, the latter gets the old bytes after `SWAP_TIMEOUT`, and all steps
+//!    begin again. After `ATTEMPTS` the bytes are swapped anyway, and the pages dropped once more.
 //!
 //! A wait at 2 is the wait of a child process, which a kill of the server does not keep from ending
 //! ([`page_invalidator`](crate::session::drop_content_of)).
@@ -123,7 +123,7 @@ impl SharedLiveTree {
     }
 }
 
-/// Lets the region know of a step before anybody hears that it is done.
+/// Records a step in the region before its request is answered.
 fn take_and_count(tree: &mut LiveTree, step: &Step, region: &Region) -> Result<(), Errno> {
     tree.take(step)?;
     while region.applied() < tree.applied() {
@@ -195,7 +195,9 @@ impl LiveFilesystem {
             | Operation::Link { .. }
             | Operation::FAllocate(_) => Err(Errno::EROFS),
 
-            // Told once, remembered by the kernel for the life of the connection: it need not ask again.
+            // The request of each `isatty(3)`; the kernel remembers no answer.
+            Operation::IoCtl => Err(Errno::ENOTTY),
+            // The kernel remembers this answer for the life of the connection, and does not ask again.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -235,7 +237,7 @@ impl LiveFilesystem {
         Ok(Answer::Done)
     }
 
-    /// What is asked for is to raise an event; the attributes are those of the payload.
+    /// The request is made to raise an event; the attributes stay those of the payload.
     fn set_attributes(&self, node: u64, arguments: &SetattrIn) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);

@@ -1,7 +1,8 @@
 //! From what is shown to another payload, as steps.
 //!
-//! The order is the one in which files may refer to each other: what is new comes first, then all files get their new bytes
-//! at once, then what is not wanted any more goes. A name that becomes a directory, or a file again, goes before it comes.
+//! The order is the one in which files may refer to each other: new files come first, then all files get their new bytes at once,
+//! then the files that are no longer wanted go. A name that changes between file and directory is removed before it is made
+//! again.
 
 use std::collections::BTreeSet;
 

@@ -5,8 +5,8 @@
 //!    change it is `EROFS`. The server counts the steps in the volume's region before the kernel hears that one is done.
 //! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
 //!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
-//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not hear
-//!    what the kernel forgets; the server tells it with each update.
+//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not see
+//!    what the kernel forgets; the server reports it with each update.
 //! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 
@@ -88,7 +88,7 @@ struct Node {
     gid: u32,
     time: SystemTime,
     unlinked: bool,
-    /// How often the kernel was told of it; unknown if a server before this one has told it, too.
+    /// How many answers have shown it to the kernel; unknown if some of them came from earlier servers.
     #[serde(skip)]
     lookups: Option<u64>,
 }
@@ -184,7 +184,7 @@ impl LiveTree {
         self.asked_before = None;
     }
 
-    /// A step was done, as the caller who made the system call knows.
+    /// A step was done, as the caller knows, which made the system call.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -206,7 +206,7 @@ impl LiveTree {
         Ok(())
     }
 
-    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    /// Takes the next step, unless an earlier server has taken it without an answer.
     pub(super) fn take(&mut self, step: &Step) -> Result<(), Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(());
@@ -312,7 +312,7 @@ impl LiveTree {
         self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
     }
 
-    /// The kernel was told of a node.
+    /// An answer has shown a node to the kernel.
     pub(super) fn count(&mut self, node: u64) {
         if let Some(Node { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
             *told += 1;
@@ -324,7 +324,7 @@ impl LiveTree {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lookups = match known.lookups {
             Some(told) => Some(told.saturating_sub(count)),
-            // The kernel forgets an unlinked node once, with all that servers before this one have told of it.
+            // The kernel forgets an unlinked node once, with its whole count, that of earlier servers included.
             None if known.unlinked => Some(0),
             None => None,
         };

@@ -1,4 +1,4 @@
-//! Which events are logged: directives as tracing-subscriber has them, but for those of spans and fields.
+//! Which events are logged: directives as tracing-subscriber has them, without those of spans and fields.
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
@@ -13,8 +13,8 @@ struct Directive {
 }
 
 impl Filter {
-    /// Directives with commas between them. One that is not understood is left out: the supervisor has checked them. Without
-    /// any, `info` and above is logged.
+    /// Directives with commas between them. An unknown directive is left out: the supervisor has checked them. Without any,
+    /// `info` and above is logged.
     pub(super) fn parse(text: &str) -> Self {
         let mut directives: Vec<Directive> = Vec::new();
         for directive in text.split(',').filter_map(|word| Directive::parse(word.trim())) {

@@ -1,17 +1,17 @@
-//! An event as a line, in the form that tracing-subscriber gives the supervisor's events.
+//! An event as a line, in the form of the crate tracing-subscriber. The supervisor writes its events by the same functions.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
-use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
 use crate::printable::printable;
+use crate::utc::utc;
 
 /// A line for people.
-pub(super) fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
+pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     let paint = |text: &str, colour: &str| match coloured {
         true => format!("\x1b[{colour}m{text}\x1b[0m"),
         false => text.to_owned(),
@@ -25,7 +25,8 @@ pub(super) fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String 
         Level::TRACE => "35",
     };
     let level = paint(&format!("{:>5}", level.as_str()), colour);
-    let mut line = format!("{} {level}", paint(&Timestamp(at).to_string(), "2"));
+    let (time, target) = (paint(&Timestamp(at).to_string(), "2"), paint(event.metadata().target(), "2"));
+    let mut line = format!("{time} {level} {target}{}", paint(":", "2"));
     for (name, value) in Fields::of(event).0 {
         let value = printable(&value).into_owned();
         line += " ";
@@ -37,13 +38,13 @@ pub(super) fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String 
     line + "\n"
 }
 
-/// One JSON object.
-pub(super) fn json(event: &Event<'_>, at: SystemTime) -> String {
-    let mut fields = JsonFields::default();
+/// One JSON object. `context` has the fields of the spans around the event; a field of the event itself overrides them.
+pub fn json(event: &Event<'_>, at: SystemTime, context: Map<String, Value>) -> String {
+    let mut fields = JsonFields(context);
     event.record(&mut fields);
-    // The order of the keys is that of the supervisor's lines.
     let (timestamp, level) = (json!(Timestamp(at).to_string()), json!(event.metadata().level().as_str()));
-    format!("{{\"timestamp\":{timestamp},\"level\":{level},\"fields\":{}}}\n", Value::Object(fields.0))
+    let (fields, target) = (Value::Object(fields.0), json!(event.metadata().target()));
+    format!("{{\"timestamp\":{timestamp},\"level\":{level},\"fields\":{fields},\"target\":{target}}}\n")
 }
 
 /// A time as log lines have it.
@@ -52,11 +53,7 @@ pub(crate) struct Timestamp(pub(crate) SystemTime);
 impl Display for Timestamp {
     /// Allocates no memory.
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
-        let at = OffsetDateTime::from(self.0);
-        let (date, time) = (at.date(), at.time());
-        let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
-        let (hour, minute, second, micros) = (time.hour(), time.minute(), time.second(), time.microsecond());
-        write!(to, "{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+        write!(to, "{:.6}", utc(self.0))
     }
 }
 
@@ -87,7 +84,6 @@ impl Visit for Fields {
 }
 
 /// The fields of an event as JSON.
-#[derive(Default)]
 struct JsonFields(Map<String, Value>);
 
 impl JsonFields {
@@ -190,10 +186,7 @@ mod tests {
         let writer = theirs.clone();
         let base = move || {
             let writer = writer.clone();
-            tracing_subscriber::fmt()
-                .with_max_level(Level::TRACE)
-                .with_target(false)
-                .with_writer(move || writer.clone())
+            tracing_subscriber::fmt().with_max_level(Level::TRACE).with_writer(move || writer.clone())
         };
         let taken = || std::mem::take(&mut *theirs.0.lock().expect("no panic"));
         for coloured in [false, true] {
@@ -204,7 +197,7 @@ mod tests {
         }
         with_default(base().json().finish(), log_events);
         let before = "{\"timestamp\":\"";
-        let ours = ours(|event| json(event, SystemTime::now()));
+        let ours = ours(|event| json(event, SystemTime::now(), Map::new()));
         assert_eq!(without_times(&ours, before), without_times(&taken(), before));
     }
 
@@ -213,6 +206,9 @@ mod tests {
         let kept = Arc::new(Mutex::new(String::new()));
         let line = |event: &Event<'_>| text(event, SystemTime::UNIX_EPOCH, false);
         with_default(Kept(line, Arc::clone(&kept)), || warn!("a name: {}", "\x1b[2J"));
-        assert_eq!(*kept.lock().expect("no panic"), "1970-01-01T00:00:00.000000Z  WARN a name: \\u001b[2J\n");
+        assert_eq!(
+            *kept.lock().expect("no panic"),
+            "1970-01-01T00:00:00.000000Z  WARN podfs_fuse::log::line::tests: a name: \\u001b[2J\n"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The server's log: lines on standard error, in the form of the supervisor's lines.
 //!
 //! The supervisor logs with the crate tracing-subscriber. Its filters bring a compiler for regular expressions and a table of
-//! 32 KiB into each process. The server needs neither: its code has no spans, and its events have few fields.
+//! 32 KiB into each process. The server needs neither: its code has no spans, and its
+//! events name their volume in a field.
 //!
 //! | module | owns |
 //! |---|---|
@@ -9,7 +10,7 @@
 //! | `line` | an event as a line, for people or as JSON |
 
 mod filter;
-pub(crate) mod line;
+pub mod line;
 
 use std::env;
 use std::io::{self, Write};
@@ -35,7 +36,7 @@ pub enum Lines {
 }
 
 impl Lines {
-    /// As they stand in the server's arguments.
+    /// As in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -99,7 +100,7 @@ impl Subscriber for Logger {
         let now = SystemTime::now();
         let line = match self.lines {
             Lines::Text => line::text(event, now, self.coloured),
-            Lines::Json => line::json(event, now),
+            Lines::Json => line::json(event, now, serde_json::Map::new()),
         };
         let _never_fails = StandardError.write(line.as_bytes());
     }

@@ -1,4 +1,4 @@
-//! Nothing secret stays in memory that was freed.
+//! Freed memory holds no secrets.
 //!
 //! Bytes of a Secret pass through readers, parsers and maps before they become a payload. Rather than
 //! trusting each of these to clean up, the allocator of both programs overwrites every block when it is
@@ -9,8 +9,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::wipe;
 
 /// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
-/// which [`tune_allocator`](super::tune_allocator) fixes), and the kernel never shows it to
-/// anybody. Below, the block would be handed out again as it is.
+/// which [`tune_allocator`](super::tune_allocator) fixes), and the kernel zeroes it before any process gets it. Below, the block
+/// would be handed out again as it is.
 const RETURNED_AT_ONCE: usize = 1 << 20;
 
 /// The system's allocator, with every block zeroed before it is freed.
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for ZeroingAllocator {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if layout.size() < RETURNED_AT_ONCE {
-            // SAFETY: the block is `layout.size()` bytes long and nobody uses it any more.
+            // SAFETY: the block is `layout.size()` bytes long and no code uses it any more.
             wipe(unsafe { std::slice::from_raw_parts_mut(block, layout.size()) });
         }
         // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`.

@@ -41,7 +41,7 @@ fn is_locked() -> bool {
     LOCKED.load(Ordering::Relaxed)
 }
 
-/// Overwrites `bytes` with zeros; the compiler keeps the stores even if nobody reads them any more.
+/// Overwrites `bytes` with zeros; the compiler keeps the stores even if no code reads the bytes again.
 pub fn wipe(bytes: &mut [u8]) {
     // SAFETY: any eight bytes are a `u64`. Whole words make an eighth of the stores.
     let (head, words, tail) = unsafe { bytes.align_to_mut::<u64>() };

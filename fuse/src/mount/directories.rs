@@ -1,5 +1,5 @@
 //! Directories and mount point files that are made for a while and taken back: directories with `rmdir`
-//! only, innermost first, files only while they are empty. What others use by then stays.
+//! only, innermost first, files only while they are empty. Directories and files that other processes use stay.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -163,7 +163,7 @@ fn take_back_directory(directory: &Path) {
     for _ in 0..50 {
         match fs::remove_dir(directory) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(MOMENT),
-            // Somebody else may use it by now, and then it is not ours to take.
+            // Another process may use it by now; then it is not removed.
             _ => return,
         }
     }
@@ -177,7 +177,7 @@ fn is_unmounted(directory: &Path) -> bool {
     mounts_at(directory).is_ok_and(|mounts| mounts.is_empty())
 }
 
-/// Removes a file that is still as it was made. One that is mounted on cannot be removed.
+/// Removes a file that is still as it was made. A mount point cannot be removed.
 fn take_back_file(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
         let _ = fs::remove_file(path);

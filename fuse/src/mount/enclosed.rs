@@ -1,8 +1,8 @@
 //! Sources as servers get them: cut off from the host's other mounts.
 //!
-//! Whoever has a descriptor of a directory reaches by `..` what is above it, and from there every mount of its mount
-//! namespace. So a server gets a clone of its source, with a clone of every mount below it, that lies alone in a mount
-//! namespace of its own:
+//! A process with a descriptor of a directory reaches by `..` what is above it, and from there every mount of its mount
+//! namespace. So a server gets a clone of its source, with a clone of every mount below it, that lies alone in a mount namespace
+//! of its own:
 //!
 //! 1. The clone is a slave of the host's mounts. What the host mounts below the source later appears in it, and what the
 //!    host unmounts goes.
@@ -11,8 +11,8 @@
 //! 4. An open mount table of the namespace keeps the namespace alive, also when no process is in it. So the supervisor, the
 //!    server and its successors hold the namespace by the descriptor that they read its mounts from.
 //!
-//! A mount that is private hears of no other mount. A clone of it would not show what the host mounts below the source
-//! later, so such a source is not enclosed.
+//! A private mount gets no mount events. A clone of it would not show what the host mounts below the source later, so such a
+//! source is not enclosed.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -53,7 +53,7 @@ impl Enclosed {
             }
             Err(error) => error.to_string(),
         };
-        info!("volume {volume:?}: podfs does not cut its server off from the host's other mounts: {reason}");
+        info!(volume, "volume {volume:?}: podfs does not cut its server off from the host's other mounts: {reason}");
         Self::open(source)
     }
 
@@ -66,13 +66,13 @@ impl Enclosed {
     }
 }
 
-/// None for a source that hears of no other mount.
+/// None for a source whose mount gets no mount events.
 fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
     let mounted = mount_with_id(mount_id(source)?)?;
     if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {
         return Ok(None);
     }
-    // The kernel knows the type of the root from the mount itself; nobody is asked.
+    // The kernel knows the type of the root from the mount itself; this causes no request.
     let found = statx(source, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     let shape = match FileType::from_raw_mode(found.stx_mode.into()) {
         FileType::Directory => Shape::Directory,

@@ -1,9 +1,9 @@
 //! The mounts of a volume.
 //!
 //! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, attached nowhere, known only by
-//! its descriptor. A clone of it, made read-only before anybody sees it, is moved to the volume's
-//! path: the *visible* mount. Both show one superblock. Root in a container gets `EROFS` from the
-//! kernel; only the holder of the private descriptor can change the tree.
+//! its descriptor. A clone of it, made read-only while it is still detached, is moved to the volume's path: the *visible* mount.
+//! Both show one superblock. Root in a container gets `EROFS` from the kernel; only the holder of the private descriptor can
+//! change the tree.
 //!
 //! | module | owns |
 //! |---|---|
@@ -72,6 +72,11 @@ impl MountError {
             Some(libc::ENOSYS | libc::ENODEV | libc::ENXIO) => Self::Unsupported { what, cause },
             _ => Self::Failed { what, cause },
         }
+    }
+
+    /// Whether the kernel said `EINVAL`.
+    pub(crate) fn is_invalid(&self) -> bool {
+        matches!(self, Self::Failed { cause, .. } if cause.raw_os_error() == Some(libc::EINVAL))
     }
 
     pub(crate) fn at(what: &str, path: &Path, cause: impl Into<io::Error>) -> Self {

@@ -19,11 +19,11 @@ use super::MountError;
 const DEVICE: &str = "/dev/fuse";
 
 /// What the mount table says projections are mounts of.
-const PROJECTION_SOURCE: &str = "podfs";
+pub(crate) const PROJECTION_SOURCE: &str = "podfs";
 /// What it says of passthrough volumes.
 pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
 /// What it says of NFS volumes.
-const NFS_SOURCE: &str = "podfs-nfs";
+pub(crate) const NFS_SOURCE: &str = "podfs-nfs";
 
 /// A new FUSE connection: what the server reads requests from.
 ///
@@ -68,6 +68,10 @@ pub enum Access {
 /// A mounted file system that only its holder can reach.
 pub struct PrivateMount {
     tree: OwnedFd,
+    /// What the mount table says its clones are mounts of.
+    source: &'static str,
+    /// The label that it was mounted with, as far as this process knows.
+    selinux_context: Option<String>,
 }
 
 impl PrivateMount {
@@ -85,22 +89,26 @@ impl PrivateMount {
     /// they do there.
     ///
     /// # Errors
-    /// As [`Self::new`], and when the source cannot be looked at.
+    /// As [`Self::new`], and when the source's attributes cannot be read.
     pub fn of_source(
         device: BorrowedFd<'_>,
         source: BorrowedFd<'_>,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
-        let status = fstatvfs(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
-        let flags = [
-            (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
-            (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
-            (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
-            (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
-        ];
-        let there = flags.into_iter().filter(|(flag, _)| status.f_flag.contains(*flag));
-        let attributes = there.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute);
+        let attributes = attributes(source).map_err(|errno| MountError::new("cannot look at the source", errno))?;
         Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
+    }
+
+    /// Another mount of the file system that `device` serves already (since Linux 5.15). Before 6.15, a private mount can be
+    /// cloned once.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and when the server does not answer.
+    pub(crate) fn again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
+        let attributes =
+            attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
+        let options = MountOptions { selinux_context: self.selinux_context.clone(), shape: self.shape() };
+        Self::mount(device, self.source, attributes, &options)
     }
 
     /// As [`Self::new`], for a file system that shows an export: setuid and devices work as far as `attributes` let
@@ -116,8 +124,8 @@ impl PrivateMount {
         Self::mount(device, NFS_SOURCE, attributes, options)
     }
 
-    /// How many bytes the kernel reads ahead of who reads a file from its beginning to its end, in KiB. So several requests
-    /// are on their way at once. To be called after the handshake, which sets it back.
+    /// How far the kernel reads ahead when a file is read sequentially, in KiB. So several requests are on their way at once. To
+    /// be called after the handshake, which sets it back.
     ///
     /// # Errors
     /// When this process does not see the host's `/sys`.
@@ -127,14 +135,14 @@ impl PrivateMount {
         std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string())
     }
 
-    /// A private mount that another process made.
-    pub(crate) fn adopt(tree: OwnedFd) -> Self {
-        Self { tree }
+    /// A private mount that another process made, of this source.
+    pub(crate) fn adopt(tree: OwnedFd, source: &'static str) -> Self {
+        Self { tree, source, selinux_context: None }
     }
 
     fn mount(
         device: BorrowedFd<'_>,
-        source: &str,
+        source: &'static str,
         attributes: MountAttrFlags,
         options: &MountOptions,
     ) -> Result<Self, MountError> {
@@ -164,21 +172,21 @@ impl PrivateMount {
         }
         fsconfig_create(context.as_fd()).map_err(failed)?;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)?;
-        Ok(Self { tree })
+        Ok(Self { tree, source, selinux_context: options.selinux_context.clone() })
     }
 
-    /// The number of the connection, below `/sys/fs/fuse/connections`. Nobody is asked for it.
+    /// The number of the connection, below `/sys/fs/fuse/connections`. The kernel knows it; this causes no request.
     pub(crate) fn connection(&self) -> Option<u32> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         statx(&self.tree, c"", flags, StatxFlags::empty()).ok().map(|found| found.stx_dev_minor)
     }
 
-    /// The device number of the file system, as the mount table writes it. Nobody is asked for it.
+    /// The device number of the file system, as the mount table writes it. The kernel knows it; this causes no request.
     pub(crate) fn device(&self) -> Option<String> {
         self.connection().map(|minor| format!("0:{minor}"))
     }
 
-    /// Whether its root is a directory. The kernel knows that from the mount itself; nobody is asked.
+    /// Whether its root is a directory. The kernel knows that from the mount itself; this causes no request.
     pub(crate) fn shape(&self) -> Shape {
         match root_type(self.tree.as_fd()) {
             Ok(FileType::RegularFile) => Shape::File,
@@ -186,8 +194,8 @@ impl PrivateMount {
         }
     }
 
-    /// A read-only clone, attached nowhere yet. The flags are set before anybody can see it, so that
-    /// copies that propagate into containers carry them too.
+    /// A read-only clone, attached nowhere yet. The flags are set while it is detached, so that copies that propagate into
+    /// containers carry them too.
     ///
     /// There is no `noexec`: scripts in configMaps are run from their volume, as on the kubelet's
     /// tmpfs.
@@ -254,7 +262,7 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Attaches the mount in a mount namespace of its own, clones it there, or the entry `part` of its root, and detaches
-/// it.
+/// it. The kernel attaches it no second time.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     // Any directory or file does: it is covered in the thread's own namespace only.
     let stage = match root_type(tree)? {
@@ -275,7 +283,20 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
 }
 
-/// The kernel knows the type of the root from the mount itself; nobody is asked.
+/// The flags of the mount that `file` is open in.
+fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
+    let there = fstatvfs(file)?.f_flag;
+    let flags = [
+        (StatVfsMountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (StatVfsMountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (StatVfsMountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (StatVfsMountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
+    ];
+    let flags = flags.into_iter().filter(|(flag, _)| there.contains(*flag));
+    Ok(flags.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute))
+}
+
+/// The kernel knows the type of the root from the mount itself; this causes no request.
 fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
     let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(root.stx_mode.into()))

@@ -86,7 +86,7 @@ pub struct Mounted {
     pub read_only: bool,
     /// What it denies to the files on it.
     pub restrictions: Restrictions,
-    /// It hears of no mount that is made elsewhere, and no other mount hears of those below it (`MS_PRIVATE`).
+    /// Mount events are propagated neither to it nor from it (`MS_PRIVATE`).
     pub is_private: bool,
     /// Where it is mounted.
     pub at: PathBuf,

@@ -5,20 +5,20 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
-use super::private::Shape;
+use super::private::{Reach, Shape, set_attributes};
 use super::table::{FS_TYPE, Mounted, mount_id, mount_with_id, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The caller holds the lock of this pod, so whoever mounted it is gone. A dead mount is covered by the new one: that
-    /// reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
+    /// The caller holds the lock of this pod, so the supervisor that mounted it is gone. A dead mount is covered by the new one:
+    /// that reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
     /// them off. Any other is taken away.
     Cover,
     /// Take it away only when its server is gone.
@@ -29,7 +29,7 @@ pub enum Leftovers {
 enum Below {
     /// The directory or file itself.
     Nothing,
-    /// A mount that nobody answers for.
+    /// A mount whose server is gone.
     Dead,
 }
 
@@ -68,7 +68,7 @@ impl MountPoint {
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
         match (point.clear(leftovers)?, shape) {
-            // What is below a dead mount cannot be looked at.
+            // The kernel cannot read what is below a dead mount.
             (Below::Dead, _) => {}
             (Below::Nothing, Shape::Directory) => point.check_empty()?,
             (Below::Nothing, Shape::File) => point.check_empty_file()?,
@@ -79,7 +79,7 @@ impl MountPoint {
     /// The place of a mount that is there already.
     ///
     /// # Errors
-    /// When the directories above it cannot be looked at.
+    /// When the directories above it cannot be read.
     pub fn of_mount(path: &Path) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
@@ -190,6 +190,23 @@ pub fn take_away(path: &Path) -> Result<(), MountError> {
     mounts.iter().try_for_each(|_| detach(path))
 }
 
+/// As [`take_away`], of a part of a volume. What a container has mounted in the part stays mounted in the volume.
+///
+/// # Errors
+/// As [`take_away`].
+pub fn take_away_part(path: &Path) -> Result<(), MountError> {
+    let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
+    mounts.iter().try_for_each(|_| {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let slave = Reach::AllBelow { propagation: libc::MS_SLAVE };
+        // The kernel unmounts what is in the peers of a mount, too.
+        let separated =
+            open(path, flags, Mode::empty()).map_err(Into::into).and_then(|top| set_attributes(&top, 0, slave));
+        separated.map_err(|cause| MountError::at("change the propagation of", path, cause))?;
+        detach(path)
+    })
+}
+
 /// A mount that containers see. Dropping it unmounts it.
 #[derive(Debug)]
 pub struct VisibleMount {
@@ -236,7 +253,7 @@ impl VisibleMount {
         over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
     }
 
-    /// The root of the mount, for a look at what is in it. Nothing is asked of the file system.
+    /// The root of the mount, to look at what is in it. Opening it causes no request.
     ///
     /// # Errors
     /// When its path cannot be opened or leads to something else, because another process has unmounted or covered it.
@@ -267,8 +284,7 @@ impl VisibleMount {
         self.covers += covers;
     }
 
-    /// Unmounts it, lazily when it is busy: it disappears from the path at once, and whoever is inside
-    /// keeps what they have open.
+    /// Unmounts it, lazily when it is busy: it disappears from the path at once, and processes keep what they have open on it.
     ///
     /// # Errors
     /// When the kernel refuses; the mount stays then.
@@ -281,13 +297,14 @@ impl VisibleMount {
         uncover(&self.path)
     }
 
-    /// As [`Self::unmount`]; and whoever still waits for an answer has it at once, an error. That does not need the server
-    /// of the mount, which may be unable to end.
+    /// As [`Self::unmount`]; and processes that still wait for an answer get an error at once. That does not need the server of
+    /// the mount, which may be unable to end.
     ///
     /// # Errors
     /// As [`Self::unmount`].
     pub fn unmount_and_abort(self) -> Result<(), MountError> {
-        // The kernel ends the connection first, whoever is inside. `unmount` is told if this was all there was to do.
+        // The kernel aborts the connection first, even while processes use the mount. `unmount` finds out whether that also
+        // unmounted it.
         if self.mounted {
             let _gone =
                 rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
@@ -310,18 +327,30 @@ impl Drop for VisibleMount {
     }
 }
 
-/// Takes away the dead mounts that a mount has covered.
+/// Unmounts the dead mounts that a mount has covered. The mount table has a line for each mount of the node, so it is read
+/// only when a mount is left: thousands of volumes may be unmounted one after another.
 fn uncover(path: &Path) -> Result<(), MountError> {
-    loop {
+    while may_be_mount_point(path) {
         let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
         match mounts.last() {
             Some(top) if top.fs_type == FS_TYPE && is_dead(path) => detach(path)?,
             _ => return Ok(()),
         }
     }
+    Ok(())
 }
 
-/// Whether nobody answers for what is mounted at `path` any more.
+/// Whether a file system is mounted at `path`, or the kernel cannot tell. No file system is asked.
+fn may_be_mount_point(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match statx(CWD, path, flags, StatxFlags::empty()) {
+        Ok(found) => found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        Err(Errno::NOENT) => false,
+        Err(_) => true,
+    }
+}
+
+/// Whether what is mounted at `path` has no server any more.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -329,14 +358,14 @@ pub fn is_dead(path: &Path) -> bool {
 fn take_off(path: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        // Unmounted by somebody else: there is nothing left to do.
+        // Another process has unmounted it: there is nothing left to do.
         Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(_busy) => detach(path),
     }
 }
 
-/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and whoever is inside keeps what
-/// they have open.
+/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and processes keep what they have open on
+/// it.
 ///
 /// # Errors
 /// When nothing is mounted there, or the kernel refuses.

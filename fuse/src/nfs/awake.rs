@@ -2,8 +2,8 @@
 //!
 //! A program that makes one call after the other waits twice for this thread to wake up: when it asks, and when the server
 //! has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when nothing has
-//! happened for a moment; until then it looks again and again whether there is something to read. If somebody else wants
-//! the CPU, it rests for a while: then it would not be the one that waits.
+//! happened for a moment; until then it looks again and again whether there is something to read. If another thread wants the
+//! CPU, it sleeps at once for a while: otherwise the other thread would wait for it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 /// For so long after something has happened the thread stays awake.
 const LINGERS: Duration = Duration::from_micros(100);
-/// For so long it goes to sleep at once, after somebody else wanted its CPU.
+/// How long the thread goes to sleep at once, after another thread wanted its CPU.
 const RESTS: Duration = Duration::from_millis(10);
 
 /// Whether the thread stays awake.
@@ -71,7 +71,7 @@ enum Next {
     Rest,
 }
 
-/// Something happened last so long ago; since the thread stays awake, somebody else wanted its CPU or not.
+/// Something happened last so long `ago`; `is_wanted` if another thread has wanted the CPU since this one stays awake.
 fn next(ago: Duration, is_wanted: bool) -> Next {
     match is_wanted {
         true => Next::Rest,
@@ -128,7 +128,7 @@ mod tests {
                 loop {
                     let before = worked();
                     sleep(WATCHED).await;
-                    // One that does not sleep works for about all the time that it has.
+                    // A thread that does not sleep uses nearly all of the elapsed time.
                     if worked() - before < WATCHED / 10 {
                         break;
                     }

@@ -1,13 +1,14 @@
-//! How an export is served: what a volume's mount options come to.
+//! How an export is served: the result of a volume's mount options.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use podfs_nfs::export::Limits;
+use podfs_nfs::rpc::{Persistence, Policy};
+use podfs_nfs::v3::Kind;
 use serde::{Deserialize, Serialize};
 
-use super::export::Limits;
-use super::rpc::{Persistence, Policy};
-use super::v3::Kind;
+use crate::caller::credentials::ActAs;
 
 /// How an export is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,9 +21,9 @@ pub struct Options {
     pub path: String,
     /// Where the server's NFS service is.
     pub nfs: SocketAddr,
-    /// Where its MOUNT service is, for when the root has to be asked for again.
+    /// Where its MOUNT service is, for when it has to give the root again.
     pub mountd: Option<SocketAddr>,
-    /// How the server is looked for when it is silent, if its name may come to mean another address.
+    /// How to search for the server when it is silent, if its name may mean another address by then.
     #[serde(default)]
     pub search: Option<Search>,
     /// The root's file handle, as MOUNT gave it.
@@ -46,8 +47,8 @@ pub struct Options {
     pub with_attributes: bool,
     /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
     pub local_locks: LocalLocks,
-    /// As whom calls are made.
-    pub callers: Callers,
+    /// The user that calls are made as.
+    pub callers: ActAs,
     /// Report every request on standard output.
     pub trace: bool,
 }
@@ -99,7 +100,7 @@ pub struct Caching {
     pub acdirmax: u32,
     /// Which names.
     pub lookups: Lookups,
-    /// A file that is opened is as it was when it was closed last, whoever did that (`cto`).
+    /// An open sees the content of the last close, by any client (`cto`).
     pub close_to_open: bool,
 }
 
@@ -123,19 +124,6 @@ pub struct LocalLocks {
     pub posix: bool,
     /// Those of `flock(2)`.
     pub flock: bool,
-}
-
-/// As whom calls are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Callers {
-    /// As the caller, as the kernel tells.
-    #[default]
-    AsTheyAre,
-    /// As nobody (`sec=none`).
-    AsNobody,
-    /// As what the caller is in its own user namespace: the volume is shown by ID-mapped mounts that map the ids of
-    /// that namespace.
-    AsInTheirNamespace,
 }
 
 impl Default for Caching {
@@ -179,7 +167,7 @@ impl Options {
             stable: false,
             with_attributes: true,
             local_locks: LocalLocks::default(),
-            callers: Callers::default(),
+            callers: ActAs::default(),
             trace: false,
         }
     }
@@ -190,7 +178,7 @@ impl Options {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 
-    /// How long a call is waited for.
+    /// How long a call waits for the server.
     pub fn policy(&self) -> Policy {
         let persistence = match self.retry_policy {
             RetryPolicy::Hard => Persistence::Hard,

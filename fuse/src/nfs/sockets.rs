@@ -4,10 +4,10 @@
 //!    copies of them, one set for each volume, and connects them; which volumes have the same set, it sees by the sockets.
 //! 2. A set is for one server: for the name that volumes give it, and the address that was found by it. Volumes that name
 //!    a server otherwise have another set, since that name may come to mean another machine.
-//! 3. A set lives as long as a volume that uses it. Whoever looks for one, or makes one, holds the lock of all sets; so two
+//! 3. A set lives as long as a volume that uses it. Code that looks for a set, or makes one, holds the lock of all sets; so two
 //!    volumes that begin at the same time have the same.
-//! 4. A server that has moved keeps its set. Where it is now stands there, and so holds for all volumes that use it,
-//!    those included that are just beginning.
+//! 4. A server that has moved keeps its set. The set has its new address, for all volumes that use it, those included that are
+//!    just starting.
 //! 5. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
 
 use std::io;
@@ -15,14 +15,13 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::fstat;
+use podfs_nfs::rpc::dial::{bound, inode};
+use podfs_nfs::server::MAX_CONNECTIONS;
 use rustix::net::getsockname;
 
 use super::options::{Options, Place};
-use super::rpc::dial::bound;
-use super::server::MAX_CONNECTIONS;
 
-/// The first port that anybody may bind.
+/// The first port that needs no privilege to bind.
 const UNPRIVILEGED: u16 = 1024;
 
 /// The sets of a pod.
@@ -87,7 +86,9 @@ impl SocketSets {
         };
         let inode = inode(first)?;
         let mut sets = self.lock();
-        let is_it = |set: &Arc<Set>| set.connections().first().is_some_and(|one| self::inode(one).ok() == Some(inode));
+        let is_it = |set: &Arc<Set>| {
+            set.connections().first().is_some_and(|one| podfs_nfs::rpc::dial::inode(one).ok() == Some(inode))
+        };
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
             Some(set) => {
                 let mut known = set.connections();
@@ -165,14 +166,6 @@ impl Set {
     fn connections(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
         self.connections.lock().expect("a thread that panics ends the process")
     }
-}
-
-/// What all copies of a socket have in common, and no other socket has.
-///
-/// # Errors
-/// When the kernel does not tell.
-pub(crate) fn inode(socket: &OwnedFd) -> io::Result<u64> {
-    Ok(fstat(socket)?.st_ino)
 }
 
 fn port(socket: &OwnedFd) -> io::Result<u16> {

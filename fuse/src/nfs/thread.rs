@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
-//! It reads the FUSE devices and the sockets to servers, so that no call costs another thread's waking. Nothing on it
-//! waits: what has to is a task. Whether the thread sleeps between two calls is for `awake` to say.
+//! It reads the FUSE devices and the sockets to servers, so that no call has to wake another thread. The thread never blocks:
+//! whatever has to wait is a task. Whether the thread sleeps between two calls is for `awake` to say.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,8 +10,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use podfs_nfs::export::{Export, How};
+use podfs_nfs::rpc::{Credential, Policy, SilenceObserver};
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Attributes, FileHandle};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
@@ -23,19 +27,15 @@ use super::client_state::calls::Calls;
 use super::client_state::inherit::Inheritance;
 use super::client_state::node::{Found, Nodes};
 use super::client_state::open_files::OpenFiles;
-use super::export::{Export, How};
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
 use super::options::{Options, Place};
-use super::rpc::{Credential, Policy};
-use super::server::Servers;
-use super::v3::{Attributes, FileHandle};
 use super::volume::Volume;
 use super::writeback::log::Log;
-use crate::region::{Kind, Region};
+use crate::region::{Kind, Moment, Region};
 use crate::session::{Input, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
-/// How long the server may take to tell of the root, when a volume begins.
+/// How long the server may take to answer about the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
 /// What is to be served.
@@ -46,12 +46,19 @@ pub struct Served {
     pub region: Arc<Region>,
     /// The file of its log.
     pub log: OwnedFd,
-    /// [Bound](super::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
+    /// [Bound](podfs_nfs::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
     pub sockets: Vec<OwnedFd>,
     /// How it is served.
     pub options: Options,
-    /// Who looks on.
+    /// The readers of its requests.
     pub trace: Arc<Trace>,
+}
+
+/// The region tells the supervisor, and every server after this one, that the volume's NFS server is silent.
+impl SilenceObserver for Region {
+    fn silent_since(&self, since: Option<Instant>) {
+        self.silence().set(since.map(Moment::of));
+    }
 }
 
 /// The thread. It ends when this is dropped and no volume is served.
@@ -94,7 +101,7 @@ impl NfsThread {
                     let state = Rc::clone(&state);
                     spawn_local(async move {
                         let begun = if resumes { state.resume(*export) } else { state.serve(*export).await };
-                        // Whoever asked may have given up.
+                        // The asking thread may have given up.
                         let _ = done.send(begun);
                     });
                 }
@@ -136,7 +143,7 @@ impl NfsThread {
     }
 }
 
-/// Whether a successor can go on with what stands in a region and a log. Nothing changes.
+/// Whether a successor can take over this region and log. Changes nothing.
 ///
 /// # Errors
 /// Why not.
@@ -235,7 +242,7 @@ impl ThreadState {
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
         let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
-        server.tell(region);
+        server.add_observer(Arc::<Region>::clone(region));
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
 }
@@ -252,11 +259,11 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
     asked.map_err(|_| failed("it does not answer".to_owned()))?.map_err(|error| failed(error.to_string()))
 }
 
-/// Of a volume whose server process died before it had heard anything.
+/// Of a volume whose server process died before it had an answer.
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
-        kind: super::v3::Kind::Directory,
+        kind: podfs_nfs::v3::Kind::Directory,
         mode: 0o755,
         links: 2,
         uid: 0,

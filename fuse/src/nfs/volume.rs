@@ -1,11 +1,10 @@
 //! The requests of one volume: read, answered each by a task of its own, interrupted.
 //!
-//! 1. Requests are read as they come, and a task answers each. So a request that has to wait for the server holds up no
-//!    other.
+//! 1. Requests are read as they come, and a task answers each. So a request that has to wait for the server delays no other.
 //! 2. Data that is written is accepted where it was read, without another copy, if there is room for it. Then there is no
 //!    task.
 //! 3. Each request that was read is answered: by its task, or with `EINTR` when that is dropped.
-//! 4. A caller that is being killed waits no longer; see [`callers`](super::callers).
+//! 4. A caller that is being killed waits no longer; see [`ending`](crate::caller::ending).
 //! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.
 
 use std::cell::RefCell;
@@ -27,13 +26,13 @@ use zerocopy::IntoBytes;
 use super::awake::Awake;
 use super::filesystem::turn::Turn;
 use super::filesystem::{Answered, NfsFilesystem};
-use crate::ending::is_dying;
+use crate::caller::ending::is_dying;
 use crate::session::{Deferred, Input, Operation, PolledSession, Request};
 use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
-/// How often a caller that was interrupted is looked at.
+/// How often podfs checks an interrupted caller.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
@@ -62,7 +61,7 @@ impl Volume {
     /// Serves a file system whose requests come in by `polled`, one at a time into `input`.
     ///
     /// # Errors
-    /// When the device cannot be waited for.
+    /// When the device cannot be polled.
     pub fn new(
         filesystem: Rc<NfsFilesystem>,
         session: PolledSession,
@@ -144,7 +143,7 @@ impl Volume {
         }
         reply.send(outcome);
         self.stir(&request);
-        // Only now: until here a successor would be asked for the same again.
+        // Only now: until here the kernel would send a successor the same request again.
         self.filesystem.end(&turn);
     }
 
@@ -160,7 +159,7 @@ impl Volume {
         }
     }
 
-    /// Whoever made the request got a signal.
+    /// The caller of the request got a signal.
     fn interrupt(self: &Rc<Self>, number: u64) {
         let Some(pid) = self.running.borrow().get(&number).map(|running| running.pid) else { return };
         let volume = Rc::clone(self);
@@ -177,7 +176,7 @@ impl Volume {
         });
     }
 
-    /// Nobody can ask any more.
+    /// The file system is unmounted everywhere: no request comes any more.
     async fn end(self: Rc<Self>) {
         self.running.take().into_values().for_each(|running| running.task.abort());
         let filesystem = &self.filesystem;
@@ -190,6 +189,7 @@ impl Volume {
         if !is_done && left > 0 {
             let (volume, server) = (&filesystem.options().name, &filesystem.options().server);
             tracing::error!(
+                volume,
                 "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \
                  answer"
             );
@@ -215,13 +215,13 @@ impl RequestBuffer {
     }
 }
 
-/// An answer that somebody waits for. One that is dropped is `EINTR`.
+/// An answer that the kernel waits for. Dropping it answers `EINTR`.
 struct PendingReply(Option<Deferred>);
 
 impl PendingReply {
     fn send(mut self, outcome: Result<Answered, Errno>) {
         let Some(owed) = self.0.take() else { return };
-        // Nobody waits for the answer to a request that was aborted.
+        // The write fails if the request was aborted: no caller waits then.
         let _ = match outcome {
             Ok(Answered::Plain(answer)) => owed.send(Ok(answer)),
             Ok(Answered::Bytes(bytes)) => owed.send_bytes(&bytes),

@@ -1,46 +1,88 @@
 //! Attributes: from the source's `statx(2)` to the attributes that the kernel gets.
 //!
-//! The kernel decides by attributes what a file can do, so the [restrictions](Mount::restrictions) of the file's mount
-//! stand in them:
+//! The kernel decides by attributes what a file can do, so they include the [restrictions](Mount::restrictions) of the file's
+//! mount:
 //!
 //! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
-//! 3. On a `noexec` mount nobody may execute a regular file.
+//! 3. On a `noexec` mount a regular file has no execute permission.
 
-use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::mounts::Mount;
 use super::node::Node;
-use super::options::Cache;
+use super::options::{Cache, Options};
 use crate::mount::table::Restrictions;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
-/// How long the kernel may believe a name, and attributes.
+/// How long the kernel may believe a name, its absence, and attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct Validity {
     names: Duration,
+    absence: Duration,
     attributes: Duration,
+    /// How long after a change the source may still change the number of a file's blocks by itself.
+    settling: Duration,
 }
 
+/// As long as no change on the source is looked for.
+const MOMENT: Duration = Duration::from_secs(1);
+/// In practice, for ever.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Within this time the kernel has written everything to the disk (`vm.dirty_expire_centisecs` is 30 s by default).
+const SETTLING: Duration = Duration::from_secs(60);
+
 impl Validity {
-    /// What `cache` comes to.
-    pub fn of(cache: Cache) -> Self {
-        let both = match cache {
+    /// The durations that the options mean, for the source that has this descriptor.
+    pub fn of(options: &Options, source: Option<impl AsFd>) -> Self {
+        let names = match options.cache {
             Cache::None => Duration::ZERO,
-            Cache::Auto => Duration::from_secs(1),
-            Cache::Always => Duration::from_secs(365 * 24 * 60 * 60),
+            Cache::Auto => MOMENT,
+            Cache::Always => FOREVER,
         };
-        Self { names: both, attributes: both }
+        let absence = if options.kernel_is_alone() { FOREVER } else { Duration::ZERO };
+        // statfs(2) of a network file system waits for its server, which may not answer when this server starts.
+        let counts_at_once =
+            |source: &_| (options.kernel_is_alone() || is_on_disk(source)) && counts_blocks_at_once(source);
+        let is_settled = names <= MOMENT || source.as_ref().is_some_and(counts_at_once);
+        let settling = if is_settled { Duration::ZERO } else { SETTLING };
+        Self { names, absence, attributes: names, settling }
     }
 
-    /// That of `node`. The server does not hear of stores through a mapping, so the kernel has to ask for the attributes
-    /// of a file that may have one.
-    pub fn for_node(self, node: &Node) -> Self {
-        if node.is_mappable() { Self { attributes: Duration::ZERO, ..self } } else { self }
+    /// That of `node`, with the attributes `found`. The server gets no request for stores through a mapping, so the kernel has to
+    /// ask for the attributes of a file that may have one.
+    pub fn for_node(self, node: &Node, found: &Statx) -> Self {
+        if node.is_mappable() {
+            return Self { attributes: Duration::ZERO, ..self };
+        }
+        if self.is_settling(found) { Self { attributes: self.attributes.min(MOMENT), ..self } } else { self }
+    }
+
+    /// Whether the source may still change the number of blocks in `found` by itself.
+    fn is_settling(self, found: &Statx) -> bool {
+        if self.settling.is_zero() {
+            return false;
+        }
+        let changed = u64::try_from(found.stx_ctime.tv_sec).ok();
+        let changed = changed.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        // A change in the future was made before the clock was set.
+        changed.is_some_and(|changed| changed.elapsed().is_ok_and(|age| age < self.settling))
+    }
+
+    /// The answer that a name does not exist.
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel may not cache it.
+    pub fn absence(self) -> Result<EntryOut, Errno> {
+        if self.absence.is_zero() {
+            return Err(Errno::NOENT);
+        }
+        // Node 0 means that there is none.
+        Ok(EntryOut { entry_valid: self.absence.as_secs(), ..Default::default() })
     }
 
     /// A name of `node`.
@@ -67,6 +109,20 @@ impl Validity {
         let (attr_valid, attr_valid_nsec) = (self.attributes.as_secs(), self.attributes.subsec_nanos());
         StatxOut { attr_valid, attr_valid_nsec, flags: 0, spare: [0; 2], stat }
     }
+}
+
+/// Whether the file system counts blocks of a file when it is written to. Others count them when they write to the disk,
+/// or take back blocks that they kept ready: XFS, btrfs, ZFS.
+fn counts_blocks_at_once(source: &impl AsFd) -> bool {
+    const EXT4: libc::c_long = 0xef53;
+    const TMPFS: libc::c_long = 0x0102_1994;
+    rustix::fs::fstatfs(source).is_ok_and(|status| [EXT4, TMPFS].contains(&status.f_type))
+}
+
+/// Whether a file is on a block device of the node. File systems without one have devices of major number 0.
+fn is_on_disk(file: &impl AsFd) -> bool {
+    statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
+        .is_ok_and(|found| found.stx_dev_major != 0)
 }
 
 /// Attributes of what `file` is open on; `O_PATH` is enough.
@@ -110,7 +166,7 @@ pub fn attr(found: &Statx, mount: &Mount) -> Attr {
     }
 }
 
-/// Attributes as STATX tells them.
+/// Attributes for STATX.
 pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
     let time = |time: &rustix::fs::StatxTimestamp| SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
     abi::Statx {

@@ -1,9 +1,9 @@
 //! The file system of one passthrough volume: requests in, system calls on the source, answers out.
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
-//! `O_NOFOLLOW` in an open directory; a symbolic link is handed to the caller, who follows it in its own mount
-//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is
-//! ever opened by a path that a caller wrote.
+//! `O_NOFOLLOW` in an open directory; the kernel gets the target of a symbolic link, and follows it in the caller's mount
+//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is ever
+//! opened by a path that a caller wrote.
 //!
 //! | file | requests |
 //! |---|---|
@@ -40,11 +40,11 @@ use lru::LruCache;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
+use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
-use super::caller::{self, Identities};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::Node;
+use super::node::{Node, ROOT};
 use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
@@ -53,7 +53,7 @@ use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
 use super::usage::Usage;
-use crate::nfs::options::Callers;
+use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
@@ -61,8 +61,11 @@ use crate::session::{
 };
 use crate::trace::Trace;
 
-/// Directories that stay open, because what is looked up next is often in one of the last.
+/// Directories that stay open, because the next lookup is often in one of the last.
 const OPEN_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(512).expect("it is not zero");
+
+/// With these the kernel asks the server for locks; otherwise it keeps them by itself.
+const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
 
 /// The file system of one volume.
 pub struct PassthroughFilesystem {
@@ -78,6 +81,8 @@ pub struct PassthroughFilesystem {
     directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
     files: OpenFiles,
     readdirplus: ReaddirplusPolicy,
+    /// The kernel keeps locks by itself.
+    kernel_keeps_locks: bool,
     waits: Arc<Waits>,
     usage: Option<Usage>,
     /// Those that it may have.
@@ -96,9 +101,7 @@ pub struct PassthroughFilesystem {
 /// What a session with such a file system asks the kernel for.
 pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     let flags = init::ASYNC_READ
-        | init::POSIX_LOCKS
         | init::EXPORT_SUPPORT
-        | init::FLOCK_LOCKS
         | init::DONT_MASK
         | init::DO_READDIRPLUS
         | init::READDIRPLUS_AUTO
@@ -111,15 +114,16 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::HAS_RESEND;
     // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
     // A source on another machine has to be told, unless the caller is looked at in its own namespace.
-    let told = options.trace || matches!(options.remote, Some(Callers::AsTheyAre | Callers::AsNobody));
+    let told = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
+    let locks = if options.kernel_is_alone() { 0 } else { LOCKS };
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
-    Wanted { flags: flags | idmap | auto_invalidate, max_stack_depth: stack_depth(source) }
+    Wanted { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
-/// a layer of an overlay any more, so it is not asked for without need.
+/// a layer of an overlay any more, so podfs sets it only when needed.
 fn stack_depth(source: &OwnedFd) -> u32 {
     const OVERLAYFS: libc::c_long = 0x794c_7630;
     match rustix::fs::fstatfs(source) {
@@ -130,10 +134,21 @@ fn stack_depth(source: &OwnedFd) -> u32 {
 
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
-    pub fn new(session: &Session, region: Arc<Region>, tables: Tables, options: Options, trace: Arc<Trace>) -> Self {
+    pub fn new(
+        session: &Session,
+        region: Arc<Region>,
+        tables: Tables,
+        mut options: Options,
+        trace: Arc<Trace>,
+    ) -> Self {
         let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
+        // Before Linux 6.9 requests of a dead server end with an error, and some of them were executed: the kernel has to look
+        // again.
+        if options.kernel_is_alone() && session.accepted() & init::HAS_RESEND == 0 {
+            options.cache = Cache::Auto;
+        }
         Self {
-            validity: Validity::of(options.cache),
+            validity: Validity::of(&options, nodes.get(ROOT).and_then(|root| root.held()).as_deref()),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -145,6 +160,7 @@ impl PassthroughFilesystem {
             directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
             files,
             readdirplus: ReaddirplusPolicy::default(),
+            kernel_keeps_locks: session.accepted() & LOCKS == 0,
             waits: Arc::default(),
             usage,
             descriptors: share,
@@ -166,6 +182,9 @@ impl PassthroughFilesystem {
         if let Operation::BatchForget { nodes } = request.operation {
             nodes.iter().for_each(|one| self.forget(one.nodeid, one.nlookup));
             return Ok(Answer::Silence);
+        }
+        if let Operation::IoCtl = request.operation {
+            return Err(Errno::NOTTY);
         }
         let node = &self.node(request.node)?;
         let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
@@ -266,7 +285,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// The node of what `file` is open on. The kernel is told of it: it will forget it once more. What is `made` is
+    /// The node of what `file` is open on. The answer shows it to the kernel, which will forget it once more. What is `made` is
     /// charged with nothing yet.
     fn enter(&self, file: OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let (node, found) = self.enter_open(&file, parent, made)?;
@@ -275,7 +294,7 @@ impl PassthroughFilesystem {
         } else {
             self.keep_open(&node, || Ok(file))?;
         }
-        let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
+        let entry = self.validity.for_node(&node, &found).entry(node.id, attr(&found, &node.mount));
         Ok((node, entry))
     }
 
@@ -291,7 +310,7 @@ impl PassthroughFilesystem {
         Ok((node, found))
     }
 
-    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel is not told of it.
+    /// Keeps a node open that cannot be opened again. Where that is impossible, the kernel does not get to know it.
     fn keep_open(&self, node: &Arc<Node>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), Errno> {
         if node.handle().is_some() || node.held().is_some() {
             return Ok(());
@@ -307,14 +326,14 @@ impl PassthroughFilesystem {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 
-    /// Whoever listens at a socket that the kernel did not hear of before listens on the source, where nobody who comes
-    /// through here finds it: connect(2) goes by the inode. One that was made through this mount works.
+    /// A socket that the kernel sees here for the first time was made on the source. A listener on it cannot be reached through
+    /// this mount, because connect(2) goes by the inode. A socket that was made through this mount works.
     fn warn_of_socket(&self, node: &Node, parent: &Node, name: &OsStr) {
         let Some(advice) = &self.options.socket_advice else { return };
         if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
             let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
             tracing::warn!(
-                "volume {volume:?}: nobody can connect to the socket {} through FUSE; {advice}",
+                "volume {volume:?}: connect(2) through FUSE cannot reach the socket {}; {advice}",
                 path.escape_debug()
             );
         }
@@ -334,17 +353,22 @@ impl PassthroughFilesystem {
 
 impl Service for PassthroughFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        let Some(line) = self.trace.begin(|| self.host_path(request.node, request.operation.entry())) else {
-            return self.dispatch(request, exchange);
-        };
+        let line = self.trace.begin(|| self.host_path(request.node, request.operation.entry()));
         let outcome = self.dispatch(request, exchange);
-        let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
-        line.end(request.name(), request.caller, error);
-        outcome
+        if let Some(line) = line {
+            let error = outcome.as_ref().err().map(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()));
+            line.end(request.name(), request.caller, error);
+        }
+        match (&request.operation, outcome) {
+            (Operation::Lookup { name }, Err(Errno::NOENT)) if *name != ".." => {
+                self.validity.absence().map(Answer::Entry)
+            }
+            (_, outcome) => outcome,
+        }
     }
 
     fn begin_thread(&self) {
-        caller::begin_thread();
+        acting::begin_thread();
     }
 
     fn may_wait(&self, operation: &Operation<'_>) -> bool {
@@ -393,7 +417,7 @@ impl Service for PassthroughFilesystem {
     }
 }
 
-/// A name that is one component, as the kernel promises. Nothing else is looked up, whoever asks.
+/// A name that is one component, as the kernel promises. Nothing else is looked up.
 fn component(name: &OsStr) -> Result<&OsStr, Errno> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(Errno::INVAL),

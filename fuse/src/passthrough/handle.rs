@@ -37,7 +37,7 @@ struct Raw {
 
 impl FileHandle {
     /// The handle of what `file` is open on, and the id of the mount it was opened through, as `/proc/self/mountinfo`
-    /// has it. `O_PATH` is enough, and no file system that is remote or a server is asked.
+    /// has it. `O_PATH` is enough, and the call reaches no server, of a remote or a FUSE file system.
     ///
     /// # Errors
     /// `EOPNOTSUPP` when the file system has no handles, `EOVERFLOW` when they are too long.
@@ -68,7 +68,7 @@ impl FileHandle {
         Ok((FileHandle { kind: raw.kind, length: raw.size, words }, mount.unsigned_abs().into()))
     }
 
-    /// Records the handle but for its [length](Self::length).
+    /// Records the handle without its [length](Self::length).
     pub fn write(&self, kind: &AtomicU32, words: &[AtomicU64; HANDLE_WORDS]) {
         words.iter().zip(self.used_words()).for_each(|(place, word)| place.store(*word, Relaxed));
         kind.store(self.kind.cast_unsigned(), Relaxed);

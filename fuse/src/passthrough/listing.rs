@@ -22,7 +22,7 @@ pub struct Listing {
     /// What was read and not given out yet.
     chunk: Vec<u8>,
     position: usize,
-    /// The offset of the entry at `position`; unknown where somebody else has read.
+    /// The offset of the entry at `position`; unknown where another process has read.
     offset: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Listing {
         Self { directory, chunk: Vec::new(), position: 0, offset: Some(0) }
     }
 
-    /// Goes on where it is told to: another process has read from this directory.
+    /// Goes on at the offset that it is given: another process has read from this directory.
     pub fn resume(directory: OwnedFd) -> Self {
         Self { offset: None, ..Self::new(directory) }
     }
@@ -55,7 +55,7 @@ impl Listing {
         self.directory.as_fd()
     }
 
-    /// Gives the entries from `offset` on to `take`, until it wants no more: it tells whether it took one.
+    /// Gives the entries from `offset` on to `take`, until it returns that it did not take one.
     ///
     /// # Errors
     /// When the source cannot be read, or `take` fails.
@@ -95,11 +95,11 @@ impl Listing {
         Ok(())
     }
 
-    /// Reads the next chunk; tells whether there was one.
+    /// Reads the next chunk; returns whether there was one.
     fn fill(&mut self) -> Result<bool, Errno> {
         self.position = 0;
         self.chunk.resize(CHUNK, 0);
-        // SAFETY: the buffer has as many bytes as the call is told.
+        // SAFETY: the buffer has as many bytes as the call may write.
         let read = unsafe {
             libc::syscall(libc::SYS_getdents64, self.directory.as_raw_fd(), self.chunk.as_mut_ptr(), self.chunk.len())
         };

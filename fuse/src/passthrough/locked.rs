@@ -1,9 +1,9 @@
 //! What the owner of locks has locked, in cells of the region, so that a successor can lock the same again when no process has
 //! the owner's description any more.
 //!
-//! 1. A lock is recorded when it is granted, before its caller is told. *Killed before:* the caller asks again.
-//! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the unlock is asked for
-//!    again.
+//! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the caller asks again.
+//! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the kernel sends the
+//!    unlock again.
 //! 3. Each change of a record stores one word, or makes or erases a cell.
 //!
 //! So the records of a request that was answered are right, whenever the server dies.
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::io::Errno;
 
-use super::locks::Wish;
+use super::locks::{LockOwner, Wish};
 use super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
 use crate::region::Region;
 use crate::region::cells::Record;
@@ -32,7 +32,7 @@ pub struct Holder<'a> {
     /// The file's node.
     pub node: u64,
     /// The owner.
-    pub owner: u64,
+    pub owner: LockOwner,
 }
 
 impl Locked {
@@ -60,7 +60,7 @@ impl Locked {
     /// Locks on `description` what is recorded, or fails at once.
     ///
     /// # Errors
-    /// `EAGAIN` when somebody else has locked it, and those of `fcntl(2)`.
+    /// `EAGAIN` when another process has locked it, and those of `fcntl(2)`.
     pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
         self.0.iter().try_for_each(|record| wish(record).try_on(description))
     }
@@ -141,7 +141,7 @@ impl Holder<'_> {
         let record = Record::new(self.region, |cell: &HeldCell| {
             cell.form.store(form, Relaxed);
             cell.node.store(self.node, Relaxed);
-            cell.owner.store(self.owner, Relaxed);
+            cell.owner.store(self.owner.0, Relaxed);
             cell.start.store(start, Relaxed);
             cell.end.store(end, Relaxed);
         });
@@ -179,7 +179,7 @@ mod tests {
     /// What is recorded after these were granted, in order.
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
         let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
-        let holder = Holder { region: &region, node: 2, owner: 3 };
+        let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
         let mut locked = Locked::default();
         for (typ, start, end) in granted.iter().copied() {
             locked.record(holder, Wish::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_lock_of_a_whole_file_is_recorded_once_and_changes_its_kind() {
         let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
-        let holder = Holder { region: &region, node: 2, owner: 3 };
+        let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
         let mut locked = Locked::default();
         for operation in [libc::LOCK_SH, libc::LOCK_EX] {
             locked.record(holder, Wish::Whole(operation)).expect("recorded");

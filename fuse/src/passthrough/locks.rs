@@ -6,24 +6,24 @@
 //! own would:
 //!
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
-//! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel tells of it with
-//!    FLUSH, which names the owner: the description is closed.
-//!    One that only reads, and was opened when nobody had locked anything, is closed without FLUSH: that is what makes
-//!    reading a file cheap. What is locked through it alone is given up with its RELEASE.
-//! 3. Locks that belong to an open file end with it. The kernel tells of it with RELEASE: descriptions that only this
-//!    open file has locked through are closed.
+//! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel reports that with FLUSH, which
+//!    names the owner: the description is closed. A descriptor that only reads, and was opened when the file had no lock, is
+//!    closed without FLUSH: that is what makes reading a file cheap. What is locked through it alone is given up with its
+//!    RELEASE.
+//! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: descriptions that only this open file
+//!    has locked through are closed.
 //!
 //! A lock lives as long as its description, which a successor has too: a cell for each owner and open file names it,
-//! from before anything is locked on it. So a lock is never held that nobody knows of, and who asks again for what it
-//! has already got gets it.
+//! from before anything is locked on it. So every lock that is held is recorded, and an owner that asks again for a lock that it
+//! has gets it.
 //!
 //! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
-//! descriptions and locks on them what [`locked`](super::locked) has recorded, before anybody else of the volume may lock
-//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the
-//! owner does with them, and with the open files that it locked through, fails with `EIO` until it closes them.
+//! descriptions and locks on them what [`locked`](super::locked) has recorded, before any other request of the volume may lock
+//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the owner does with
+//! them, and with the open files that it locked through, fails with `EIO` until it closes them.
 //!
-//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the caller is told to stop
-//! waiting: [`Waits::interrupt`] sends the thread signals until it has noticed.
+//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the kernel interrupts the caller:
+//! [`Waits::interrupt`] sends the thread signals until it has noticed.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -59,10 +59,14 @@ const REMEMBERED: usize = 64;
 /// The locks of one node.
 #[derive(Debug, Default)]
 pub struct Locks {
-    by_owner: HashMap<u64, OwnerLocks>,
+    by_owner: HashMap<LockOwner, OwnerLocks>,
     /// Some owner's description is to be reopened.
     to_be_restored: bool,
 }
+
+/// The number that the kernel makes for an owner of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LockOwner(pub u64);
 
 /// What one owner has locked.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ enum Description {
     Open(Arc<OwnedFd>),
     /// No process has it any more; [`Locks::restore`] leads to one of the others.
     Gone,
-    /// Somebody else has locked what was locked on it.
+    /// Another process has locked what was locked on it.
     Lost,
 }
 
@@ -110,7 +114,7 @@ impl Locks {
         open: impl FnOnce() -> Result<(OwnedFd, Taken), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let pid = asked.lk.pid;
-        let locks = match self.by_owner.entry(asked.owner) {
+        let locks = match self.by_owner.entry(LockOwner(asked.owner)) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
@@ -144,10 +148,10 @@ impl Locks {
         Ok(description)
     }
 
-    /// Takes in what a dead server's cell says. `descriptor` is asked once for each owner.
+    /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
     pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
-        let locks = match self.by_owner.entry(record.owner.load(Relaxed)) {
+        let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = descriptor();
@@ -163,11 +167,11 @@ impl Locks {
         locks.handles.insert(record.handle.load(Relaxed), record);
     }
 
-    /// Takes in a lock that a dead server has recorded; tells whether its owner is known.
+    /// Takes in a lock that a dead server has recorded; returns whether its owner is known.
     pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
-        let Some(locks) = self.by_owner.get_mut(&record.owner.load(Relaxed)) else { return false };
+        let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
-        // Its open files are to hear of it.
+        // Restoring then makes its open files fail.
         self.to_be_restored |= locks.locked.is_lost();
         true
     }
@@ -211,7 +215,7 @@ impl Locks {
     /// # Errors
     /// When there is no memory.
     pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
-        // One that has given up its locks meanwhile has none.
+        // An owner that has given up its locks meanwhile has no description.
         self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, wish))
     }
 
@@ -219,11 +223,11 @@ impl Locks {
     ///
     /// # Errors
     /// `EIO` when the owner's locks are lost.
-    pub fn existing(&self, owner: u64) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    pub fn existing(&self, owner: LockOwner) -> Result<Option<Arc<OwnedFd>>, Errno> {
         self.by_owner.get(&owner).map(|locks| locks.description.get()).transpose()
     }
 
-    /// Whether nobody has locked anything.
+    /// Whether no lock is held.
     pub fn is_empty(&self) -> bool {
         self.by_owner.is_empty()
     }
@@ -232,7 +236,7 @@ impl Locks {
     ///
     /// # Errors
     /// `EIO` when its locks are lost.
-    pub fn give_up(&mut self, owner: u64) -> Result<(), Errno> {
+    pub fn give_up(&mut self, owner: LockOwner) -> Result<(), Errno> {
         match self.by_owner.remove(&owner) {
             Some(OwnerLocks { description: Description::Lost, .. }) => Err(Errno::IO),
             _ => Ok(()),
@@ -245,7 +249,7 @@ impl Locks {
     }
 
     /// The process that holds a lock of this node, if it can only be one: not the asking owner's.
-    pub fn holder(&self, asking: u64) -> Option<u32> {
+    pub fn holder(&self, asking: LockOwner) -> Option<u32> {
         let mut others = self.by_owner.iter().filter(|(owner, _)| **owner != asking);
         let (_, only) = others.next()?;
         others.next().is_none().then_some(only.pid)
@@ -296,7 +300,7 @@ impl Wish {
         }
     }
 
-    /// Gives up what was granted and nobody knows of.
+    /// Gives up what was granted and not recorded or answered.
     pub fn undo_on(self, description: &OwnedFd) {
         // Unlocking fails only where locking would.
         let _ = self.undone().try_on(description);
@@ -362,7 +366,7 @@ pub struct Waits {
 #[derive(Default)]
 struct Table {
     waits: HashMap<u64, Arc<Wait>>,
-    /// Requests that were interrupted and are not waited for, the latest last.
+    /// Requests that were interrupted before their wait began, the latest last.
     early: VecDeque<u64>,
 }
 
@@ -402,7 +406,7 @@ impl Waits {
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
-                // Nobody knows of the lock, so nobody would give it up.
+                // The caller does not know of the lock, so it would never give it up.
                 let _recorded = record(wish.undone());
                 wish.undo_on(&description);
             }

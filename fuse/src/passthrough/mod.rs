@@ -1,9 +1,9 @@
 //! Passthrough volumes: directories of the host, and single files, shown as they are.
 //!
-//! The file system has no state but what the kernel was told: which nodes it knows, and what is open. That stands in the
-//! volume's region, so that another server can take the volume over. Names,
-//! attributes and data are the source's, asked for with one system call or a few for each request; the bytes of files
-//! do not come through here at all where the kernel can read and write the source by itself (`FUSE_PASSTHROUGH`).
+//! The file system has no state but what the kernel knows: its nodes, and what is open. That is in the volume's region, so that
+//! another server can take the volume over. Names, attributes and data are the source's, asked for with one system call or a few
+//! for each request; the bytes of files do not come through here at all where the kernel can read and write the source by itself
+//! (`FUSE_PASSTHROUGH`).
 //!
 //! | module | owns |
 //! |---|---|
@@ -11,21 +11,21 @@
 //! | `filesystem` | requests, each a few system calls on the source |
 //! | `tables` | all that the file system knows, new or taken over |
 //! | `takeover` | going on with what a dead server left |
-//! | `state` | how that stands in the region |
+//! | `state` | the form of that in the region |
 //! | `node` | a file that the kernel knows, and what it is identified by |
 //! | `nodes` | all of them, by number and by identity |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
-//! | `pruner` | having the kernel forget files that may have been mapped |
+//! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, and waits for them |
 //! | `locked` | what each owner has locked, for a successor that has to lock it again |
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
+//! | `acting` | acting with the caller's uid, gid and umask |
 //! | `attributes` | attributes, and how long they hold |
-//! | `caller` | acting with the caller's uid, gid and umask |
 //! | `extents` | where a file has blocks |
 //! | `usage` | a limit on what the volume takes |
 //! | `room` | how much there is in it |
@@ -34,8 +34,8 @@
 //! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is
 //! made. The account of `usage` may be taken while holding a node's open files, and the tables while holding it.
 
+mod acting;
 mod attributes;
-mod caller;
 mod extents;
 mod filesystem;
 mod handle;
@@ -80,7 +80,7 @@ pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node:
 /// among. `region` is new.
 ///
 /// # Errors
-/// When the kernel's handshake fails, or the source cannot be looked at.
+/// When the kernel's handshake fails, or the source cannot be read.
 pub(crate) fn serve(
     device: OwnedFd,
     source: OwnedFd,
@@ -90,7 +90,7 @@ pub(crate) fn serve(
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
     locks::catch_wake_signal()?;
-    // The supervisor made it, and nobody has used it.
+    // The supervisor made it, and no server has used it.
     region.cells().keep_only(&[]);
     region.take_over();
     let session = Session::open(device, filesystem::wanted(&source, &options), Arc::clone(&region))?;

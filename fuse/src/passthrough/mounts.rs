@@ -4,8 +4,8 @@
 //! of its nodes is known, so its id is not used for another meanwhile; and the host cannot unmount it meanwhile except
 //! lazily.
 //!
-//! An anchor that no process has any more is opened anew when it is needed: from the source, or by way of the directory that
-//! the mount was found in.
+//! An anchor that no process has any more is opened anew when it is needed: from the source, or through the directory that the
+//! mount was found in.
 //!
 //! The visible mount of the volume carries the flags of the mount that the source is on. A mount below the source may
 //! deny more (`nosuid`, `nodev`, `noexec`), and the kernel cannot know that of a FUSE file. So its [`Restrictions`]
@@ -103,7 +103,7 @@ impl Mount {
         ino ^ (self.index << INDEX_SHIFT)
     }
 
-    /// One that a dead server left. `table` are the mounts that the source is among.
+    /// A mount that a dead server left. `table` are the mounts that the source is among.
     pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>, table: &[Mounted]) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
         // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
@@ -210,7 +210,7 @@ impl Mounts {
             Some(mounted) => mounted.restrictions,
             None => restrictions_of(file)?,
         };
-        // Not under the lock: a file system that hangs holds up nobody else.
+        // Not under the lock: a file system that hangs delays no other request.
         let anchor = handle.and_then(|handle| anchor(file, handle));
         let mut known = self.lock();
         known.retain(|_, mount| mount.strong_count() > 0);

@@ -1,12 +1,11 @@
 //! Nodes: the files and directories that the kernel knows, each by a number that is never used again.
 //!
 //! A node is found by its [`Identity`], so one file is one node whatever name it was looked up by. It needs no open
-//! descriptor: a file handle opens it again. The kernel counts how often it was told of a node, and forgets it by that
-//! number; then the node goes.
+//! descriptor: a file handle opens it again. The kernel counts the answers that showed it a node, and forgets the node by that
+//! count; then the node goes.
 //!
-//! All that is to be known of a node stands in its cell of the region, so that a successor has the same nodes. A [`Node`]
-//! is there only while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the
-//! cell.
+//! All that podfs knows of a node is in its cell of the region, so that a successor has the same nodes. A [`Node`] is there only
+//! while a request, an open file or a kept descriptor uses it; [`Nodes`](super::nodes::Nodes) makes it of the cell.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -57,7 +56,7 @@ pub struct Node {
     /// Where it is.
     pub mount: Arc<Mount>,
     identity: Identity,
-    /// What a successor is to know. How often the kernel was told of it is changed under the lock of all nodes only.
+    /// What a successor is to know. The kernel's count changes under the lock of all nodes only.
     pub record: CellRef<NodeCell>,
     held: Mutex<Option<Held>>,
     /// What its open files share, while there are any.
@@ -90,7 +89,7 @@ impl Node {
         }
     }
 
-    /// Whether the kernel was told of it just once.
+    /// Whether just one answer has shown it to the kernel.
     pub fn is_new(&self) -> bool {
         self.record.lookups.load(Relaxed) == 1
     }
@@ -172,7 +171,7 @@ impl Node {
         self.record.nameless.load(Relaxed) != 0
     }
 
-    /// Callers may have a writable mapping of the file from here on. Tells whether that is new.
+    /// Callers may have a writable mapping of the file from here on. Returns whether that is new.
     ///
     /// Stores through such a mapping go from the kernel to the source and change its times. The mapping keeps the
     /// kernel from forgetting the node, also when the file is closed.
@@ -200,7 +199,7 @@ impl Drop for Node {
 }
 
 impl Identity {
-    /// Records it, but for its mount.
+    /// Records it, without its mount.
     pub fn write(&self, cell: &NodeCell) {
         match self {
             Self::Handle { handle, .. } => handle.write(&cell.handle_kind, &cell.handle),
@@ -219,7 +218,7 @@ impl Identity {
         }
     }
 
-    /// What [`write`](Self::write) wrote; none if nobody did.
+    /// What [`write`](Self::write) wrote; none if nothing was written.
     pub fn read(cell: &NodeCell) -> Option<Identity> {
         let mount = cell.mount.load(Relaxed);
         let length = cell.form.load(Relaxed) & HANDLE_LENGTH;

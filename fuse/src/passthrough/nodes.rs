@@ -3,12 +3,12 @@
 //! A node that the kernel knows is its cell in the region, and an entry in two tables of cell numbers; comparing entries reads
 //! the cells. A [`Node`] is made of a cell when it is used, and there is at most one for each cell that is not being dropped.
 //!
-//! 1. The cell is there before the kernel is told of the node, and counts before the kernel does: after a kill the count may
-//!    be too high, never too low.
+//! 1. The cell is there before an answer shows the node to the kernel, and counts before the kernel does: after a kill the count
+//!    may be too high, never too low.
 //! 2. When the kernel forgets a node, the node is *forgotten* at once, or by the last user that drops the [`Node`]. A kept
 //!    descriptor keeps the [`Node`] only until then.
-//! 3. Who drops the last reference finds under the lock of the tables whether the cell has another [`Node`] by now. If so, that
-//!    one has taken over what is left to do.
+//! 3. The thread that drops the last reference finds under the lock of the tables whether the cell has another [`Node`] by now.
+//!    If so, that node has taken over what is left to do.
 //! 4. A mount stays as long as the kernel knows a node on it.
 //! 5. The last [`FORGOTTEN`] forgotten nodes that a handle opens keep their cells and their entries, with a count of zero. So
 //!    a caller's file handle, which is made of a node's number, still leads to them (`filesystem::export`), and so does the
@@ -108,7 +108,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Tells whether it did:
+    /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Returns whether it did:
     /// there may be one of that number already, or too many that are forgotten.
     pub fn inherit(&self, cell: CellId, mount: &Arc<Mount>, held: Option<OwnedFd>, share: &Share) -> bool {
         let shared = &*self.0;
@@ -152,7 +152,7 @@ impl Nodes {
         self.0.node(&mut tables, cell)
     }
 
-    /// The node of that file. The kernel is told of it once more.
+    /// The node of that file. The answer shows it to the kernel once more.
     ///
     /// # Errors
     /// When there is no memory.
@@ -182,7 +182,7 @@ impl Nodes {
         node?.ok_or(Errno::STALE)
     }
 
-    /// The kernel forgets `lookups` of the times it was told of a node. Tells whether it knows the node no longer.
+    /// The kernel forgets `lookups` of the answers that showed it a node. Returns whether it knows the node no longer.
     pub fn forget(&self, id: u64, lookups: u64) -> bool {
         let shared = &*self.0;
         let mut tables = shared.lock();
@@ -199,7 +199,7 @@ impl Nodes {
                 drop(tables);
                 shared.give_back(removed);
             }
-            // It goes with its last user, who may be dropping it just now.
+            // It goes with its last user, which may be dropping it just now.
             Some(node) => {
                 drop(tables);
                 if let Some(node) = node {
@@ -264,7 +264,7 @@ impl Shared {
     }
 
     fn identity(&self, cell: CellId) -> Identity {
-        // Nobody writes a length that is impossible, and a cell with one is not inherited.
+        // No server writes an impossible length, and a cell with one is not inherited.
         Identity::read(self.cell(cell)).unwrap_or(Identity::Number { mount: 0, device: 0, ino: 0 })
     }
 
@@ -384,7 +384,7 @@ impl Shared {
         Removed { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
     }
 
-    /// Gives up room once most of it is empty; tells whether it did.
+    /// Gives up room once most of it is empty; returns whether it did.
     fn shrink(&self, tables: &mut Tables) -> bool {
         let left = tables.by_id.len();
         let shrinks = tables.by_id.capacity() > SMALL && left < tables.by_id.capacity() / 8;
@@ -403,7 +403,7 @@ impl Shared {
         }
         drop(removed.mount);
         if removed.has_shrunk {
-            // The allocator keeps freed memory for the next ones unless it is told.
+            // Without this call the allocator keeps freed memory.
             // SAFETY: the call touches only memory that is free.
             #[cfg(target_env = "gnu")]
             unsafe {

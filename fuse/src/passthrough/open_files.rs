@@ -1,11 +1,11 @@
 //! Open files and directories, by the number the kernel has for each.
 //!
-//! Each has a cell, which is there before the kernel is told the number and names the request that opened it. When a
-//! server dies before it has answered, the request comes again, and finds what was opened.
+//! Each has a cell, which is there before the kernel gets the number and names the request that opened it. When a server dies
+//! before it has answered, the request comes again, and finds what was opened.
 //!
 //! When the server's keeper is dead, too, no process has the descriptors any more. Each open file is then reopened by the
-//! handle of its node when it is first used, so a source that hangs holds up those alone who use it. `reopening` does
-//! the same for all of them in the background.
+//! handle of its node when it is first used, so a source that hangs delays only the processes that use it. `reopening` does the
+//! same for all of them in the background.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -58,7 +58,7 @@ pub struct OpenDirectory {
 }
 
 impl OpenFile {
-    /// One that a dead server left; `file` is none if it is to be reopened.
+    /// An open file that a dead server left; `file` is none if it is to be reopened.
     pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
@@ -105,7 +105,7 @@ impl OpenFile {
 }
 
 impl OpenDirectory {
-    /// One that a dead server left; `directory` is none if it is to be reopened.
+    /// An open directory that a dead server left; `directory` is none if it is to be reopened.
     pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
         let listing = Mutex::new(directory.map(Listing::resume));
@@ -201,7 +201,7 @@ impl OpenFiles {
         Ok(handle)
     }
 
-    /// The number of what a dead server opened for the request `unique`, if it did and was not heard.
+    /// The number of what a dead server opened for the request `unique`, if it did and its answer was lost.
     pub fn opened_for(&self, unique: u64) -> Option<u64> {
         self.unanswered.get(&unique).copied()
     }

@@ -1,21 +1,21 @@
 //! What the open files of one node share: the way their data goes, and the locks taken through them.
 //!
-//! The kernel's rules (Linux 6.9 and newer): while a file is open, its data goes one way for all who have it open, and
-//! a backing file has one id. Another id, even of the same file, makes the open fail with `EIO`. So the first open
-//! registers the id, and the last release gives it back. Both happen under the lock of the node:
+//! The kernel's rules (Linux 6.9 and newer): while a file is open, its data goes one way for all its open descriptions, and a
+//! backing file has one id. Another id, even of the same file, makes the open fail with `EIO`. So the first open registers the
+//! id, and the last release gives it back. Both happen under the lock of the node:
 //!
 //! 1. An open counts itself before it is answered, so no release that is handled later can be the last one.
 //! 2. The kernel has given up the backing file of an open file before it sends RELEASE. So when the last release is
 //!    counted, no open file uses the id, and an open that comes next may bring another one.
 //!
-//! An id belongs to the connection, so it outlives the server. The node's cell has it from before it is first told to
-//! the kernel, and is marked before it is given back:
+//! An id belongs to the connection, so it outlives the server. The node's cell has it from before an answer first has it, and is
+//! marked before it is given back:
 //!
-//! 3. An id that is recorded without the mark is open, so a successor may go on telling it.
+//! 3. An id that is recorded without the mark is open, so a successor may go on using it.
 //! 4. One with the mark may be open or not. The successor gives it back, once more perhaps; the kernel does not use a
 //!    number again before it has used all others.
-//! 5. One that was opened and not recorded is near the last that was, because numbers are given in order. The
-//!    successor gives back what is near and nobody's.
+//! 5. An id that was opened and not recorded is near the last recorded one, because numbers are given in order. The successor
+//!    gives back ids that are near and not recorded.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -52,7 +52,7 @@ impl OpenNode {
         self.files.first().expect("the last open file takes this with it").file()
     }
 
-    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Tells how many open
+    /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Returns how many open
     /// files have lost their locks by that.
     pub fn restore_locks(&mut self, open: impl FnMut() -> Result<OwnedFd, Errno>) -> usize {
         let lost = self.locks.restore(open);

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::nfs::options::Callers;
+use crate::caller::credentials::ActAs;
 
-/// How long the kernel may believe what it was told of names and attributes. What a file holds is always
-/// asked from the source when its data goes through the kernel.
+/// How long the kernel may cache names and attributes. What a file holds is always asked from the source when its data goes
+/// through the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cache {
     /// Not at all: every look asks.
@@ -13,7 +13,7 @@ pub enum Cache {
     /// For one second, so that a change on the source is seen within it.
     #[default]
     Auto,
-    /// For ever: nobody changes the source but through this mount.
+    /// For ever: the source changes only through this mount.
     Always,
 }
 
@@ -33,7 +33,7 @@ pub struct Options {
     pub name: String,
     /// What the kernel may remember.
     pub cache: Cache,
-    /// Nobody reads or writes the source but through this mount.
+    /// The source is read and written only through this mount.
     pub exclusive: bool,
     /// Most bytes that files may take on the source, those that are there included. A write beyond it is `ENOSPC`.
     pub limit: Option<u64>,
@@ -44,9 +44,17 @@ pub struct Options {
     pub socket_advice: Option<String>,
     /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
     pub threads: Option<u8>,
-    /// The source is on another machine, which may be away for long and decides what callers may do: as whom it is asked.
+    /// The source is on another machine, which may be away for long and decides what callers may do: the ids that requests have.
     #[serde(default)]
-    pub remote: Option<Callers>,
+    pub remote: Option<ActAs>,
+}
+
+impl Options {
+    /// Whether only callers of this mount read, write or lock the source. Then the kernel may remember that a name does not
+    /// exist, and keeps locks by itself.
+    pub fn kernel_is_alone(&self) -> bool {
+        self.exclusive && self.cache == Cache::Always
+    }
 }
 
 /// Threads of a session: one for each of two CPUs, which is what answers fastest (docs/benchmarks.md has the figures).

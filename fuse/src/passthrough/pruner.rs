@@ -1,12 +1,11 @@
-//! Has the kernel forget files that callers may have had a mapping of.
+//! Makes the kernel forget files that callers may have had a mapping of.
 //!
-//! The server does not hear of stores through a mapping, nor of its end. So it never lets the kernel believe the
-//! attributes of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten it:
-//! a mapping keeps the kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18
-//! it cannot be asked to.
+//! The server gets no request for stores through a mapping, nor for its end. So it never lets the kernel believe the attributes
+//! of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten it: a mapping keeps the
+//! kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18 it cannot be asked to.
 //!
-//! A request about the file comes from a caller that uses it, so asking the kernel is left to a thread of its own, a moment
-//! later. The thread ends when it has nothing left to ask.
+//! While a request about the file is answered, its caller uses the file. So a thread of its own asks the kernel, a moment later.
+//! The thread ends when it has nothing left to ask.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,12 +33,12 @@ struct State {
 }
 
 impl Pruner {
-    /// One that has nothing to ask yet.
+    /// A pruner without work.
     pub fn new(notifier: Notifier) -> Self {
         Self { notifier, state: Arc::default() }
     }
 
-    /// Has the kernel forget a node, unless something still uses it.
+    /// Makes the kernel forget a node, unless it is still in use.
     pub fn prune_soon(&self, node: u64) {
         let mut state = lock(&self.state);
         if state.refused {

@@ -3,7 +3,7 @@
 //! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and takes names
 //! alone. Finding attributes costs the server ten times what a
 //! name costs, and saves a message for each entry that is looked at next: `ls -l` wants them, `find -name` does not.
-//! What the last listings were followed by tells which it is.
+//! The requests after the last listings show which it is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,7 +31,7 @@ impl ReaddirplusPolicy {
         self.looked_up.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A directory is opened: tells whether its entries are going to be looked at.
+    /// A directory is opened: predicts whether its entries are going to be looked at.
     pub fn directory_opened(&self) -> bool {
         let (listed, looked_up) = (self.listed.swap(0, Ordering::Relaxed), self.looked_up.swap(0, Ordering::Relaxed));
         if listed > 0 && looked_up >= listed / 2 {

@@ -11,7 +11,7 @@ use super::usage::Usage;
 use crate::region::Region;
 use crate::session::abi::Kstatfs;
 
-/// What `df(1)` tells whoever uses a volume.
+/// What `df(1)` shows in a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes that there are, taken and not.

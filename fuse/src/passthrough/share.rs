@@ -1,9 +1,9 @@
 //! A volume's share of the descriptors that its server may have.
 //!
 //! One process serves all volumes of a pod, and may have so many descriptors (`RLIMIT_NOFILE`). Each volume gets the same
-//! part of them, so none can use up those of another. Counted is what callers can have more and more of: open files and
-//! directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened again.
-//! What a volume has anyway, directories that were used last above all, is set aside.
+//! part of them, so none can use up those of another. Only descriptors whose number callers can raise count: open files and
+//! directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened again. Room is set
+//! aside for the descriptors that a volume always has, mostly those of the directories used last.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub struct Share {
     limit: usize,
     /// The volume's name.
     volume: String,
-    /// Somebody was refused.
+    /// A request was refused.
     met: AtomicBool,
 }
 

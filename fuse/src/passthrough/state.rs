@@ -2,8 +2,8 @@
 //! mount.
 //!
 //! What identifies a thing never changes; what changes is one word each. Descriptors are recorded by number: a
-//! successor has them under the same numbers before it reads this. A number stands in a cell only while the descriptor
-//! is open, so cells are erased before descriptors are closed.
+//! successor has them under the same numbers before it reads this. A cell has a number only while the descriptor is open, so
+//! cells are erased before descriptors are closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -23,7 +23,7 @@ pub const FIRST_DESCRIPTOR: RawFd = 64;
 pub const HANDLE_WORDS: usize = 9;
 /// Bits of a node's `form` that tell the length of its handle in bytes.
 pub const HANDLE_LENGTH: u32 = 0xfff;
-/// Bit of a node's `form`: callers may store through a mapping of the file, of which nobody hears.
+/// Bit of a node's `form`: callers may store through a mapping of the file, without any request.
 pub const MAPPABLE: u32 = 1 << 16;
 /// That length for a node without a handle: the words are the device and the file's number.
 pub const NO_HANDLE: u32 = HANDLE_LENGTH;
@@ -38,7 +38,7 @@ shared! {
         id: AtomicU64,
         /// The number of the mount it is on.
         mount: AtomicU64,
-        /// How often the kernel was told of it.
+        /// How many answers have shown it to the kernel.
         lookups: AtomicU64,
         /// Bytes that it is charged with.
         charged: AtomicU64,
@@ -147,7 +147,7 @@ impl Content for HeldCell {
 /// The numbers of all descriptors that a successor needs, in order.
 ///
 /// # Errors
-/// When the region cannot be looked at.
+/// When the region cannot be read.
 pub fn descriptors(region: &Region) -> io::Result<Vec<RawFd>> {
     region.look_again()?;
     let mut numbers: Vec<RawFd> = named(region).filter_map(|word| number(word.load(Relaxed))).collect();

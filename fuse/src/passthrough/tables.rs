@@ -1,8 +1,8 @@
 //! All that the file system of a volume knows: as it is at the beginning, and as a dead server left it.
 //!
-//! A region is read as something that anybody may have written: a cell that contradicts itself or another is lost, and
-//! so is one that needs a descriptor which no process has any more. What is lost harms nobody else: whoever uses it gets
-//! `ESTALE`. Open files, locks and mounts without their descriptors are not lost: there may be a way to them.
+//! The content of a region is not trusted: a cell that contradicts itself or another is lost, and so is one that needs a
+//! descriptor which no process has any more. A lost cell affects nothing else: its users get `ESTALE`. Open files, locks and
+//! mounts without their descriptors are not lost: there may be a way to them.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -54,7 +54,7 @@ impl Tables {
     /// The root of `source` and nothing else. `table` has the mounts that it is among.
     ///
     /// # Errors
-    /// When the source cannot be looked at.
+    /// When the source cannot be read.
     pub fn of_source(
         source: OwnedFd,
         table: Arc<MountTable>,
@@ -67,8 +67,8 @@ impl Tables {
         let (identity, mount) = mounts.identify(source.as_fd(), None)?;
         let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
         let usage = options.limit.map(measure).transpose()?;
-        // A limit is counted by the server, so the server has to see every write.
-        // What waits for another machine is to wait where it can be told apart from what does not.
+        // A limit is counted by the server, so the server has to see every write. Waits for another machine must happen in the
+        // server, where the stall guard can see them.
         let by_server = usage.is_some() || options.remote.is_some();
         let data_path = if by_server { DataPath::Server } else { probe(session) };
         let status = if options.remote.is_some() { whole(source.as_fd())? } else { Kstatfs::default() };
@@ -108,7 +108,7 @@ pub struct Inheritance {
     pub tables: Tables,
     /// The root.
     pub root: Arc<Node>,
-    /// Cells that nobody can use.
+    /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,
     /// Nodes with a backing id that no open file uses.
     pub unused: Vec<Arc<Node>>,
@@ -154,7 +154,7 @@ impl Inheritance {
         let Reader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
-        // Nobody has asked it yet.
+        // No request has asked for it yet.
         let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
         let tables = Tables { data_path, mounts, nodes, files, usage, share, status };
         Ok(Inheritance { tables, root, lost, unused, losses })
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
         if !open || !self.taken.insert(number) {
             return None;
         }
-        // SAFETY: it is open, and nobody else owns it: it was put there for this volume, and is taken once.
+        // SAFETY: it is open, and no other code owns it: it was put there for this volume, and is taken once.
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
         for cell in self.cells.remove(&NodeCell::TAG).unwrap_or_default() {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
             let id = record.id.load(Relaxed);
-            // The kernel was not told of it yet, or has forgotten it.
+            // No answer has shown it to the kernel yet, or the kernel has forgotten it.
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));

@@ -1,13 +1,13 @@
-//! Going on with a volume whose server died.
+//! Taking over a volume whose server died.
 //!
-//! First everything is read, which changes nothing outside this process: a successor that cannot do it leaves the
-//! volume to another one. Then it begins:
+//! First everything is read, which changes nothing outside this process: a successor that fails at that leaves the volume to the
+//! next one. Then it begins:
 //!
-//! 1. Cells that nobody can use are erased. Numbers of descriptors that no process has any more were erased before this
+//! 1. Cells that hold nothing usable are erased. Numbers of descriptors that no process has any more were erased before this
 //!    process opened anything: it may open something else under them.
 //! 2. A change of the account that was being made is made.
 //! 3. The session is resumed: what the dead threads were doing is kept for replay.
-//! 4. Backing ids that nobody has are given back. No thread may open one meanwhile.
+//! 4. Backing ids that no open file has are given back. No thread may open one meanwhile.
 //! 5. The kernel is made to ask again, and threads answer.
 //!
 //! Each can be done twice, so a kill in between leaves it to the next successor.
@@ -35,7 +35,7 @@ pub enum TakeoverError {
     /// Its state is that of a projection.
     #[error("the state is that of a projection, not of a passthrough volume; start the volume anew")]
     OtherKind,
-    /// Its server died before it had looked at the source.
+    /// Its server died before it had read the source.
     #[error("the server died before it had begun to serve the volume; start the volume anew")]
     NotServed,
     /// The root is not among the nodes.
@@ -58,12 +58,13 @@ pub struct Loaded {
     resend: bool,
 }
 
-/// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open
-/// in this process under the same numbers and belong to nobody; they belong to what this returns, or are closed. What no
-/// process has any more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows, `table` has the mounts that it is among.
+/// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open in this
+/// process under the same numbers, without an owner; what this returns owns them, or they are closed. What no process has any
+/// more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows, `table` has the mounts that it is
+/// among.
 ///
 /// # Errors
-/// When it cannot be gone on with. The volume is then as it was.
+/// When it cannot be taken over. The volume is then as it was.
 pub fn load(
     region: Arc<Region>,
     source: Option<OwnedFd>,
@@ -115,6 +116,7 @@ impl Loaded {
         if losses != Losses::default() {
             let Losses { files, locks, nodes } = losses;
             tracing::warn!(
+                volume = options.name,
                 "volume {:?}: the server's successor lacks {nodes} nodes of file systems without file handles, {files} open \
                  files and {locks} locks, because their descriptors are gone; calls with them fail with ESTALE",
                 options.name

@@ -2,8 +2,8 @@
 //!
 //! Every write goes through the server then (no kernel passthrough), which refuses what does not fit with `ENOSPC`
 //! before it is done. What is counted is what `du(1)` counts: the blocks of each file, once, however many names it
-//! has. Files are charged when they grow and discharged when their last name or last open file goes; each look at a
-//! file puts right what the source did on its own, such as blocks that it only decided on when it wrote them.
+//! has. Files are charged when they grow and discharged when their last name or last open file goes; each look at a file corrects
+//! the charge for what the source did on its own, such as blocks that it allocated only when it wrote them.
 //!
 //! Whatever can make a file, a directory or an attribute grow asks for room first. Directories grow with their names, and
 //! file systems such as ext4 do not shrink them again: a directory that held many names keeps its blocks until it is
@@ -15,9 +15,9 @@
 //! 3. So that these blocks do not add up, the root may grow by no more than the limit. The volume takes twice its limit
 //!    at most.
 //!
-//! The account and what each node is charged with stand in the region. A charge changes both: it is written down as a
-//! whole before, and a successor that finds it so makes it once more. What a node is charged with is always set, never
-//! added to, so what is done again for a request that is asked for again changes nothing.
+//! The account and what each node is charged with are in the region. A charge changes both: it is written down as a whole before,
+//! and a successor that finds it so makes it once more. A charge is always set, never added to, so repeating it for a request
+//! that the kernel sends again changes nothing.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -176,7 +176,7 @@ impl Account<'_> {
 
     /// Charges `node`, open as `file`, with what it takes now.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
-        // What cannot be looked at stays as it was.
+        // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
             let free = if node.id == ROOT { self.free_of(node) } else { 0 };
             self.charge(node, bytes_taken(&found).saturating_sub(free));
@@ -226,7 +226,7 @@ impl Account<'_> {
 /// Bytes that a directory takes beyond its first block.
 ///
 /// # Errors
-/// When it cannot be looked at.
+/// When its attributes cannot be read.
 pub fn growth_of(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
     attributes_of(directory).map(|found| bytes_taken(&found).saturating_sub(BLOCK))
 }

@@ -6,7 +6,7 @@
 //! mount, so the kernel's caches are right by themselves.
 //!
 //! An audited projection answers OPEN for real, and is silent otherwise. The kernel keeps what it has read all the same, and
-//! sends no FLUSH; at the close it sends a RELEASE, which nobody waits for.
+//! sends no FLUSH; at the close it sends a RELEASE, which no process waits for.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,7 +22,7 @@ use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, Set
 use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, Service, Wanted};
 use crate::trace::Trace;
 
-/// How long the kernel may keep what it was told, in seconds: in practice, for ever.
+/// How long the kernel may cache answers, in seconds: in practice, for ever.
 pub(crate) const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
 
 /// `st_blksize`, and what `st_blocks` is rounded up to, as on tmpfs.
@@ -63,13 +63,13 @@ pub fn wanted(traced: bool) -> Wanted {
         | init::PARALLEL_DIROPS
         | init::EXPLICIT_INVAL_DATA
         | init::HAS_RESEND;
-    // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
+    // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows.
     let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
     Wanted { flags: flags | idmap, max_stack_depth: 0 }
 }
 
 impl ProjectionFilesystem {
-    /// Serves `tree`, notes in `region` how far it has got, reports each request to who reads `trace`, and has `audit` write
+    /// Serves `tree`, notes in `region` how far it has got, reports each request to the readers of `trace`, and has `audit` write
     /// down each open.
     pub(crate) fn new(
         tree: SharedTree,
@@ -133,7 +133,9 @@ impl ProjectionFilesystem {
             | Operation::Link { .. }
             | Operation::FAllocate(_) => Err(Errno::EROFS),
 
-            // Told once, remembered by the kernel for the life of the connection: it need not ask again.
+            // The request of each `isatty(3)`; the kernel remembers no answer.
+            Operation::IoCtl => Err(Errno::ENOTTY),
+            // The kernel remembers this answer for the life of the connection, and does not ask again.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -162,7 +164,7 @@ impl ProjectionFilesystem {
         Ok(Answer::Open(OpenOut { open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, ..Default::default() }))
     }
 
-    /// Lets the region know of a step before the kernel hears that it is done.
+    /// Records a step in the region before its request is answered.
     fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut tree = self.tree.lock();
         let changed = change(&mut tree)?;
@@ -238,7 +240,7 @@ fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
     }
 }
 
-/// What is asked for of a file with these bytes.
+/// The part of a file with these bytes that a read asks for.
 pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
     let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
     let end = bytes.len().min(start.saturating_add(arguments.size as usize));

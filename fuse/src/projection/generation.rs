@@ -3,8 +3,14 @@
 use std::fmt;
 use std::time::SystemTime;
 
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
 use serde::{Deserialize, Serialize};
-use time::{Date, Month, OffsetDateTime};
+
+use crate::utc::utc;
+
+/// When a generation was made, as its name has it.
+const MADE_AT: &str = "..%Y_%m_%d_%H_%M_%S";
 
 /// `..YYYY_MM_DD_hh_mm_ss.N`: when the generation was made (UTC), and a random decimal number, in the
 /// form of the kubelet's `AtomicWriter`.
@@ -15,29 +21,14 @@ pub struct GenerationName(String);
 impl GenerationName {
     /// A name for a generation made at `at`, different from every other with overwhelming probability.
     pub fn new(at: SystemTime) -> Self {
-        let at = OffsetDateTime::from(at);
-        Self(format!(
-            "..{:04}_{:02}_{:02}_{:02}_{:02}_{:02}.{}",
-            at.year(),
-            u8::from(at.month()),
-            at.day(),
-            at.hour(),
-            at.minute(),
-            at.second(),
-            random()
-        ))
+        Self(format!("{}.{}", utc(at).strftime(MADE_AT), random()))
     }
 
     /// When it was made, to the second.
     pub fn made_at(&self) -> Option<SystemTime> {
-        let (time, _random) = self.0.strip_prefix("..")?.split_once('.')?;
-        let mut parts = time.split('_').map(|part| part.parse::<u16>().ok());
-        let mut next = || parts.next().flatten();
-        let (year, month, day) = (next()?, u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?);
-        let date = Date::from_calendar_date(year.into(), Month::try_from(month).ok()?, day).ok()?;
-        let (hour, minute, second) =
-            (u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?, u8::try_from(next()?).ok()?);
-        Some(date.with_hms(hour, minute, second).ok()?.assume_utc().into())
+        let (made_at, _random) = self.0.rsplit_once('.')?;
+        let made_at = DateTime::strptime(MADE_AT, made_at).ok()?;
+        Some(Offset::UTC.to_timestamp(made_at).ok()?.into())
     }
 
     /// The name as the directory entry shows it.
@@ -84,6 +75,7 @@ mod tests {
         assert_eq!(time, "..2026_11_20_17_46_18");
         assert!(number.parse::<u32>().is_ok());
         assert_eq!(name.made_at(), Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_196_778)));
+        assert_eq!(GenerationName("..2026_13_20_17_46_18.7".to_owned()).made_at(), None);
         assert!(is_generation(name.as_str()));
         assert!(!is_generation("..data") && !is_generation("..data_tmp") && !is_generation("a"));
     }

@@ -4,14 +4,13 @@
 //! Header | Node × nodes | names | content | lookup count × nodes
 //! ```
 //!
-//! The supervisor writes an image once; both processes read it in place, so a generation of a
-//! thousand keys costs the server nothing before somebody looks a key up. Node 0 is the generation's
-//! own directory. The children of a directory are neighbours, sorted by name: a lookup is a binary
-//! search and a listing is a slice.
+//! The supervisor writes an image once; both processes read it in place, so a generation of a thousand keys costs the server
+//! nothing before the first lookup of a key. Node 0 is the generation's own directory. The children of a directory are
+//! neighbours, sorted by name: a lookup is a binary search and a listing is a slice.
 //!
 //! The bytes of an image are a function of its payload alone, so two payloads are equal exactly when
-//! their images would be. The lookup counts are no part of that: they say how often the kernel was told of each
-//! node, and outlive the server that counts.
+//! their images would be. The lookup counts are no part of that: they say how many answers have shown each node to the kernel,
+//! and outlive the server that counts.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -420,7 +419,7 @@ impl Image {
         self.block.bytes()
     }
 
-    /// How often the kernel was told of each node, and has not forgotten it yet. Shared by all who have the image.
+    /// The kernel's lookup count of each node. Shared by all processes that have the image.
     pub(crate) fn lookups(&self) -> &[AtomicU64] {
         self.block.counters()
     }

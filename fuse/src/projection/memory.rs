@@ -5,38 +5,30 @@
 //! with zeros. There is one owner at a time: the process that made the block, until it hands the
 //! descriptor to the other.
 //!
-//! Behind the bytes, which nobody changes, a block has counters, which whoever serves it changes. They are
-//! what a server that takes over knows of the one before it.
+//! Behind the bytes, which never change, a block has counters, which the server changes. A successor takes over the counts from
+//! them.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mlock, mmap, munmap};
 
 use crate::memory_lock::wipe;
 
 /// A shared, locked, fixed-size block of memory.
 pub(crate) struct Block {
     file: OwnedFd,
-    start: NonNull<u8>,
-    /// Bytes of the file.
-    length: usize,
+    /// All bytes of the file. They are only written when no other thread can reach them (`drop`); counters are atomic.
+    mapping: MmapRaw,
     /// How many of its last bytes are counters.
     counted: usize,
     owned: AtomicBool,
 }
-
-// SAFETY: the mapping belongs to the block alone, and its bytes are only written when nobody else can reach
-// them (`drop`); counters are atomic.
-unsafe impl Send for Block {}
-// SAFETY: as above; a shared `Block` only gives out shared slices.
-unsafe impl Sync for Block {}
 
 const COUNTER: usize = size_of::<AtomicU64>();
 
@@ -53,7 +45,7 @@ impl Block {
     }
 
     /// The block behind a descriptor that the other process made. The caller becomes its owner. All of it is bytes until
-    /// it is told [how many counters](Self::count) there are.
+    /// [`count`](Self::count) says how many counters there are.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -66,16 +58,11 @@ impl Block {
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
         // All of it is there from the start: an answer whose bytes have to be fetched first fails with EIO when the server
         // is killed meanwhile.
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address the kernel chooses aliases nothing; the size is sealed.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)? };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let block = Self { file, start, length, counted: 0, owned: AtomicBool::new(true) };
+        let mapping = MmapOptions::new().len(length).populate().map_raw(&file)?;
         // Best effort: without CAP_IPC_LOCK the limit may be small; the process reports that once at
         // its start, when it locks the rest of its memory.
-        // SAFETY: the range is exactly the mapping made above.
-        let _ = unsafe { mlock(block.start.as_ptr().cast(), length) };
-        Ok(block)
+        let _ = mapping.lock();
+        Ok(Self { file, mapping, counted: 0, owned: AtomicBool::new(true) })
     }
 
     /// The last of the bytes are so many counters.
@@ -83,22 +70,22 @@ impl Block {
     /// # Errors
     /// `InvalidData` when there are not as many bytes.
     pub(crate) fn count(&mut self, counters: usize) -> io::Result<()> {
-        let counted = counters.checked_mul(COUNTER).filter(|counted| *counted <= self.length);
-        let aligned = self.length.is_multiple_of(COUNTER);
+        let counted = counters.checked_mul(COUNTER).filter(|counted| *counted <= self.mapping.len());
+        let aligned = self.mapping.len().is_multiple_of(COUNTER);
         self.counted = counted.filter(|_| aligned).ok_or(io::ErrorKind::InvalidData)?;
         Ok(())
     }
 
     /// The bytes, and up to seven zeros.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `length` bytes long, initialised by the kernel, and but for its counters not
-        // written while the block can be borrowed.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length - self.counted) }
+        // SAFETY: the mapping has that length, is initialised by the kernel, and but for its counters not written while the
+        // block can be borrowed.
+        unsafe { slice::from_raw_parts(self.mapping.as_ptr(), self.mapping.len() - self.counted) }
     }
 
     /// The counters.
     pub(crate) fn counters(&self) -> &[AtomicU64] {
-        let first = self.start.as_ptr().wrapping_add(self.length - self.counted);
+        let first = self.mapping.as_ptr().wrapping_add(self.mapping.len() - self.counted);
         // SAFETY: the counters are inside the mapping, begin at a multiple of their size, and no other slice
         // covers them.
         unsafe { slice::from_raw_parts(first.cast(), self.counted / COUNTER) }
@@ -126,11 +113,8 @@ impl Drop for Block {
         if *self.owned.get_mut() {
             // SAFETY: `&mut self` proves that no slice of this mapping is alive in this process, and
             // the other process gave the block up.
-            wipe(unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) });
+            wipe(unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) });
         }
-        // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
     }
 }
 

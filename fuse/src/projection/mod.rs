@@ -14,7 +14,7 @@
 //! | [`steps`] | the system calls of a commit, in the `AtomicWriter`'s order |
 //! | [`tree`] | the server's view: generations, links, node ids; changes only by announced steps |
 //! | [`filesystem`] | the FUSE shim over [`tree`] |
-//! | [`undo`] | dropping what was stored through a writable mapping |
+//! | [`undo`] | undoing stores through a writable mapping |
 //! | [`old`] | generations that stay for a while after their switch |
 
 pub mod filesystem;

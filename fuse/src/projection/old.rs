@@ -1,5 +1,5 @@
 //! Old generations: `..data` pointed to them before, and a reader that resolved the link just before a switch still looks
-//! for the directory. So each stays for a while, with everything in it, and is removed then.
+//! for the directory. So each stays for a while, with all its files, and is removed then.
 //!
 //! A volume that changes very often keeps the newest: at most [`MOST`] generations that take at most [`MOST_BYTES`]
 //! together, and in any case the one that was current last.
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::generation::GenerationName;
 use super::image::Image;
+use crate::DoublingPause;
 
 /// The most generations that are kept after their switch.
 pub const MOST: usize = 64;
@@ -16,8 +17,7 @@ pub const MOST: usize = 64;
 pub const MOST_BYTES: u64 = 16 << 20;
 
 /// How long after a removal that failed the next attempt is made; each further one waits twice as long.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const RETRY: DoublingPause = DoublingPause::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// A generation that is not current any more.
 #[derive(Clone)]
@@ -99,8 +99,7 @@ impl OldGenerations {
     /// The removal failed: it is tried again later. Whether that is the first time.
     pub(crate) fn failed(&mut self, name: &GenerationName) -> bool {
         let Some(old) = self.all.iter_mut().find(|old| old.name == *name) else { return false };
-        let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(old.failures)).min(LONGEST_RETRY);
-        old.until = Instant::now() + delay;
+        old.until = Instant::now() + RETRY.after(old.failures);
         old.failures = old.failures.saturating_add(1);
         old.failures == 1
     }

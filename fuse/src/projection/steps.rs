@@ -1,8 +1,8 @@
 //! The system calls of a commit, as data.
 //!
 //! The supervisor plans them, announces them to the server, and performs them one by one on the
-//! private mount. The server accepts exactly the announced ones, in their order; so whoever else
-//! reaches the tree for writing (a privileged container can remount its bind mount) changes nothing.
+//! private mount. The server accepts exactly the announced ones, in their order; so another process that can write to the tree (a
+//! privileged container can remount its bind mount) changes nothing.
 //!
 //! The order is the `AtomicWriter`'s, and with it the inotify events that containers see: the new
 //! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last, when its time is over,
@@ -112,7 +112,7 @@ pub fn switch(previous: Option<Shown<'_>>, next: Shown<'_>, mode: u16, hidden: &
 }
 
 /// The end of an old generation: the entries the kernel knows are unlinked one by one, children
-/// before their directory, so that watchers of a file hear of its end (EV-04).
+/// before their directory, so that watchers of a file get the event of its removal (EV-04).
 pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
     let mut indexes: Vec<_> =
         looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();

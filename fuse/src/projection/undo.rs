@@ -2,10 +2,10 @@
 //!
 //! A privileged container can remount its bind mount read-write and map a file of it shared and
 //! writable. The kernel does not ask before a store: it changes the page that every other reader sees,
-//! and only tells the server when the page is written back. The server refuses that WRITE, and lets the
-//! kernel drop the page, so that the next reader gets the real bytes again.
+//! and sends a request only when the page is written back. The server refuses that WRITE, and lets the kernel drop the page, so
+//! that the next reader gets the real bytes again.
 //!
-//! Dropping pages waits for their locks, so nobody who answers requests does it.
+//! Dropping pages waits for their locks, so no thread that answers requests does it.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInv
 pub struct Undo(Notifier);
 
 impl Undo {
-    /// Tells the kernel by `notifier`.
+    /// Notifies the kernel with `notifier`.
     pub fn new(notifier: Notifier) -> Self {
         Self(notifier)
     }

@@ -1,11 +1,11 @@
 //! The cells of a region: places of one size, each for one thing that a successor has to know.
 //!
 //! A cell begins with a tag that says what is in it, 0 for nothing. The tag is written last when something is
-//! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which is nobody's.
+//! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which counts as free.
 //!
-//! Who has made something holds its [`Record`]; when that is dropped, the cell is free. A [`CellRef`] leaves it to its holder
-//! when that is. What was adopted is only read until it is [taken over](super::Region::take_over), so a successor that gives up
-//! leaves it as it was.
+//! The code that makes something holds its [`Record`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
+//! the cell itself. What was adopted is only read until it is [taken over](super::Region::take_over), so a successor that gives
+//! up leaves it as it was.
 
 use std::io;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ pub(crate) struct CellId(u32);
 
 /// What fills a cell. Its first field is the tag.
 pub(crate) trait Content: Shared + Sized {
-    /// Tells it from other contents; not 0.
+    /// Distinguishes it from other contents; not 0.
     const TAG: u32;
     /// A content that does not fit is not compiled.
     const FITS: () = assert!(size_of::<Self>() <= CELL && Self::TAG != 0);
@@ -68,7 +68,7 @@ impl<'a> Cells<'a> {
         }
     }
 
-    /// Cells that nobody can use are empty from here on. What memory only free cells have goes back to the kernel.
+    /// Empties cells that no process can use any more, and gives memory that has only free cells back to the kernel.
     pub(crate) fn erase(self, lost: &[CellId]) {
         lost.iter().for_each(|id| self.tag(*id).store(0, Release));
         self.free.trim(self.memory);
@@ -157,7 +157,7 @@ impl<T: Content> Record<T> {
         CellRef::new(region, fill).map(Self)
     }
 
-    /// The one of a cell that is filled with a `T` already, and that nobody else has.
+    /// The record in a cell that is filled with a `T` already, and that has no other holder.
     pub(crate) fn of(region: &Arc<Region>, id: CellId) -> Self {
         Self(CellRef::of(region, id))
     }

@@ -1,7 +1,7 @@
-//! What is counted of a volume for those who watch it. A count lives as long as the volume is mounted, whoever serves it.
+//! Counters of a volume, for status and metrics. A count lives as long as the volume is mounted, across all its servers.
 //!
-//! No successor depends on it, so it goes by no number of layout: a program that does not know it leaves it as it is, and
-//! where such a program has served, nothing was counted.
+//! No successor depends on it, so it has no layout version: a program that does not know the counters leaves them as they are,
+//! and counts nothing while it serves.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shared::shared;
 
-/// Numbers of operations that are told apart. The kernel's are smaller.
+/// How many opcodes have a counter of their own. The kernel's opcodes are smaller.
 const OPERATIONS: usize = 64;
 /// The upper ends of the groups that durations are counted in, in seconds. They are in use in memory that outlives
 /// programs, so they cannot change without another place for them.
@@ -24,7 +24,7 @@ shared! {
         requests: [AtomicU64; OPERATIONS],
         /// Generations, by how long it took to switch to them.
         commits: Durations,
-        /// Changes, by how long it took from when they were heard of until they could be seen.
+        /// Changes, by how long it took from when podfs saw them until containers could.
         propagations: Durations,
     }
     /// How many took how long.

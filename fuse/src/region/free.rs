@@ -63,7 +63,7 @@ impl Free {
         Self { table: Mutex::new(Table { is_known: true, ..Table::default() }), ours: AtomicBool::new(true) }
     }
 
-    /// None, until [`keep_only`](Self::keep_only) tells which ones are.
+    /// No cell is known to be free until [`keep_only`](Self::keep_only).
     pub(super) fn of_adopted() -> Self {
         Self { table: Mutex::default(), ours: AtomicBool::new(false) }
     }
@@ -143,7 +143,7 @@ impl Free {
         *self.lock() = table;
     }
 
-    /// Gives back the memory of all pages without a cell in use, but for a few.
+    /// Gives back the memory of all pages without a cell in use, except a few.
     pub(super) fn trim(&self, memory: &Memory) {
         let mut table = self.lock();
         for index in 0..table.pages.len() {

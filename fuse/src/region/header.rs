@@ -1,4 +1,4 @@
-//! What a region begins with.
+//! The header of a region.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -17,8 +17,8 @@ pub(super) const LAYOUT: u32 = 1;
 pub(super) const SIZE: usize = 3 * 4096;
 
 shared! {
-    /// The header. A later layout adds fields in the place of `spare` and behind the last, and says so by its number;
-    /// what no successor depends on needs none.
+    /// The header. A later layout adds fields in the place of `spare` and behind the last, and has another number; what no
+    /// successor depends on needs none.
     pub(crate) struct Header {
         magic: AtomicU64,
         layout: AtomicU32,

@@ -1,11 +1,11 @@
-//! What each thread of a session is doing, so that a successor knows it.
+//! What each thread of a session is doing, for the successor.
 //!
-//! A thread has a *slot*. It names the request that the thread answers, from before the service is asked until after
-//! the answer is written. What is not idempotent is marked *begun* before its system call.
+//! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
+//! written. What is not idempotent is marked *begun* before its system call.
 //!
-//! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until they
-//! are asked for again. It is complete there before its slot is free, so a kill between leaves it in both, and the
-//! next successor finds that it is the same request.
+//! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until the kernel
+//! sends them again. It is complete there before its slot is free, so a kill between leaves it in both, and the next successor
+//! finds that it is the same request.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -142,7 +142,7 @@ impl InFlightSlots {
         self.to_replay(unique)?.begun.get()
     }
 
-    /// The request was asked for again, and answered.
+    /// The kernel has sent the request again, and it was answered.
     pub(crate) fn drop_replay(&self, unique: u64) {
         if let Some(to_replay) = self.to_replay(unique) {
             to_replay.unique.store(0, Release);
@@ -154,7 +154,7 @@ impl InFlightSlots {
         self.to_replay.iter().for_each(|to_replay| to_replay.unique.store(0, Release));
     }
 
-    /// Whatever may be asked for again: the requests to replay, and those in the slots.
+    /// All requests that the kernel may send again: the requests to replay, and those in the slots.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
         let seated = self.slots.iter().map(|slot| slot.unique.load(Acquire)).filter(|unique| *unique != 0);
         seated.chain(self.all_to_replay())

@@ -1,41 +1,34 @@
 //! The memory file of a region, and where it is mapped.
 //!
-//! 1. The file is sealed against shrinking before anybody else has it. So what was once within its length stays there,
-//!    and reading it never faults.
+//! 1. The file is sealed against shrinking before any other process has it. So what was once within its length stays there, and
+//!    reading it never faults.
 //! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
 //! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
 //!    the store that comes later. What is given back becomes a hole, and gets memory again in the same way.
-//! 4. Who keeps plain bytes in it has to see to it that they are not written while somebody reads them.
+//! 4. Code that keeps plain bytes in it must ensure that they are not written while they are read.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals, fstat, memfd_create, seek,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::shared::Shared;
 
 /// A memory file, mapped.
 pub(crate) struct Memory {
     file: OwnedFd,
-    start: NonNull<u8>,
-    /// Addresses that are taken.
-    reserved: usize,
-    /// How many of them have bytes of the file behind them.
+    /// All addresses that are taken. Their bytes are only seen through references to atomics, and through slices of bytes that
+    /// no thread changes while they are borrowed.
+    mapping: MmapRaw,
+    /// How many of the addresses have bytes of the file behind them.
     length: AtomicUsize,
 }
-
-// SAFETY: the mapping belongs to this alone, and is only seen through references to atomics, and through slices of
-// bytes that nobody changes while they are borrowed.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
 
 impl Memory {
     /// A new file of zeros.
@@ -48,12 +41,8 @@ impl Memory {
 
     /// Maps a file that [`may_be_mapped`].
     pub(crate) fn map(file: OwnedFd, length: usize, reserved: usize) -> io::Result<Memory> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), reserved, access, flags, &file, 0)? };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Memory { file, start, reserved, length: AtomicUsize::new(length.min(reserved)) })
+        let mapping = MmapOptions::new().len(reserved).no_reserve_swap().map_raw(&file)?;
+        Ok(Memory { file, mapping, length: AtomicUsize::new(length.min(reserved)) })
     }
 
     /// Bytes that there are.
@@ -63,7 +52,7 @@ impl Memory {
 
     /// Looks how long another process has made the file.
     pub(crate) fn look_again(&self) -> io::Result<usize> {
-        let length = length_of(&self.file)?.min(self.reserved);
+        let length = length_of(&self.file)?.min(self.mapping.len());
         self.length.fetch_max(length, Ordering::AcqRel);
         Ok(self.length())
     }
@@ -73,7 +62,8 @@ impl Memory {
     /// # Errors
     /// When there is no memory, or no address left.
     pub(crate) fn back(&self, offset: usize, length: usize) -> io::Result<()> {
-        let end = offset.checked_add(length).filter(|end| *end <= self.reserved).ok_or(io::ErrorKind::OutOfMemory)?;
+        let end =
+            offset.checked_add(length).filter(|end| *end <= self.mapping.len()).ok_or(io::ErrorKind::OutOfMemory)?;
         fallocate(&self.file, FallocateFlags::empty(), offset as u64, length as u64)?;
         self.length.fetch_max(end, Ordering::AcqRel);
         Ok(())
@@ -86,8 +76,7 @@ impl Memory {
     pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         self.back(offset, length)?;
         // All at once that is less work than a fault for each page. Linux before 5.14 cannot.
-        // SAFETY: the bytes are within the mapping, and none of them changes.
-        let _faults = unsafe { madvise(self.start.as_ptr().add(offset).cast(), length, Advice::LinuxPopulateWrite) };
+        let _faults = self.mapping.advise_range(Advice::PopulateWrite, offset, length);
         Ok(())
     }
 
@@ -130,18 +119,21 @@ impl Memory {
         let there = self.length().saturating_sub(offset).min(data.len());
         // SAFETY: the bytes are within the file, which never shrinks, and mapped; nobody has borrowed them, says the
         // caller, so `data` is somewhere else.
-        unsafe { self.start.as_ptr().add(offset.min(self.reserved)).copy_from_nonoverlapping(data.as_ptr(), there) };
+        unsafe {
+            let start = self.mapping.as_mut_ptr().add(offset.min(self.mapping.len()));
+            start.copy_from_nonoverlapping(data.as_ptr(), there);
+        };
     }
 
     /// Plain bytes, as many of these as there are.
     ///
     /// # Safety
-    /// Nobody writes them while they are borrowed.
+    /// They are not written while they are borrowed.
     pub(crate) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         let there = self.length().saturating_sub(offset).min(length);
         // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; nobody writes
         // them, says the caller.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset.min(self.reserved)), there) }
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), there) }
     }
 
     /// What stands at `offset`; none beyond the end.
@@ -152,21 +144,13 @@ impl Memory {
         }
         // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; the mapping
         // begins at a page, so they are aligned; `Shared` allows any bytes, and any writer.
-        Some(unsafe { self.start.add(offset).cast().as_ref() })
+        Some(unsafe { &*self.mapping.as_ptr().add(offset).cast() })
     }
 }
 
 impl AsFd for Memory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and every reference into it has ended with `self`.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.reserved) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
     }
 }
 

@@ -6,25 +6,25 @@
 //! Takeover, step by step; a kill between any two of them loses nothing:
 //!
 //! 1. A thread reads a request from the device. From here on the kernel waits for its answer. *Killed here:* the
-//!    request is in no slot. It is asked for again, and was not begun, so it is executed like a new one.
+//!    request is in no slot. The kernel sends it again, and it was not begun, so it is executed like a new one.
 //! 2. It writes the request's number into its slot, marked as not begun. *Killed here:* as before.
 //! 3. What is not idempotent is marked as begun, with the time and a note, before its first system call. *Killed here
 //!    or in the call:* the successor finds the mark and looks at the outcome.
 //! 4. What the kernel is going to rely on (a node, an open file, a lock) is in its cell before the answer is written.
 //!    *Killed here:* the cell names the request that made it, so it is found, not made twice.
-//! 5. It writes the answer. The kernel forgets the request: it is never asked for again. *Killed here:* the slot still
-//!    names it; that costs a place in the list of requests to replay, and nothing else.
+//! 5. It writes the answer. The kernel forgets the request, and never sends it again. *Killed here:* the slot still names it;
+//!    that costs a place in the list of requests to replay, and nothing else.
 //! 6. It frees its slot.
 //! 7. The server is dead, all its threads with it. The successor maps the region, and reads it without changing it.
 //! 8. It keeps what the slots say for replay, and frees them. *Killed here:* `in_flight` says why nothing is lost.
-//! 9. Before any thread reads, it makes the kernel ask again for all that was read and not answered
-//!    (`FUSE_NOTIFY_RESEND`). A request that was read before would come twice. *Killed here:* what was to come is
-//!    still to come, marked as resent; the next successor has the kernel ask once more, for what was read meanwhile.
+//! 9. Before any thread reads, the successor makes the kernel send again all that was read and not answered
+//!    (`FUSE_NOTIFY_RESEND`). A request that was read before that would come twice. *Killed here:* what was to come is still to
+//!    come, marked as resent; the next successor makes the kernel send what was read meanwhile once more.
 //! 10. A resent request that is kept as begun is answered by its outcome, every other one like a new one. What is
 //!     kept of it is dropped after its answer: step 5 again.
 //!
-//! What a kill may cost is a count that is too high: the kernel forgets nodes without waiting for an answer, so what
-//! it forgot in the last moment is known for longer than it has to be.
+//! A kill may leave a count that is too high: the kernel forgets nodes without waiting for an answer, so the successor keeps a
+//! node that it forgot in the last moment for longer than it has to.
 //!
 //! | module | owns |
 //! |---|---|
@@ -33,11 +33,11 @@
 //! | `header` | what a region begins with |
 //! | `in_flight` | what each thread is doing |
 //! | `waits` | requests that are answered later |
-//! | `opens` | what an audited projection counts |
-//! | `cells` | places for what else has to be known |
+//! | `opens` | the counters of an audited projection |
+//! | `cells` | records of what else a successor needs |
 //! | `free` | which of them are free, and giving their memory back |
-//! | `counts` | what is counted for those who watch |
-//! | `silence` | whether the source answers, for those who watch |
+//! | `counts` | counters for status and metrics |
+//! | `silence` | whether the source answers, for the supervisor |
 
 pub(crate) mod cells;
 pub(crate) mod counts;
@@ -88,7 +88,7 @@ pub enum RegionError {
     /// It cannot be mapped.
     #[error("the state of the volume cannot be mapped: {0}")]
     Memory(#[from] io::Error),
-    /// Its bytes could go while they are looked at.
+    /// Its file could shrink while it is read.
     #[error(
         "the state of the volume is not sealed against shrinking, so podfs did not write it; start the volume anew"
     )]
@@ -225,13 +225,13 @@ impl Region {
         Cells { memory: &self.memory, free: &self.free }
     }
 
-    /// Begins to change what was adopted; nobody has served the volume yet.
+    /// Begins to change what was adopted, of a volume that no server has served yet.
     pub(crate) fn begin(&self) {
         self.take_over();
         self.cells().keep_only(&[]);
     }
 
-    /// Begins to change what was adopted; the one who wrote it is dead.
+    /// Begins to change what was adopted; the server that wrote it is dead.
     pub(crate) fn take_over(&self) {
         self.free.take_over();
     }
@@ -244,7 +244,7 @@ impl Region {
     /// Looks for cells that another process has added.
     ///
     /// # Errors
-    /// When the file cannot be looked at.
+    /// When the file's length cannot be read.
     pub(crate) fn look_again(&self) -> io::Result<()> {
         self.memory.look_again().map(drop)
     }

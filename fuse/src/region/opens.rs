@@ -19,23 +19,23 @@ shared! {
     pub(crate) struct Opens {
         opens: AtomicU64,
         lost: AtomicU64,
-        /// How many of the lost ones a later line has told of.
+        /// How many of the lost ones a later line has reported.
         told: AtomicU64,
     }
 }
 
 impl Opens {
-    /// What has become of them so far.
+    /// The counts so far.
     pub(crate) fn counted(&self) -> OpenCount {
         OpenCount { opens: self.opens.load(Relaxed), lost: self.lost.load(Relaxed) }
     }
 
-    /// How many lines were lost that no line has told of.
+    /// How many lines were lost that no line has reported yet.
     pub(crate) fn untold(&self) -> u64 {
         self.lost.load(Relaxed).saturating_sub(self.told.load(Relaxed))
     }
 
-    /// An open has its line, which told of so many lost ones.
+    /// The line of an open was written, and reported so many lost ones.
     pub(crate) fn written(&self, told: u64) {
         self.opens.fetch_add(1, Relaxed);
         self.told.fetch_add(told, Relaxed);

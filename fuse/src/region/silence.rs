@@ -1,7 +1,7 @@
-//! Since when the source of a volume says nothing, for those who watch: since it was heard last while something was asked of
-//! it. Calls that end without an answer do not end it, nor does it begin anew when the next one is made; so it may go on
-//! when nobody waits any more, until something is answered. Where nothing is asked there is none. Who serves the volume
-//! writes it when that changes, so it costs no timer. One that is killed leaves it; its successor begins with none.
+//! Since when the source of a volume is silent, for the supervisor: since its last answer while a call is outstanding. A call
+//! that ends without an answer does not end the silence, and the next call does not begin it anew; so it may last when no caller
+//! waits any more, until the source answers. Without calls there is no silence. The server of the volume writes it when it
+//! changes, so it costs no timer. A killed server leaves it; its successor begins with none.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,7 @@ shared! {
 }
 
 impl Silence {
-    /// The source was asked something, and was heard last at that moment. With none, it has answered.
+    /// The source owes an answer, and answered last at that moment. None once it has answered.
     pub(crate) fn set(&self, since: Option<Moment>) {
         let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
         self.since.store(since.map_or(0, milliseconds), Relaxed);

@@ -1,5 +1,5 @@
 //! Requests whose answer is left for later: waits for locks. Where the kernel cannot be made to ask again (before
-//! Linux 6.9), a successor ends them, so that nobody waits for ever.
+//! Linux 6.9), a successor ends them, so that no caller waits for ever.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,7 +15,7 @@ shared! {
 }
 
 impl Waits {
-    /// Remembers `unique`; tells where.
+    /// Remembers `unique`; returns its place.
     pub(crate) fn add(&self, unique: u64) -> Option<usize> {
         let free = |place: &AtomicU64| place.compare_exchange(0, unique, Release, Relaxed).is_ok();
         self.uniques.iter().position(free)
@@ -31,7 +31,7 @@ impl Waits {
         self.uniques.iter().map(|place| place.load(Acquire)).filter(|unique| *unique != 0)
     }
 
-    /// Nobody waits any more: the kernel asks for all of them again, or they were ended.
+    /// No wait is left: the kernel asks for all of them again, or they were ended.
     pub(crate) fn clear(&self) {
         self.uniques.iter().for_each(|place| place.store(0, Release));
     }

@@ -6,10 +6,10 @@
 //!
 //! 1. While the server lives, it waits for the server's end.
 //! 2. When the server is dead, it hands descriptors to the successor, by their numbers, until it is dismissed.
-//! 3. When the server is dead and nobody is at the other end of its channel either, it ends, and with it everything the
-//!    server had: the mounts answer `ENOTCONN`.
+//! 3. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
+//!    descriptors of the server: the mounts answer `ENOTCONN`.
 //!
-//! When it dies with the server, the supervisor still has what the mounts need; `succession` tells how the next server does
+//! When it dies with the server, the supervisor still has what the mounts need; `succession` says how the next server does
 //! without the rest.
 //!
 //! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
@@ -44,13 +44,13 @@ const BATCH: usize = 250;
 /// How long a keeper may take for an answer: it has nothing else to do.
 const TIMEOUT: i64 = 5;
 
-/// Closes all that whoever started this process has left open by mistake: everything but standard input, output and error. A
-/// server puts what it inherits at the numbers that its predecessor had, and they must be free.
+/// Closes all descriptors that the parent has left open by mistake: all but standard input, output and error. A server puts the
+/// descriptors that it inherits at the numbers that its predecessor had, so these must be free.
 ///
 /// # Safety
 /// Nothing of this process is open yet.
 pub unsafe fn close_strangers() {
-    // SAFETY: nobody relies on what is closed, says the caller.
+    // SAFETY: the caller promises that no code uses what is closed.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 
@@ -79,7 +79,7 @@ pub fn reserve_numbers() -> io::Result<()> {
 /// # Errors
 /// Those of `dup3(2)`.
 pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
-    // SAFETY: reserved numbers belong to nobody else, so nothing is closed that somebody relies on.
+    // SAFETY: no other code owns reserved numbers, so nothing in use is closed.
     let placed = unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) };
     if placed < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -97,8 +97,8 @@ impl Keeper {
     pub(crate) fn start() -> io::Result<Keeper> {
         put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
         open_channel()?;
-        // A keeper that ends is nobody's concern here: the kernel forgets it at once.
-        // SAFETY: no handler is replaced that anybody relies on.
+        // The kernel reaps a keeper that ends.
+        // SAFETY: no handler of SIGCHLD was set before.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
         // SAFETY: a keeper makes system calls only.
         let pid = unsafe { child::start(|| keep()) }?;
@@ -111,7 +111,7 @@ impl Keeper {
     }
 }
 
-/// A new channel to the keeper that runs, in place of one that nobody holds any more. Its other end is at [`FAR_END`].
+/// A new channel to the keeper that runs, in place of one whose other end is closed. Its other end is at [`FAR_END`].
 ///
 /// # Errors
 /// When there are no descriptors left.
@@ -182,7 +182,7 @@ impl Drop for Handover {
 
 /// Tells the keeper at the other end of `channel`, whose server is dead, to end.
 pub fn dismiss(channel: OwnedFd) {
-    // One that is gone already needs no telling.
+    // A keeper that is gone already needs no message.
     let _ = send(channel.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL);
 }
 
@@ -230,7 +230,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// The life of a keeper. Makes system calls only: no memory is asked for, nothing is locked.
+/// The life of a keeper. Makes system calls only: it allocates no memory and takes no lock.
 fn keep() -> ! {
     const LOOK_AGAIN: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
@@ -245,8 +245,8 @@ fn keep() -> ! {
         unsafe { libc::poll(watched.as_mut_ptr(), 2, -1) };
         if server_lives && watched[0].revents != 0 {
             server_lives = false;
-            // A server that died before anybody had the far end has left it here, and nobody will come.
-            // SAFETY: the number is reserved, and nobody but this process is left to use it.
+            // A server that died before the supervisor got the far end has left it here, and no process will fetch it.
+            // SAFETY: the number is reserved, and this process alone is left to use it.
             unsafe { libc::close(FAR_END) };
         }
         if watched[1].revents & libc::POLLIN != 0 && answer() {
@@ -265,11 +265,11 @@ fn keep() -> ! {
     }
 }
 
-/// Answers one message of the channel; tells whether there was one.
+/// Answers one message of the channel; returns whether there was one.
 fn answer() -> bool {
     let mut asked = [0_i32; BATCH];
     let size = size_of_val(&asked);
-    // SAFETY: the buffer has as many bytes as the call is told.
+    // SAFETY: the buffer has `size` bytes.
     let got = unsafe { libc::recv(CHANNEL, asked.as_mut_ptr().cast(), size, libc::MSG_DONTWAIT) };
     let Ok(got @ 1..) = usize::try_from(got) else {
         // Nothing is a dismissal or the end of the channel. Both are final once the server is dead.
@@ -342,7 +342,7 @@ mod tests {
             // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
             assert_eq!(unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0, open, "{number}");
             if open {
-                // SAFETY: it was placed there above, and belongs to nobody else.
+                // SAFETY: it was placed there above, and no other code owns it.
                 drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
             }
         }

@@ -1,7 +1,7 @@
-//! The server's own loop: control messages in, sessions started, trees told what comes next.
+//! The server's main loop: it reads control messages, starts sessions, and gives trees their next generation.
 //!
-//! A server outlives its supervisor: when the control socket is closed, it goes on serving and waits for another one at
-//! the socket it was told to listen at.
+//! A server outlives its supervisor: when the control socket is closed, it goes on serving and waits for another one at its
+//! listening socket.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,12 +27,12 @@ use crate::region::Region;
 
 /// Where the supervisor is: standard input.
 const CONTROL: RawFd = 0;
-/// How long somebody who has begun to say who it is may take for it, in seconds.
+/// How long a caller may take for its greeting once it has begun to send it, in seconds.
 const TIMEOUT: i64 = 2;
-/// Most callers that may be silent at once. With another one, the first of them is let go.
+/// Most callers that may be silent at once. With another one, the first of them is disconnected.
 const MAX_CALLERS: usize = 8;
 
-/// Serves until the supervisor says that it is over, or is gone without anybody who could take its place.
+/// Serves until the supervisor sends [`Request::End`], or is gone and no other supervisor can connect.
 ///
 /// The control socket is standard input. `program` is the version of this program. What is written down of audited volumes
 /// goes to `output`.
@@ -213,13 +213,13 @@ impl Process {
         if !std::mem::take(&mut self.has_channel) {
             fd_keeper::open_channel()?;
         }
-        // Whoever has said who it is may take its time from now on.
+        // A supervisor that has sent its greeting may take its time from now on.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
         Ok(Reply::Hello { greeting: self.greeting.clone(), keeper: self.keeper.pid() })
     }
 
-    /// Another supervisor becomes the one at the other end of standard input: whoever is the first to say something. Those
-    /// that say nothing hold up nobody.
+    /// Puts the connection of another supervisor in the place of standard input: the first caller that sends something. Silent
+    /// callers delay no other.
     fn wait_for_supervisor(&mut self) -> io::Result<()> {
         let mut callers: VecDeque<OwnedFd> = VecDeque::new();
         loop {
@@ -246,7 +246,7 @@ impl Process {
     }
 }
 
-/// Accepts a connection of somebody who may be a supervisor.
+/// Accepts a connection of a process of root, which may be a supervisor.
 fn accept() -> io::Result<Option<OwnedFd>> {
     let accepted = match accept4(LISTENER, SockFlag::SOCK_CLOEXEC) {
         Err(nix::errno::Errno::EINTR | nix::errno::Errno::ECONNABORTED) => return Ok(None),

@@ -1,4 +1,4 @@
-//! The volumes of a server: those it answers for, and those it is about to go on with.
+//! The volumes of a server: those it answers for, and those it is about to take over.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use podfs_nfs::rpc::dial::inode;
 use serde_json::Value;
 
 use super::process::Held;
@@ -17,7 +18,6 @@ use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::nfs;
 use crate::nfs::options::Place;
-use crate::nfs::sockets::inode;
 use crate::nfs::thread::{NfsThread, Served};
 use crate::passthrough::{self, DataPath, Loaded, Options};
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
@@ -294,7 +294,7 @@ impl Volumes {
         Ok((Description { volume: number, about: volume.about.clone(), body }, descriptors))
     }
 
-    /// Tells a tree what comes next. Gives the thread that answers for it.
+    /// Announces the next steps to a tree. Returns the thread that answers for it.
     pub(super) fn announce(
         &mut self,
         number: VolumeId,
@@ -308,7 +308,7 @@ impl Volumes {
         Ok(self.volume(number)?.region.session_thread())
     }
 
-    /// Tells the tree of live parts what comes next. Gives its unlinked nodes that the kernel knows.
+    /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
     pub(super) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
         let Content::Live { tree, .. } = &self.volume(number)?.content else { return Err(no_live_parts(number)) };
         let mut tree = tree.lock();
@@ -348,7 +348,7 @@ impl Volumes {
 
     pub(super) fn remove(&mut self, number: VolumeId) {
         if let Some(volume) = self.volumes.remove(&number) {
-            // Its session may go on for those who are still inside.
+            // Its session may go on for processes that still use the mount.
             volume.trace.detach();
         }
     }

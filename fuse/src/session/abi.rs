@@ -88,7 +88,7 @@ wire! {
     pub struct SetxattrIn { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
     pub struct GetxattrIn { size: u32, padding: u32 }
     pub struct GetxattrOut { size: u32, padding: u32 }
-    /// A range of a file and who has it.
+    /// A range of a file and its holder.
     pub struct FileLock { start: u64, end: u64, typ: u32, pid: u32 }
     pub struct LkIn { fh: u64, owner: u64, lk: FileLock, lk_flags: u32, padding: u32 }
     pub struct InterruptIn { unique: u64 }
@@ -103,7 +103,7 @@ wire! {
     pub struct Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
     /// Tells the kernel to drop what it holds of a node's content.
     pub struct NotifyInvalInodeOut { ino: u64, off: i64, len: i64 }
-    /// Tells the kernel which nodes to forget if nobody uses them; their ids follow.
+    /// Tells the kernel which nodes to forget if they are unused; their ids follow.
     pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
     /// What `FUSE_DEV_IOC_BACKING_OPEN` is given.
     pub struct BackingMap { fd: i32, flags: u32, padding: u64 }
@@ -163,13 +163,13 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// What a message nobody asked for is about: content to be dropped.
+/// A code of an unsolicited message: the kernel drops content.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
-/// Another: all that was read and not answered is to be asked for again (Linux 6.9).
+/// The same: the kernel sends again all requests that were read and not answered (Linux 6.9).
 pub const NOTIFY_RESEND: i32 = 7;
-/// Another: nodes to forget if nobody uses them (Linux 6.18).
+/// The same: the kernel forgets these nodes if they are unused (Linux 6.18).
 pub const NOTIFY_PRUNE: i32 = 9;
-/// The mark of a request that is asked for again, in its number.
+/// The mark of a request that the kernel sends again, in its number.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// GETATTR and STATX come with a file handle.
 pub const GETATTR_FH: u32 = 1 << 0;

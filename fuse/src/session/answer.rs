@@ -1,4 +1,4 @@
-//! Answers: what is told into bytes for the kernel.
+//! Answers: results as bytes for the kernel.
 
 use std::ffi::OsStr;
 use std::io::{self, IoSlice};
@@ -52,7 +52,7 @@ pub enum Answer {
 
 /// One request being answered.
 pub struct Exchange<'a> {
-    /// Room for what [`Answer::Buffer`] tells; empty at the start.
+    /// The buffer that [`Answer::Buffer`] sends; empty at the start.
     pub buffer: &'a mut Vec<u8>,
     pub(super) responder: &'a Responder,
     pub(super) region: &'a Arc<Region>,
@@ -75,7 +75,7 @@ impl Exchange<'_> {
         self.slot.begin(self.earlier.map(|earlier| earlier.at), note);
     }
 
-    /// What a predecessor had begun of this very request. Whether it was executed, nobody knows.
+    /// What a predecessor had begun of this very request; it may have been executed or not.
     pub fn earlier(&self) -> Option<Begun> {
         self.earlier
     }
@@ -98,7 +98,7 @@ impl Exchange<'_> {
 
     /// Answers with these bytes at once, without a copy of them.
     pub fn send(&self, bytes: &[u8]) -> Answer {
-        // Nobody waits for the answer to a request that was aborted.
+        // The write fails if the request was aborted: no caller waits then.
         let _ = self.responder.write(0, bytes, &[]);
         Answer::Later
     }
@@ -123,7 +123,7 @@ impl ListedEntry<'_> {
         (size_of::<Dirent>() + self.name.len()).next_multiple_of(8)
     }
 
-    /// Adds it to what is told.
+    /// Appends it to an answer.
     pub fn push(self, buffer: &mut Vec<u8>) {
         let end = buffer.len() + self.length();
         let Self { ino, next: off, kind, name } = self;
@@ -191,7 +191,7 @@ impl Deferred {
     /// Answers.
     ///
     /// # Errors
-    /// When nobody waits any more: the request was aborted, or the file system unmounted.
+    /// When no caller waits any more: the request was aborted, or the file system unmounted.
     pub fn send(self, outcome: Result<Answer, Errno>) -> io::Result<()> {
         self.responder.send(outcome)
     }
@@ -213,7 +213,7 @@ impl Drop for Deferred {
     }
 }
 
-/// The way back to who asked.
+/// The way back to the caller.
 #[derive(Clone, Debug)]
 pub(super) struct Responder {
     pub(super) device: Arc<OwnedFd>,

@@ -1,21 +1,20 @@
 //! Room for requests.
 //!
-//! The kernel takes a request from its queue, and then copies it. When it has to look for memory for that while this
-//! process is killed, the request fails with `EIO` and is not asked again (`fuse_dev_do_read`). So the memory is there
-//! before, and stays this process's own: a clone, as the keeper is one, would make the next write to each page a copy.
+//! The kernel takes a request from its queue, and then copies it. If it has to allocate memory for that while this process is
+//! killed, the request fails with `EIO` and is not sent again (`fuse_dev_do_read`). So the memory is there before, and is not
+//! shared with a clone such as the keeper: that would make the next write to each page a copy.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use memmap2::{Advice, MmapMut};
 
 use super::REQUEST_SIZE;
 
 const WORDS: usize = REQUEST_SIZE / size_of::<u64>();
 
 /// Room for a request, aligned as its structs are.
-pub struct Input(NonNull<u64>);
+pub struct Input(MmapMut);
 
 impl Input {
     /// Zeros, with memory behind the first `bytes`.
@@ -23,12 +22,8 @@ impl Input {
     /// # Errors
     /// When there is no memory.
     pub fn new(bytes: usize) -> io::Result<Input> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), REQUEST_SIZE, access, MapFlags::PRIVATE)? };
-        let mut input = Input(NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
-        // SAFETY: the range is exactly the mapping made above, which no other process needs.
-        unsafe { madvise(start, REQUEST_SIZE, Advice::LinuxDontFork)? };
+        let mut input = Input(MmapMut::map_anon(REQUEST_SIZE)?);
+        input.0.advise(Advice::DontFork)?;
         const PAGE: usize = 4096 / size_of::<u64>();
         for word in input.iter_mut().take(bytes.div_ceil(size_of::<u64>())).step_by(PAGE) {
             // SAFETY: the word is a valid place; the store is not left out, though it changes nothing.
@@ -42,22 +37,14 @@ impl Deref for Input {
     type Target = [u64];
 
     fn deref(&self) -> &[u64] {
-        // SAFETY: the mapping has this length, is initialised by the kernel, and belongs to this alone.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), WORDS) }
+        // SAFETY: the mapping begins at a page, has this length, is initialised by the kernel, and belongs to this alone.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), WORDS) }
     }
 }
 
 impl DerefMut for Input {
     fn deref_mut(&mut self) -> &mut [u64] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), WORDS) }
-    }
-}
-
-impl Drop for Input {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length, and every slice of it has ended with `self`.
-        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), REQUEST_SIZE) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), WORDS) }
     }
 }

@@ -4,12 +4,11 @@
 //! alike: each reads a request, answers it and reads the next.
 //!
 //! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
-//! 2. A request that may take long never takes the last reader: another thread is started before, and goes when it is
-//!    one too many. So a slow disk does not keep the volume from answering, and neither does a wait for a lock, which
-//!    no thread of the session waits for.
+//! 2. A request that may take long never takes the last reader: another thread is started before, and ends when it is not needed.
+//!    So neither a slow disk nor a wait for a lock keeps the volume from answering; the latter occupies no thread of the session.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
-//! 4. What each thread is doing stands in the volume's [`Region`], so that a session can be resumed by another process
-//!    when this one dies: [`region`](crate::region) has the order of steps.
+//! 4. What each thread is doing is in the volume's [`Region`], so that another process can resume the session when this one dies:
+//!    [`region`](crate::region) has the order of steps.
 //!
 //! | module | owns |
 //! |---|---|
@@ -39,13 +38,14 @@ use std::thread;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+pub use crate::caller::Caller;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use input::Input;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
-pub use request::{Caller, Operation, Request, operation_name};
+pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
 pub use stall_guard::Question;
 use stall_guard::StallGuard;
@@ -66,7 +66,7 @@ pub trait Service: Send + Sync + 'static {
     /// Answers one request.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// The errno for the caller.
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno>;
 
     /// A thread of the session begins; it answers requests from now on.
@@ -78,15 +78,16 @@ pub trait Service: Send + Sync + 'static {
     /// The longest request that is to outlive this process, in bytes.
     fn longest_request(&self) -> usize;
 
-    /// Who made the request with the [number](Request::number) `unique` waits no longer. It is still to be answered, with `EINTR` if nothing was done.
+    /// The caller of the request with the [number](Request::number) `unique` was interrupted. The request must still be answered,
+    /// with `EINTR` if nothing was done.
     fn interrupt(&self, unique: u64);
 
-    /// Whether the source may be away for long, so that nobody is to rely on an answer of it.
+    /// Whether the source may be away for long, so that no code may depend on its answer.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// The kernel did not hear of this, and will not give it back: nobody waited for the answer any more.
+    /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
     fn take_back(&self, _granted: Granted) {}
 
     /// What is known of the root without asking the source.
@@ -242,7 +243,8 @@ impl Session {
 }
 
 impl Session {
-    /// What a dead server left unanswered is asked for again, or ended. A request that is read before would come twice.
+    /// Makes the kernel send again what a dead server left unanswered, or ends it. A request that is read before would come
+    /// twice.
     fn settle(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.beginning, Beginning::Handshake) {
             Beginning::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
@@ -370,7 +372,7 @@ impl Readers {
         buffer.clear();
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);
-        // Nobody waits for the answer to a request that was aborted, or answered before by somebody else.
+        // The kernel takes no answer to a request that was aborted, or that another thread has answered.
         let granted = outcome.as_ref().ok().and_then(Granted::of);
         let unheard = responder.send_with(outcome, buffer).is_err();
         if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
@@ -382,7 +384,7 @@ impl Readers {
         }
     }
 
-    /// A slot that nobody has.
+    /// A free slot.
     fn register(&self) -> Option<usize> {
         let lowest = |taken: u32| taken.trailing_ones() as usize;
         let take = |taken| (lowest(taken) < SLOTS).then(|| taken | (1 << lowest(taken)));

@@ -1,9 +1,9 @@
-//! Having the kernel drop what it holds of files' content.
+//! Making the kernel drop pages of files.
 //!
-//! The kernel waits for pages that are being read, and no signal ends that wait (`invalidate_inode_pages2_range`). A thread
-//! that waits there keeps its process from ending when that is killed. What it waits for would be answered by the next
-//! server, which does not begin before the last one has ended. So the wait is a process of its own: a child that shares the
-//! server's descriptors, as the keeper does, and outlives it if it has to.
+//! The kernel waits for pages that are being read, and no signal ends that wait (`invalidate_inode_pages2_range`). A killed
+//! process does not end while a thread waits there. The reads that hold the pages would be answered by the next server, which
+//! does not begin before the last one has ended. So the wait is in a process of its own: a child that shares the server's
+//! descriptors, as the keeper does, and outlives it if it has to.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,7 +18,7 @@ use crate::child;
 /// A file of a mount, as the kernel numbers it.
 type Node = (Notifier, u64);
 
-/// Has the kernel drop content, one lot after another. Nobody waits for it.
+/// Makes the kernel drop the content of nodes, one after another, on a thread of its own.
 pub struct PageInvalidator(Sender<Node>);
 
 impl PageInvalidator {

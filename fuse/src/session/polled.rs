@@ -1,7 +1,7 @@
-//! A session without threads of its own: somebody reads requests when there are some, and answers each when it can.
+//! A session without threads of its own: its owner reads requests when there are some, and answers each when it can.
 //!
-//! So one thread may serve many volumes, and a request that has to wait holds up none that comes later. What was read
-//! and not answered stands among the region's waits, as a wait for a lock does: no thread is busy with it.
+//! So one thread may serve many volumes, and a request that has to wait delays no later one. A request that was read and not
+//! answered is among the region's waits, as a wait for a lock is: no thread is busy with it.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -24,7 +24,7 @@ pub struct PolledSession {
 }
 
 impl Session {
-    /// Lets somebody else read the requests. What a dead server left unanswered comes first.
+    /// Lets the caller read the requests. What a dead server left unanswered comes first.
     ///
     /// # Errors
     /// When the device is none.

@@ -1,4 +1,4 @@
-//! Requests: bytes from the kernel into what is asked.
+//! Requests: bytes from the kernel into operations.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,24 +10,25 @@ use super::abi::{
     GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
     ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, UNIQUE_RESEND, WriteIn,
 };
+use crate::caller::Caller;
 
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The kernel's number for it; its answer bears the same. One that is asked for again has a mark in it.
+    /// The kernel's number for it; its answer has the same. In a request that is sent again it has a mark.
     pub unique: u64,
     /// The node it is about.
     pub node: u64,
-    /// Who asks.
+    /// The calling process.
     pub caller: Caller,
-    /// The kernel's number for what is asked.
+    /// The kernel's number of the operation.
     pub opcode: u32,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation<'a>,
 }
 
 impl Request<'_> {
-    /// Its number whether it is asked for the first time or again.
+    /// Its number without the mark of a request that is sent again.
     pub fn number(&self) -> u64 {
         self.unique & !UNIQUE_RESEND
     }
@@ -37,24 +38,13 @@ impl Request<'_> {
         self.unique & UNIQUE_RESEND != 0
     }
 
-    /// What is asked, in a word; of what is not as it should be, only that.
+    /// The operation's name; `UNKNOWN` if podfs does not know it, or if it is malformed.
     pub fn name(&self) -> &'static str {
         match self.operation {
             Operation::Unknown { .. } => UNKNOWN,
             _ => operation_name(self.opcode),
         }
     }
-}
-
-/// The process a request is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Owner of what it creates.
-    pub uid: u32,
-    /// Group of what it creates.
-    pub gid: u32,
-    /// Its thread, as this process's pid namespace numbers it; 0 if that cannot see it.
-    pub pid: u32,
 }
 
 /// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.
@@ -163,7 +153,11 @@ pub enum Operation<'a> {
         arguments: &'a CopyFileRangeIn,
         wide: bool,
     },
-    /// One that nobody here knows.
+    /// A call of `ioctl(2)`. No file system of podfs has requests of its own, so the answer is always `ENOTTY`.
+    IoCtl,
+    /// An operation that no file system of podfs offers.
+    NotOffered,
+    /// An operation that podfs does not know.
     Unknown {
         opcode: u32,
     },
@@ -182,7 +176,7 @@ impl<'a> Request<'a> {
             node: header.nodeid,
             caller: Caller { uid: header.uid, gid: header.gid, pid: header.pid },
             opcode: header.opcode,
-            // One that is not as it should be is refused like one that nobody knows; its caller must not wait for ever.
+            // A malformed request is refused like an unknown one; its caller must not wait for ever.
             operation: parse_operation(header.opcode, body).unwrap_or(Operation::Unknown { opcode: header.opcode }),
         })
     }
@@ -231,6 +225,8 @@ fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
         // Of a resent request it bears the mark, or not, as it was read after or before.
         36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
         38 => Operation::Destroy,
+        39 => Operation::IoCtl,
+        34 | 37 | 40 | 41 | 48..=50 => Operation::NotOffered,
         42 => {
             let count = body.take::<BatchForgetIn>()?.count as usize;
             Operation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }
@@ -312,14 +308,22 @@ pub fn operation_name(opcode: u32) -> &'static str {
         31 => "GETLK",
         32 => "SETLK",
         33 => "SETLKW",
+        34 => "ACCESS",
         35 => "CREATE",
         36 => "INTERRUPT",
+        37 => "BMAP",
         38 => "DESTROY",
+        39 => "IOCTL",
+        40 => "POLL",
+        41 => "NOTIFY_REPLY",
         42 => "BATCH_FORGET",
         43 => "FALLOCATE",
         44 => "READDIRPLUS",
         46 => "LSEEK",
         47 | 53 => "COPY_FILE_RANGE",
+        48 => "SETUPMAPPING",
+        49 => "REMOVEMAPPING",
+        50 => "SYNCFS",
         51 => "TMPFILE",
         52 => "STATX",
         _ => UNKNOWN,
@@ -386,6 +390,20 @@ mod tests {
         for length in 0..whole.len() {
             let words = aligned(&whole[..length]);
             assert!(Request::parse(&words.as_bytes()[..length]).is_none(), "{length}");
+        }
+    }
+
+    #[test]
+    fn each_operation_that_the_kernel_may_send_has_its_own_name() {
+        // FUSE_FORGET to FUSE_COPY_FILE_RANGE_64 of Linux 6.18, without the numbers that were never given out.
+        let given_out = (1..=53).filter(|number| ![7, 19].contains(number));
+        let unnamed: Vec<u32> = given_out.filter(|number| operation_name(*number) == UNKNOWN).collect();
+        assert!(unnamed.is_empty(), "{unnamed:?}");
+        for opcode in [34, 37, 39, 40, 41, 48, 49, 50] {
+            let bytes = request(opcode, &[0; 64]);
+            let words = aligned(&bytes);
+            let request = Request::parse(&words.as_bytes()[..bytes.len()]).expect("a request");
+            assert_eq!(request.name(), operation_name(opcode));
         }
     }
 

@@ -1,8 +1,8 @@
 //! What a dead server left unanswered.
 //!
-//! The kernel keeps each request that was read until it is answered, and since Linux 6.9 it can be told to ask for all
-//! of them again. Before, nobody can tell what was asked; but an answer needs only the number of the request, so each
-//! is answered with `EIO`, and its caller ends with an error instead of waiting for ever.
+//! The kernel keeps each request that was read until it is answered, and since Linux 6.9 a server can make it send all of them
+//! again. Before 6.9 the content of these requests is lost; but an answer needs only the number of the request, so each is
+//! answered with `EIO`, and its caller ends with an error instead of waiting for ever.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::region::Region;
 /// By how much the kernel's numbers of requests grow. The odd ones are of interrupts.
 const STEP: u64 = 2;
 /// How many numbers before and after the last known one are tried: a request that was just read is in no slot yet, and
-/// numbers are also given to what has no answer.
+/// messages without an answer have numbers, too.
 const AROUND: u64 = 64;
 
-/// What becomes of it.
+/// What to do with these requests.
 pub(super) enum Unanswered {
     /// The kernel asks again, if it can.
     AskedAgain,
@@ -35,13 +35,13 @@ impl Unanswered {
             Self::AskedAgain if ask_again(device)? => {}
             _ => fail_all(device, region),
         }
-        // Who waits for a lock asks again, or is told.
+        // Waits for locks are asked again, or have ended with an error.
         region.waits().clear();
         Ok(())
     }
 }
 
-/// Tells whether the kernel can do it.
+/// Returns whether the kernel can do it.
 fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
     let kernel = Responder { device: Arc::clone(device), unique: 0 };
     match kernel.write(NOTIFY_RESEND, &[], &[]) {

@@ -1,23 +1,21 @@
 //! The stall guard: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
 //!
-//! A thread that asks such a source waits in the kernel until the source is back, and cannot be called away. So:
+//! A thread that asks such a source waits in the kernel until the source is back, and cannot be interrupted. So:
 //!
-//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. What comes besides
-//!    is *parked*, in the order in which it came, and asks as soon as another one is done. So one thread can always read.
-//! 2. Whoever waits for an answer and is being killed is answered (`EINTR`). The thread that asks for it is abandoned: it
-//!    goes on asking, and its answer is dropped by the kernel, which has forgotten the request. What the kernel would have
-//!    given back one day is taken back ([`Service::take_back`]).
-//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service can tell of its root without
-//!    asking ([`Service::recall`]) is told at once then, and after [`AWAY`] to those who asked before.
-//! 4. The rest waits. What is done to the source is done once, and by whom it was asked for.
+//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. Further requests are
+//!    *parked*, in their order, and each asks as soon as another one is done. So one thread can always read.
+//! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request is abandoned: it
+//!    goes on, and the kernel drops its answer, because it has forgotten the request. What the answer granted is taken back
+//!    ([`Service::take_back`]).
+//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service knows of its root without asking
+//!    ([`Service::recall`]) is answered at once then, and after [`AWAY`] for requests that came before.
+//! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
-//! Points 2 and 3 are seen to by a thread of its own, which looks every [`LOOK`] while anything is under way, and sleeps
-//! otherwise.
+//! A thread of its own does points 2 and 3: it looks every [`LOOK`] while anything is under way, and sleeps otherwise.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,14 +26,14 @@ use zerocopy::IntoBytes;
 use super::answer::Responder;
 use super::request::{Operation, Request};
 use super::{Answer, MAX_THREADS, Service};
-use crate::ending::{is_dying, is_exiting};
+use crate::caller::ending::has_given_up;
 use crate::region::Region;
 
 /// Most requests that ask the source at one time.
 const INSIDE: usize = MAX_THREADS - 1;
-/// Most requests that are parked. What comes besides waits in the kernel, and everything else of the volume with it.
+/// Most requests that are parked. Further requests wait in the kernel, and all other requests of the volume with them.
 const PARKED: usize = 512;
-/// How often what is under way is looked at.
+/// How often the thread looks at the requests under way.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long an answer may take before the source counts as away.
 const AWAY: Duration = Duration::from_millis(400);
@@ -86,15 +84,15 @@ struct State {
 
 struct Waiting {
     unique: u64,
-    /// Who asks, as this process sees it.
+    /// The caller's process id, as this process sees it.
     pid: u32,
     since: Instant,
     question: Option<Question>,
-    /// Who asks was told to stop waiting. This decides where that process cannot be seen.
+    /// The kernel has sent INTERRUPT for it. This decides where the caller's process cannot be seen.
     interrupted: bool,
-    /// Nobody waits for the answer any more.
+    /// It has an answer.
     answered: bool,
-    /// What has to be done even so: it gives something up.
+    /// It has to be executed even so, because it releases something.
     obligation: bool,
 }
 
@@ -136,7 +134,7 @@ impl StallGuard {
         Ok(stall_guard)
     }
 
-    /// Nothing comes any more.
+    /// No request comes any more.
     pub(super) fn end(&self) {
         self.state().over = true;
         self.changed.notify_all();
@@ -204,7 +202,7 @@ impl StallGuard {
         next
     }
 
-    /// Who asked for `number` was told to stop waiting.
+    /// The kernel has interrupted the caller of `number`.
     pub(super) fn interrupt(&self, number: u64) {
         if let Some(waiting) = self.state().waiting.get_mut(&number) {
             waiting.interrupted = true;
@@ -245,17 +243,15 @@ impl StallGuard {
         let all = all(&self.state());
         // Nothing is locked while others are looked at.
         for (number, pid, interrupted, question) in all {
-            let seen = pid != 0 && Path::new(&format!("/proc/{pid}")).exists();
-            let given_up = if seen { is_dying(pid) || is_exiting(pid) } else { interrupted };
             let recalled = || question.filter(|_| self.state().is_away()).and_then(|known| self.service.recall(known));
-            let outcome = if given_up { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
+            let outcome = if has_given_up(pid, interrupted) { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
             if let Some(outcome) = outcome {
                 self.answer(number, outcome);
             }
         }
     }
 
-    /// Answers in the place of who asks the source, unless that was quicker.
+    /// Answers in the place of the thread that asks the source, unless that was quicker.
     fn answer(&self, number: u64, outcome: Result<Answer, Errno>) {
         let mut state = self.state();
         let Some(waiting) = state.waiting.get_mut(&number) else { return };

@@ -8,7 +8,7 @@ use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::{Begun, Kind};
 
-/// What the service is told of each request.
+/// What the service sees of each request.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     number: u64,

@@ -13,10 +13,10 @@ use toml::de::{DeTable, DeValue};
 use super::keys::{KEYS, Key};
 use super::{Setting, check};
 
-/// Nobody writes more than this.
+/// Most bytes that podfs reads of a file of settings.
 const LONGEST: u64 = 1 << 20;
 
-/// The settings of a file. Gives none if nobody named it and it does not exist.
+/// The settings of a file. Gives none if the file at the default path does not exist.
 ///
 /// # Errors
 /// One sentence, with the line where there is one.

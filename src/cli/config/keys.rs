@@ -10,8 +10,8 @@ pub(in crate::cli) struct Key {
     pub(in crate::cli) variable: &'static str,
 }
 
-/// All of them. Type, meaning and default are those of the option; it applies to every command that has it. What is said of one
-/// pod is none, and neither is what only one pod of a node could have, such as an address to listen on.
+/// All of them. Type, meaning and default are those of the option; it applies to every command that has it. An option about one
+/// pod is no setting, and neither is one that only one pod of a node could have, such as an address to listen on.
 pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "root-dir", variable: "PODFS_ROOT_DIR" },
     Key { name: "run-dir", variable: "PODFS_RUN_DIR" },
@@ -24,6 +24,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "nri-index", variable: "PODFS_NRI_INDEX" },
     Key { name: "kubelet-root", variable: "PODFS_KUBELET_ROOT" },
     Key { name: "csi-allow", variable: "PODFS_CSI_ALLOW" },
+    Key { name: "csi-read-as", variable: "PODFS_CSI_READ_AS" },
     Key { name: "discover", variable: "PODFS_DISCOVER" },
     Key { name: "release-when-gone", variable: "PODFS_RELEASE_WHEN_GONE" },
     Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },
@@ -51,7 +52,7 @@ impl Key {
         visible(podfs).find_map(|command| self.of(command)).expect("every key is the name of an option")
     }
 
-    /// Whether something holds where nobody has decided.
+    /// Whether the setting has a value where neither the environment nor the file sets one.
     pub(in crate::cli) fn has_default(&self, podfs: &Command) -> bool {
         let option = self.option(podfs);
         !option.get_action().takes_values() || !option.get_default_values().is_empty()

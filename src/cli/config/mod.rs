@@ -4,8 +4,8 @@
 //!    default. What conflicts with something that wins is left out, so `--in-cluster` wins over a `kubeconfig` of the file.
 //! 2. What is left becomes the default of its option, before the command line is parsed. So types, checks, conflicts and
 //!    `--help` are those of the option.
-//! 3. The file is read once in the life of a process: what it says goes to the environment from there. So the server of a pod,
-//!    and another podfs that this one becomes, have the same settings, whatever the file says by then.
+//! 3. A process reads the file once, and puts its settings into the environment. So the server of a pod, and the next version of
+//!    podfs after an upgrade, have the same settings, whatever the file says by then.
 
 mod example;
 mod file;
@@ -34,7 +34,7 @@ pub(super) const VARIABLE: &str = "PODFS_CONFIG";
 /// A file that says nothing.
 const NOTHING: &str = "/dev/null";
 
-/// One setting that somebody has decided.
+/// One setting that the environment or the file has.
 struct Setting {
     key: &'static Key,
     /// As it would stand on the command line; of a flag `true` or `false`.
@@ -53,7 +53,7 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
     let podfs = match settled(&words) {
         Ok(podfs) => podfs,
         Err(sentence) => {
-            // Whoever asks for help is helped.
+            // `--help` works in spite of a mistake in the settings.
             let podfs = Cli::command();
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
                 return Err(Failure::input(anyhow!(sentence)));
@@ -89,7 +89,7 @@ fn is_help(error: &clap::Error) -> bool {
 /// podfs with the settings as defaults of the command that is called.
 fn settled(words: &[OsString]) -> Result<Command, String> {
     let podfs = Cli::command();
-    // Mistakes are found, and help is given, when it is parsed for good.
+    // The final parse reports mistakes and prints help.
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
     let given = podfs.clone().disable_help_flag(true).arg(help).ignore_errors(true).try_get_matches_from(words);
     let Some((name, given, command)) = given.as_ref().ok().and_then(|given| called(given, &podfs)) else {
@@ -118,7 +118,7 @@ fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a
     keys::visible(podfs).find(|command| command.get_name() == name).map(|command| (name, given, command))
 }
 
-/// Where the settings are, and whether somebody said so.
+/// The path of the settings, and whether the flag or the variable names it.
 fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
     match flag.or_else(|| variable(VARIABLE).map(PathBuf::from)) {
         Some(path) => (path, true),
@@ -140,14 +140,14 @@ fn environment(command: &Command, podfs: &Command) -> Result<Vec<Setting>, Strin
     settings.map(|setting| check(&setting, podfs).map(|()| setting)).collect()
 }
 
-/// What somebody has decided: an option, and whether it takes effect. A flag that is `false` excludes no other.
+/// An option that a place of higher priority sets, and whether it takes effect. A flag that is `false` excludes no other.
 struct Decision<'a> {
     option: &'a Arg,
     is_on: bool,
 }
 
-/// Those of one place that hold: the command has them, and nothing that is decided already says otherwise. They are decided
-/// from then on.
+/// The settings of one place that apply: the command has them, and no decision of a place before conflicts. They become
+/// decisions for the places after it.
 fn chosen<'a>(
     settings: Vec<Setting>,
     command: &'a Command,

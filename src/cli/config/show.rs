@@ -1,4 +1,4 @@
-//! `podfs config`: which settings hold on this node, and who says so.
+//! `podfs config`: the settings of this node, and where each comes from.
 
 use std::path::PathBuf;
 
@@ -13,9 +13,8 @@ use crate::cli::status::print;
 
 /// Show the settings of this node, and where they come from.
 ///
-/// It is the file of settings that would have the same effect as what holds now: the environment, the file, and defaults.
-/// Flags of a command win over all of them. Settings and their variables are described in
-/// podfs.toml(5).
+/// Prints a file of settings with the same effect as the environment, the file and the defaults have now.
+/// Flags of a command win over all of them. podfs.toml(5) describes the settings and their variables.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:

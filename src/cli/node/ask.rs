@@ -1,4 +1,4 @@
-//! What a person or a script asks the daemon.
+//! The commands by which a person or a script asks the daemon.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,16 +27,17 @@ pub(super) enum Command {
     Status(Show),
     /// Wait until the volumes of a pod are mounted, or unmounted.
     ///
-    /// A daemon that does not run yet, and a pod that the node does not have yet, are waited for, too. If the time is over, the command says which volumes are not
-    /// mounted and why, in the words of the kubelet, and its exit status is 1.
+    /// Also waits for a daemon that does not run yet, and for a pod that the node does not have yet. If the time is over, the
+    /// command prints which volumes are not mounted and why, in the words of the kubelet, and its exit status is 1.
     Wait(Wait),
     /// Show the volumes of a pod that are mounted, for an agent that binds them into containers.
     Volumes(OfPod),
-    /// Ask for a refresh of all volumes of a pod. Volumes follow their objects without it.
+    /// Refresh all volumes of a pod now. Volumes follow their objects without it.
     Remount(Pod),
     /// Say that the containers of a pod have stopped for good, so that its volumes are unmounted.
     ///
-    /// Refused while the pod is to run: delete it first. Does not wait; podfs node wait POD --unmounted does.
+    /// The daemon refuses while the pod's source wants it to run: delete it first. Does not wait for the unmounts; podfs node wait
+    /// POD --unmounted does.
     Release(Pod),
     /// Show every volume of the node, as it is wanted and as it is.
     State(Show),
@@ -121,7 +122,7 @@ impl Wait {
         let deadline = Instant::now() + Duration::from_secs(timeout.into());
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Not less than the rest: the daemon knows best why it was in vain.
+            // Not less than the rest: so the daemon's own answer says why volumes are missing.
             let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
             let answer = match Client::connect(run_directory).await {
                 Err(error) => Err(error),

@@ -50,6 +50,16 @@ enum NriPods {
     All,
 }
 
+/// Who reads the objects of CSI volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum CsiReadAs {
+    /// Podfs, with its own credentials
+    #[default]
+    Podfs,
+    /// The pod that has the volume, with the token of its service account
+    Pod,
+}
+
 fn index(text: &str) -> Result<String, String> {
     match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
         true => Ok(text.to_owned()),
@@ -97,6 +107,10 @@ pub(super) struct Options {
     /// commas. Without it, none.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     csi_allow: Vec<String>,
+    /// Who reads the ConfigMaps and Secrets of CSI volumes at the API server: podfs with its own credentials, or the pod with the token
+    /// that the kubelet sends. For that, the CSIDriver object has tokenRequests.
+    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    csi_read_as: CsiReadAs,
     /// Offer what is mounted in DIR, and the block devices in it, as local PersistentVolumes of the StorageClass CLASS, and clean
     /// them when their claims are gone if the class says Delete. May be given several times, or as a list separated by commas.
     #[arg(long, value_name = "CLASS=DIR", value_delimiter = ',')]
@@ -152,7 +166,7 @@ impl Options {
         let nri = self.nri()?;
         let arguments = self.arguments_of_supervisors();
         if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
-            // Settings of a file are in the environment by now.
+            // `config` has put the settings of the file into the environment.
             return on_host::go_on(directory, upgrade::arguments(std::env::args_os())).map_err(Failure::machine);
         }
         check_machine()?;
@@ -176,9 +190,15 @@ impl Options {
         let supervisors = supervisors.with_arguments(arguments);
         let options = NodeOptions {
             sources: sources.into_iter().flatten().collect(),
-            feed: FeedSettings { manifests: self.manifests, api, node: self.node_name, earlier: Vec::new() },
+            feed: FeedSettings {
+                manifests: self.manifests,
+                api,
+                reads_as_pods: csi.is_some() && self.csi_read_as == CsiReadAs::Pod,
+                node: self.node_name,
+                earlier: Vec::new(),
+            },
             supervisors,
-            // A kubelet and its runtime say themselves when volumes have to go.
+            // The kubelet and the container runtime decide when volumes are unmounted.
             release_when_gone: self.release_when_gone || csi.is_some() || nri.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
             discover: self.discover,
@@ -278,14 +298,14 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
                 ended = &mut node => return Ok(ended?),
                 signal = stop.received() => {
                     notify(&[NotifyState::Stopping]);
-                    info!("{signal}: podfs node ends; the volumes are served on, and wait for the next podfs node");
+                    info!("{signal}: podfs node ends; the supervisors serve the volumes until the next podfs node adopts them");
                     return Ok(());
                 }
                 () = heartbeat.beat() => {}
             }
         }
     });
-    // A thread that waits for a source which never answers is not waited for.
+    // The process does not wait for threads that are blocked on a source which does not answer.
     runtime.shutdown_background();
     ended
 }

@@ -1,4 +1,4 @@
-//! `podfs node`: the volume manager of a node, and what a person or an agent asks it.
+//! `podfs node`: the volume manager of a node, and the commands that ask it.
 
 mod ask;
 mod daemon;
@@ -22,15 +22,15 @@ use super::run::RUN_DIRECTORY;
 /// only the agent knows when the containers have stopped. Then podfs node unmounts the volumes, deletes the content of
 /// emptyDirs and removes the directories. With --release-when-gone, it does so as soon as the pod is gone or has ended.
 ///
-/// With --csi, podfs node is the CSI driver podfs.io of this node's kubelet. Then the kubelet decides which volumes there are and
-/// when they go, and the sources describe its pods.
+/// With --csi, podfs node is the CSI driver podfs.io of this node's kubelet. Then the kubelet decides when volumes are mounted and
+/// unmounted, and podfs reads only the pods' descriptions from the sources.
 ///
 /// With --nri, podfs node is a plugin of this node's container runtime. Containers of chosen pods then have podfs's volumes of the
 /// kinds configMap, secret, downwardAPI and projected in the place of the kubelet's, and the kubelet's wherever podfs is not ready.
 ///
-/// podfs node makes no mount but those at the kubelet's directories. When it is killed, no call of a container fails, and volumes show what they showed. When it is
-/// started again, it finds all pods by the run directory, and volumes follow their objects again. SIGTERM leaves the pods
-/// alone, too.
+/// podfs node mounts only at the kubelet's directories; the pods' own podfs run make all other mounts. When podfs node is killed,
+/// no call of a container fails, and volumes show what they showed. When it is started again, it finds all pods in the run
+/// directory, and volumes follow their objects again. SIGTERM does not unmount anything, either.
 ///
 /// The commands ask the daemon of the run directory, and so do agents, by gRPC on node.sock there: see podfs-agent(7). POD is
 /// the uid of a pod, or NAMESPACE/NAME.
@@ -57,8 +57,8 @@ pub(super) struct Node {
     command: Option<ask::Command>,
     #[command(flatten)]
     daemon: daemon::Options,
-    /// Where podfs keeps what is gone with a reboot: for each pod, the lock that it has one podfs, and its sockets; and
-    /// node.sock, where the daemon is asked. Commands take the directory after their name.
+    /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets; and node.sock, on
+    /// which the daemon answers. Commands take the directory after their name.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath, global = true)]
     run_dir: PathBuf,
 }

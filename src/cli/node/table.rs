@@ -1,4 +1,4 @@
-//! What the daemon knows, for people.
+//! The daemon's state as tables.
 
 use crate::admin::table::{grid, one_line};
 use crate::node::service::proto::MountedVolume;
@@ -91,7 +91,7 @@ pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
     }
 }
 
-/// Whether a pod that is to run has all its volumes. Of one that is over, volumes may be there or not.
+/// Whether a pod that should run has all its volumes. A pod that has ended may have volumes or not.
 pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
     word(pod) != "waiting"
 }
@@ -142,6 +142,8 @@ mod tests {
             read_only: true,
             selinux: None,
             group: None,
+            attachable: Some(false),
+            size: None,
             remount_required: false,
             reason: reason.map(str::to_owned),
         }

@@ -30,7 +30,7 @@ use crate::source::{Snapshot, Source};
 use crate::supervisor::run::machine;
 use old::Old;
 
-/// How long an API server may take to give what is asked for.
+/// How long an API server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Show what the volumes of a pod will contain, without mounting them.
@@ -62,7 +62,7 @@ pub(super) struct Render {
     /// Show what this container sees at its mount paths, instead of the pod's volumes.
     #[arg(long, value_name = "NAME")]
     container: Option<String>,
-    /// What to give: tree is text for people; json is for programs; dir:DIR writes files with their modes into a directory
+    /// The output: tree is text for people; json is for programs; dir:DIR writes files with their modes into a directory
     /// that is empty or does not exist; tar:FILE writes a new archive with owners and modes, tar writes it to standard output.
     #[arg(long, value_name = "tree|json|dir:DIR|tar[:FILE]", default_value = "tree")]
     output: Output,

@@ -1,7 +1,7 @@
 //! Calls of a CSI driver's node service, one at a time, each with a time limit.
 //!
-//! A call is made on the thread of its volume, which waits for it. What the driver answers is final unless it says that the
-//! work may go on or be tried again, or there is no answer: those are [uncertain](DriverError::is_uncertain).
+//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless it says that the work may
+//! continue or be tried again. Such an answer, and a missing one, are [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use crate::csi::v1::node_client::NodeClient;
 use crate::csi::v1::node_service_capability::rpc::Type;
 use crate::csi::v1::node_service_capability::{Rpc, Type as Kind};
 use crate::csi::v1::{
-    NodeGetCapabilitiesRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest,
+    NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
 use crate::driver::DriverError;
 
@@ -47,6 +47,10 @@ pub(super) struct Capabilities {
     pub(super) mount_group: bool,
     /// The driver knows volumes that one pod writes, and those that several pods of a node write.
     pub(super) multi_writer: bool,
+    /// A volume has to be grown on the node, too.
+    pub(super) expand: bool,
+    /// The driver says how much a volume holds.
+    pub(super) stats: bool,
 }
 
 impl Client {
@@ -86,6 +90,8 @@ impl Client {
                 Ok(Type::StageUnstageVolume) => can.stage = true,
                 Ok(Type::VolumeMountGroup) => can.mount_group = true,
                 Ok(Type::SingleNodeMultiWriter) => can.multi_writer = true,
+                Ok(Type::ExpandVolume) => can.expand = true,
+                Ok(Type::GetVolumeStats) => can.stats = true,
                 _ => {}
             }
         }
@@ -113,6 +119,16 @@ impl Client {
             NodeUnstageVolumeRequest { volume_id: volume_id.to_owned(), staging_target_path: staging.to_owned() };
         let mut node = self.node.clone();
         self.call("NodeUnstageVolume", node.node_unstage_volume(request)).map(drop)
+    }
+
+    pub(super) fn expand(&self, request: NodeExpandVolumeRequest) -> Result<(), DriverError> {
+        let mut node = self.node.clone();
+        self.call("NodeExpandVolume", node.node_expand_volume(request)).map(drop)
+    }
+
+    pub(super) fn stats(&self, request: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, DriverError> {
+        let mut node = self.node.clone();
+        self.call("NodeGetVolumeStats", node.node_get_volume_stats(request))
     }
 
     fn call<T>(

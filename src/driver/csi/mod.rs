@@ -4,31 +4,35 @@
 //! |---|---|
 //! | `discovery` | where a driver listens |
 //! | `client` | the calls, their time limit, and what an error means |
+//! | `request` | what goes with the calls for a volume of a pod |
+//! | `usage` | how much a volume holds, as its driver says |
 //!
 //! A volume of a PersistentVolume is staged once for the node, if the driver stages (`NodeStageVolume` at
 //! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's home.
-//! A volume that lives as long as its pod is published alone.
+//! A volume that lives as long as its pod is published alone. One that containers get as a block device is staged at
+//! `<root>/plugins/kubernetes.io/csi/volumeDevices/<PersistentVolume>/globalmount`; the driver makes its home's target the device.
 
 mod client;
 mod discovery;
+mod request;
+mod usage;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use tracing::info;
 
 use super::home::{make_directory, replace};
 use super::{DriverError, Home, NodeMount, Record};
-use crate::csi::v1::volume_capability::access_mode::Mode;
-use crate::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
-use crate::csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability};
+use crate::host::device::BlockDevice;
 use crate::host::{Source, fs_group};
-use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret, Values};
+use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 use client::{Capabilities, Client};
-
-/// What the attributes of a pod begin with.
-const ATTRIBUTE: &str = "csi.storage.k8s.io/";
+use request::text;
+pub use usage::{Amounts, Usage, usage};
 
 /// A volume that a CSI driver is to mount for a pod.
 pub struct CsiMount<'a> {
@@ -50,6 +54,8 @@ pub struct CsiMount<'a> {
     pub stage_secret: Option<&'a Secret>,
     /// What goes with NodePublishVolume.
     pub publish_secret: Option<&'a Secret>,
+    /// What goes with NodeExpandVolume.
+    pub expand_secret: Option<&'a Secret>,
     /// The tokens of the pod's service account, as JSON, if the driver gets some.
     pub tokens: Option<String>,
     /// The access modes of the PersistentVolume.
@@ -58,6 +64,12 @@ pub struct CsiMount<'a> {
     pub mount_options: &'a [String],
     /// No process writes.
     pub read_only: bool,
+    /// Containers get it as a block device.
+    pub is_block: bool,
+    /// The bytes that the PersistentVolume has.
+    pub capacity: Option<u64>,
+    /// The bytes that the claim has, as its status says.
+    pub claimed: Option<u64>,
     /// The root directory.
     pub root: &'a Path,
 }
@@ -68,14 +80,32 @@ impl CsiMount<'_> {
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
     pub fn set_up(&self, home: &Home) -> Result<Source, DriverError> {
+        let (source, can) = self.publish(home)?;
+        if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
+            fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
+        }
+        Ok(source)
+    }
+
+    /// Has the driver make the volume a block device at its home, and opens that. The driver unpublishes no device that podfs has
+    /// open.
+    ///
+    /// # Errors
+    /// What went wrong. The home's record says what may have been done.
+    pub fn set_up_device(&self, home: &Home) -> Result<BlockDevice, DriverError> {
+        let (source, _) = self.publish(home)?;
+        Ok(BlockDevice::open(&source)?)
+    }
+
+    fn publish(&self, home: &Home) -> Result<(Source, Capabilities), DriverError> {
         let (client, can) = self.connect()?;
-        let write = |record: &Record| {
-            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
-        };
-        let node_mount = (can.stage && !self.csi.is_ephemeral()).then(|| self.node_mount());
+        let write = |record: &Record| write(home, record);
+        let node_mount = self.node_mount(can);
+        let before = home.read().unwrap_or_default();
         let mut record = Record {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            published: home.read().is_some_and(|before| before.published),
+            published: before.published,
+            capacity: before.capacity.or(self.claimed).or(self.capacity),
             ..self.record()
         };
         write(&record)?;
@@ -94,11 +124,22 @@ impl CsiMount<'_> {
             }
             return Err(error);
         }
-        let source = Source::of_driver(&home.target())?;
-        if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
-            fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
+        Ok((Source::of_driver(&home.target())?, can))
+    }
+
+    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node.
+    ///
+    /// # Errors
+    /// What went wrong. The volume keeps its size.
+    pub fn expand(&self, home: &Home) -> Result<(), DriverError> {
+        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(()) };
+        let (client, can) = self.connect()?;
+        if can.expand {
+            let node_mount = self.node_mount(can);
+            client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
+            info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
         }
-        Ok(source)
+        write(home, &Record { capacity: Some(wanted), ..record })
     }
 
     /// Calls the driver again for a volume that is mounted: its content may depend on tokens, or on the pod.
@@ -107,7 +148,7 @@ impl CsiMount<'_> {
     /// What went wrong. The volume stays as it is.
     pub fn publish_again(&self, home: &Home) -> Result<(), DriverError> {
         let (client, can) = self.connect()?;
-        let node_mount = (can.stage && !self.csi.is_ephemeral()).then(|| self.node_mount());
+        let node_mount = self.node_mount(can);
         client.publish(self.publish_request(home, can, node_mount.as_ref())?)
     }
 
@@ -139,9 +180,14 @@ impl CsiMount<'_> {
         self.csi.handle_in(self.pod.uid.as_str(), self.volume)
     }
 
-    fn node_mount(&self) -> NodeMount {
-        let of_driver = self.root.join("plugins/kubernetes.io/csi").join(&self.csi.driver);
-        NodeMount::at(of_driver.join(sha256(&[&self.handle()])))
+    /// Where the driver stages the volume, if it does.
+    fn node_mount(&self, can: Capabilities) -> Option<NodeMount> {
+        let of_csi = self.root.join("plugins/kubernetes.io/csi");
+        let directory = match self.is_block {
+            true => of_csi.join("volumeDevices").join(self.name),
+            false => of_csi.join(&self.csi.driver).join(sha256(&[&self.handle()])),
+        };
+        (can.stage && !self.csi.is_ephemeral()).then(|| NodeMount::at(directory))
     }
 
     fn stage(
@@ -155,67 +201,7 @@ impl CsiMount<'_> {
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         replace(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
-        client.stage(NodeStageVolumeRequest {
-            volume_id: self.handle(),
-            publish_context: pairs(self.publish_context),
-            staging_target_path: text(path)?,
-            volume_capability: Some(self.capability(can)),
-            secrets: secrets(self.stage_secret)?,
-            volume_context: pairs(&self.csi.attributes),
-        })
-    }
-
-    fn publish_request(
-        &self,
-        home: &Home,
-        can: Capabilities,
-        node_mount: Option<&NodeMount>,
-    ) -> Result<NodePublishVolumeRequest, DriverError> {
-        let mut volume_context = self.csi.attributes.clone();
-        if self.driver.pod_info_on_mount {
-            let ephemeral = self.csi.is_ephemeral().to_string();
-            for (key, value) in [
-                ("pod.name", self.pod.name.as_str()),
-                ("pod.namespace", &self.pod.namespace),
-                ("pod.uid", self.pod.uid.as_str()),
-                ("serviceAccount.name", &self.facts.service_account),
-                ("ephemeral", &ephemeral),
-            ] {
-                volume_context.insert(format!("{ATTRIBUTE}{key}"), value.to_owned());
-            }
-        }
-        let mut secrets = secrets(self.publish_secret)?;
-        if let Some(tokens) = &self.tokens {
-            let key = format!("{ATTRIBUTE}serviceAccount.tokens");
-            match self.driver.tokens_in_secrets {
-                true => drop(secrets.insert(key, tokens.clone())),
-                false => drop(volume_context.insert(key, tokens.clone())),
-            }
-        }
-        Ok(NodePublishVolumeRequest {
-            volume_id: self.handle(),
-            publish_context: pairs(self.publish_context),
-            staging_target_path: node_mount.map(|mount| text(&mount.path())).transpose()?.unwrap_or_default(),
-            target_path: text(&home.target())?,
-            volume_capability: Some(self.capability(can)),
-            readonly: self.read_only,
-            secrets,
-            volume_context: pairs(&volume_context),
-        })
-    }
-
-    fn capability(&self, can: Capabilities) -> VolumeCapability {
-        let group = self.facts.fs_group.filter(|_| can.mount_group);
-        let mount = MountVolume {
-            fs_type: self.csi.fs_type.clone().unwrap_or_default(),
-            mount_flags: self.mount_options.iter().filter(|option| !option.is_empty()).cloned().collect(),
-            volume_mount_group: group.map(|group| group.to_string()).unwrap_or_default(),
-        };
-        let mode = access_mode(self.access_modes.first().map(String::as_str), can);
-        VolumeCapability {
-            access_mode: Some(AccessMode { mode: mode.into() }),
-            access_type: Some(AccessType::Mount(mount)),
-        }
+        client.stage(self.stage_request(can, path)?)
     }
 
     /// Whether podfs gives the files of the volume to the pod's group.
@@ -231,6 +217,10 @@ impl CsiMount<'_> {
     }
 }
 
+fn write(home: &Home, record: &Record) -> Result<(), DriverError> {
+    home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+}
+
 /// Has the driver unpublish a volume, and unstage it if no other pod of the node uses it.
 ///
 /// # Errors
@@ -241,10 +231,7 @@ pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
         return Ok(());
     }
     let told = |error: DriverError| error.sentence;
-    let client = || -> Result<Client, DriverError> {
-        let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
-        Client::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
-    };
+    let client = || client_of(home, record);
     if record.published {
         let target = home.target();
         client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?)).map_err(told)?;
@@ -255,9 +242,7 @@ pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
                 target.display()
             ));
         }
-        let record = Record { published: false, ..record.clone() };
-        home.write(&record)
-            .map_err(|error| format!("cannot write the record in {}: {error}", home.path().display()))?;
+        write(home, &Record { published: false, ..record.clone() }).map_err(told)?;
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
     NodeMount::at(directory.clone()).leave(home, |path| {
@@ -265,57 +250,8 @@ pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
     })
 }
 
-/// The API's access modes, as CSI has them.
-fn access_mode(mode: Option<&str>, can: Capabilities) -> Mode {
-    match (mode, can.multi_writer) {
-        (Some("ReadOnlyMany"), _) => Mode::MultiNodeReaderOnly,
-        (Some("ReadWriteMany"), _) => Mode::MultiNodeMultiWriter,
-        (Some("ReadWriteOncePod"), true) => Mode::SingleNodeSingleWriter,
-        (Some("ReadWriteOnce"), true) => Mode::SingleNodeMultiWriter,
-        _ => Mode::SingleNodeWriter,
-    }
-}
-
-/// Secrets are text in CSI.
-fn secrets(secret: Option<&Secret>) -> Result<std::collections::HashMap<String, String>, DriverError> {
-    let values = secret.into_iter().flat_map(Values::values);
-    let text = |(key, value): (&str, &[u8])| match String::from_utf8(value.to_vec()) {
-        Ok(value) => Ok((key.to_owned(), value)),
-        Err(_) => Err(DriverError::refused(format!(
-            "key {key:?} of the volume's Secret is no text, and CSI drivers take text"
-        ))),
-    };
-    values.map(text).collect()
-}
-
-fn pairs(pairs: &BTreeMap<String, String>) -> std::collections::HashMap<String, String> {
-    pairs.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
-}
-
-fn text(path: &Path) -> Result<String, DriverError> {
-    let path: PathBuf = path.to_owned();
-    path.into_os_string()
-        .into_string()
-        .map_err(|path| DriverError::refused(format!("{} is not UTF-8, and drivers take text", path.display())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cs_02_access_modes_are_those_of_the_driver() {
-        let (plain, multi) = (Capabilities::default(), Capabilities { multi_writer: true, ..Capabilities::default() });
-        for (mode, can, expected) in [
-            (None, plain, Mode::SingleNodeWriter),
-            (Some("ReadWriteOnce"), plain, Mode::SingleNodeWriter),
-            (Some("ReadWriteOnce"), multi, Mode::SingleNodeMultiWriter),
-            (Some("ReadWriteOncePod"), plain, Mode::SingleNodeWriter),
-            (Some("ReadWriteOncePod"), multi, Mode::SingleNodeSingleWriter),
-            (Some("ReadOnlyMany"), multi, Mode::MultiNodeReaderOnly),
-            (Some("ReadWriteMany"), plain, Mode::MultiNodeMultiWriter),
-        ] {
-            assert_eq!(access_mode(mode, can), expected, "{mode:?}");
-        }
-    }
+/// A connection to the driver that has the volume of a home.
+fn client_of(home: &Home, record: &Record) -> Result<Client, DriverError> {
+    let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
+    Client::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
 }

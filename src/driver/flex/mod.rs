@@ -38,7 +38,7 @@ pub struct FlexMount<'a> {
     pub pod: &'a PodIdentity,
     /// What else is known of the pod.
     pub facts: &'a PodFacts,
-    /// What the driver needs and is not told otherwise.
+    /// The Secret that the driver gets, if the volume names one.
     pub secret: Option<&'a Secret>,
     /// No process writes.
     pub read_only: bool,

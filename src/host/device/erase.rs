@@ -12,8 +12,8 @@ const BLKZEROOUT: libc::Ioctl = 0x127f;
 /// So many bytes are erased at a time.
 const CHUNK: u64 = 64 << 20;
 
-/// Erases the bytes from `offset` to `size` of a device that is open for writing. After each part, `progress` hears how many
-/// bytes from the beginning are erased and on the disk, and says whether to go on.
+/// Erases the bytes from `offset` to `size` of a device that is open for writing. After each part, `progress` gets how many
+/// bytes from the beginning are erased and on the disk, and returns whether to go on.
 ///
 /// # Errors
 /// When the disk does not take it; `Interrupted` when `progress` said no.

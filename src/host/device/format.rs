@@ -1,8 +1,8 @@
 //! Making a file system on a blank device.
 //!
-//! 1. Before mkfs starts, a marker is written and synced: the device, its size, the type, and the UUID that the file system is
-//!    going to have. It is removed, and that is synced, after mkfs has ended well. Nothing is mounted before that.
-//! 2. So a marker says that mkfs was killed, or podfs, and that podfs has not mounted the device since. What is found there then:
+//! 1. Before mkfs starts, podfs writes and syncs a marker: the device, its size, the type, and the UUID that the file system is
+//!    going to have. After mkfs has succeeded, podfs removes the marker and syncs that. It mounts the device only then.
+//! 2. So a marker means that mkfs or podfs was killed, and that podfs has not mounted the device since. Then:
 //!
 //!    | on the device | what is done |
 //!    |---|---|
@@ -31,7 +31,7 @@ use crate::host::global_mount::{Held, write_synced};
 /// A new UUID with each reading.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
-/// What is written down of a device before it is formatted.
+/// The record of a device before podfs formats it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Marker {
     device: PathBuf,

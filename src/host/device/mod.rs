@@ -1,4 +1,4 @@
-//! Block devices of the node: looked at, formatted, checked, mounted, grown.
+//! Block devices of the node: inspecting, formatting, checking, mounting and growing them.
 //!
 //! | module | owns |
 //! |---|---|
@@ -14,11 +14,11 @@
 //!
 //! [`mount`] does for a device what the kubelet's SafeFormatAndMount does, with more care for data:
 //!
-//! 1. The device is held open from before the first look until it is mounted, so its number cannot come to mean another device.
-//! 2. Only a device without any known signature is formatted, and only if its first MiB and its end are zero. The kubelet
+//! 1. podfs holds the device open from before the inspection until it is mounted, so no other device can get its number.
+//! 2. podfs formats only a device without any known signature, and only if its first MiB and its end are zero. The kubelet
 //!    formats a device whose data has no signature that libblkid knows.
-//! 3. What is formatted is written down first. So a file system that a killed mkfs has left is never mounted (`format`).
-//! 4. A file system is checked before it is mounted, unless it is read-only. One that `fsck -a` cannot repair is not mounted.
+//! 3. podfs records a device before it formats it. So it never mounts a file system that a killed mkfs has left (`format`).
+//! 4. podfs checks a file system before it mounts it, unless it is read-only. It does not mount one that `fsck -a` cannot repair.
 
 mod attach;
 mod check;

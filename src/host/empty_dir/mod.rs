@@ -62,7 +62,7 @@ impl Content {
         Ok(Content { home: home.to_owned(), source, is_new: true })
     }
 
-    /// Writes down that an agent deletes it when the pod is gone.
+    /// Records that an agent deletes it after the pod.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -87,7 +87,7 @@ impl Content {
     /// When the home cannot be read.
     pub fn delete(self) -> Result<Left, HostError> {
         let Content { home, source, .. } = self;
-        // A tmpfs can only be unmounted when nobody holds it.
+        // A tmpfs cannot be unmounted while this descriptor is open.
         drop(source);
         let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;
         clear(&home, &directory)
@@ -107,7 +107,7 @@ pub fn remove(home: &Path) -> Result<Left, HostError> {
     Ok(left)
 }
 
-/// Whether the content in `home` is an agent's to delete when the pod is gone.
+/// Whether an agent has to delete the content in `home` after the pod.
 pub fn is_left_to_agent(home: &Path) -> bool {
     home.join(AGENT).symlink_metadata().is_ok_and(|found| found.is_file())
 }

@@ -1,4 +1,4 @@
-//! A mount of the node that several pods use: made for the first of them, taken away after the last.
+//! A mount of the node that several pods share: made for the first of them, unmounted after the last.
 //!
 //! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod has a
 //! process of its own, so the pods find each other by files:
@@ -8,19 +8,18 @@
 //! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
 //! ```
 //!
-//! 1. A pod's file is written before the mount is made for it, and removed after the mount was taken away. So a process
-//!    that is killed at any step leaves a user that can still leave: the next process of the pod does it, or a cleanup.
-//! 2. A user counts while the claim of its pod exists and the machine has not booted anew. So its file need not reach the disk, and
-//!    a pod whose process ended without
-//!    leaving keeps no mount from being taken away.
+//! 1. podfs writes a pod's file before it makes the mount for the pod, and removes it after the unmount. So a process that is
+//!    killed at any step leaves the file of a user, which the next process of the pod, or a cleanup, removes.
+//! 2. A user counts while the claim of its pod exists and the machine has not rebooted. So its file need not reach the disk, and
+//!    the file of a dead pod does not prevent the unmount.
 //! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its
 //!    standard input ([`Held::program_input`]). If the process that started the program is killed, the lock lasts until the
 //!    program has ended, and no other process touches the device meanwhile.
-//! 4. The lock file is removed with its directory by the process that has it. A process that waited for the lock looks whether
-//!    the file that it locked is still the one at the path, and begins anew if not.
+//! 4. The process that holds the lock removes the lock file with its directory. A process that waited for the lock checks whether
+//!    the file that it locked is still the one at the path, and begins again if not.
 //!
-//! What is mounted, and how, is up to the caller: both calls take a function. It must do nothing for what is done already,
-//! because a killed process may have done it.
+//! The caller mounts and unmounts: both calls take a function. The function must be idempotent, because a killed process may
+//! have done its work already.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -95,12 +94,12 @@ impl GlobalMount {
         &self.place
     }
 
-    /// Whether the pod is written down as a user.
+    /// Whether the pod is a recorded user.
     pub fn has_user(&self, uid: &str) -> bool {
         self.records.join(USERS).join(uid).exists()
     }
 
-    /// Whether no pod is written down as a user.
+    /// Whether there is no recorded user.
     pub fn has_no_user(&self) -> bool {
         fs::read_dir(self.records.join(USERS)).map_or(true, |mut users| users.next().is_none())
     }

@@ -1,16 +1,16 @@
 //! The kernel's NFS client: exports mounted by podfs itself, without mount.nfs, and shown nowhere.
 //!
-//! A mount of a server that does not answer waits in the kernel for longer than anybody wants to, and only the end of the
-//! process that asked for it ends it. So it is made by a process of its own ([`mounter`]):
+//! If the NFS server does not answer, the mount call waits in the kernel for minutes, and only the end of its process ends
+//! it. So a child process makes the mount ([`mounter`]):
 //!
-//! 1. This program is started once more, with a socket as its standard input, and told what to mount.
-//! 2. It answers with a sentence, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
-//!    lives as long as somebody holds that descriptor.
-//! 3. After `DEADLINE` it is killed, and nobody waits for its end but a thread that has nothing else to do. It is killed
-//!    with its parent, too.
+//! 1. The supervisor starts this program once more, with a socket as its standard input, and sends what to mount.
+//! 2. The child answers with an error, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
+//!    lives as long as that descriptor is open in any process.
+//! 3. After `DEADLINE` the supervisor kills the child; only a thread for this purpose waits for its end. The kernel kills the
+//!    child when its parent ends.
 //!
-//! Nothing is left behind by a mount that did not come about, so the next one begins anew. Mounts of one export with the
-//! same options share what the kernel knows of it (one superblock), as long as nobody says `nosharecache`.
+//! A mount that failed leaves nothing behind, so the next one begins anew. Mounts of one export with the same options share
+//! one superblock, unless they have the option `nosharecache`.
 
 pub mod mounter;
 
@@ -35,7 +35,7 @@ pub const SUBCOMMAND: &str = "mount-nfs";
 /// How long a mount may take, with all that is tried for it.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether this kernel has a client. It loads the module by itself if there is one. Nobody is asked over the network.
+/// Whether this kernel has an NFS client. The kernel loads the module if there is one, and sends nothing over the network.
 pub fn is_there() -> bool {
     fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
@@ -49,15 +49,15 @@ pub struct Export {
     pub path: String,
     /// The versions to try, one after the other, as the kernel calls them.
     pub versions: Vec<String>,
-    /// The server's port for NFS, where it is told.
+    /// The server's port for NFS, if the options name it.
     pub port: Option<u16>,
     /// The host of its mount service, if that is another one.
     pub mount_host: Option<String>,
-    /// What the kernel's client is told besides, in the words of nfs(5).
+    /// Other options for the kernel's client, in the words of nfs(5).
     pub words: Vec<String>,
     /// No process writes.
     pub read_only: bool,
-    /// Programs run as who starts them, and not as their owner.
+    /// Setuid has no effect: programs run as their callers.
     pub no_suid: bool,
     /// Devices are none.
     pub no_dev: bool,
@@ -107,8 +107,8 @@ impl Export {
     }
 }
 
-/// Whether the kernel is told a word as it is: not the version and the host of the mount service, which are looked up
-/// first, and not what only mount.nfs knows.
+/// Whether a word is an option that the kernel takes as it is. The version and the host of the mount service are no such
+/// options, because podfs looks them up first, and neither are those that only mount.nfs knows.
 fn is_for_the_kernel(word: &str) -> bool {
     let name = word.split('=').next().unwrap_or(word);
     let of_version = ["nfsvers", "vers", "minorversion", "v3", "v4", "v4.0", "v4.1", "v4.2"];
@@ -116,10 +116,10 @@ fn is_for_the_kernel(word: &str) -> bool {
     !of_version.contains(&name) && !of_others.contains(&name)
 }
 
-/// Mounts an export. It is attached nowhere, and goes when nobody holds the source any more.
+/// Mounts an export. The mount is attached nowhere, and the kernel drops it with the last descriptor of the source.
 ///
 /// # Errors
-/// A sentence, after `DEADLINE` at the latest: nothing in it is for ever.
+/// One sentence, after `DEADLINE` at the latest.
 pub fn mount(export: &Export) -> Result<Source, HostError> {
     mount_within(export, DEADLINE)
 }

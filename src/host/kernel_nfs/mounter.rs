@@ -24,9 +24,9 @@ const KNOCK: Duration = Duration::from_secs(5);
 /// Mounts the export that is asked for on `socket`, and answers there.
 ///
 /// # Errors
-/// When nobody is at the other end any more.
+/// When the other end of the socket is closed.
 pub fn answer(socket: OwnedFd) -> io::Result<()> {
-    // Whoever asks has the answer within its deadline, or does not want it any more.
+    // Without its parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
     let Some((export, _)) = receive::<Export>(&socket)? else { return Ok(()) };
@@ -59,7 +59,7 @@ fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
     if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
 }
 
-/// The first address where somebody listens; the first of all if there is none, or nothing to choose.
+/// The first address that takes a connection; the first of all if none does, or if there is only one.
 fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
     let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), KNOCK).is_ok();
     match addresses {
@@ -128,7 +128,7 @@ fn messages(context: &OwnedFd) -> Vec<String> {
     let mut line = [0; 1024];
     while let Ok(length @ 1..) = rustix::io::read(context, &mut line) {
         let text = String::from_utf8_lossy(&line[..length]).trim().to_owned();
-        // The first letter tells how bad it is.
+        // The first letter is the severity.
         messages.push(text.split_once(' ').map_or(text.clone(), |(_, text)| text.to_owned()));
     }
     messages
@@ -143,7 +143,7 @@ struct Failure {
 }
 
 impl Failure {
-    /// Whether another version may do, by what servers say that do not know one: as mount.nfs sees it.
+    /// Whether another version may work: the error is one of servers that do not support the version, as for mount.nfs.
     fn may_be_the_version(&self) -> bool {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }

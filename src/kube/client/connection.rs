@@ -36,6 +36,7 @@ impl Connection {
         let failed = |problem: String| match access {
             Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem },
             Access::InCluster => SettingsError::InCluster(problem),
+            Access::AsPod(..) => SettingsError::PodToken(problem),
         };
         let issued = match (&settings.user.bearer, before) {
             (Some(Bearer::Program(_)), Some((Connection { issued: Some(issued), .. }, true))) => Some(issued.clone()),

@@ -1,6 +1,5 @@
-//! Lanes: the HTTP/2 connections to one server with one identity. A server lets only so many requests go on at the same
-//! time on a connection (100, where nobody says otherwise), and a watch goes on for minutes: a pod of more objects than
-//! that has another connection for them. Any other pod has one.
+//! Lanes: the HTTP/2 connections to one server with one identity. A server limits the concurrent requests of a connection (100
+//! by default), and a watch lasts for minutes, so a pod with more objects needs another connection. Any other pod has one.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +14,10 @@ use secrecy::ExposeSecret;
 use crate::kube::settings::{Authority, Certificate, Settings};
 use crate::kube::tls;
 
-/// How the server sees podfs in its logs.
+/// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
 const CONNECT: Duration = Duration::from_secs(10);
-/// How often the other end is asked whether it is there, while something is awaited from it, and for how long.
+/// How often podfs pings the server while a request is under way, and how long it waits for the answer.
 const PING: Duration = Duration::from_secs(15);
 const PONG: Duration = Duration::from_secs(10);
 /// Most watches on a connection: there is room for other requests beside them.
@@ -45,7 +44,7 @@ impl Drop for Room {
     }
 }
 
-/// Who talks to whom: what makes a connection another one.
+/// The server and the identity of a connection: if they differ, it is another connection.
 #[derive(Clone)]
 pub(super) struct Party {
     pub(super) server: Url,
@@ -145,7 +144,7 @@ impl Lanes {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        self.lanes.lock().expect("nobody panics while lanes are locked")
+        self.lanes.lock().expect("no code panics while lanes are locked")
     }
 }
 

@@ -1,10 +1,10 @@
 //! The client: requests to the API server, over one HTTP/2 connection, with credentials that are up to date.
 //!
-//! - Settings are read anew when the server does not know podfs any more (401) or takes no connection, when a program said
-//!   that its credentials expire, and once a minute at most, before a request, because files change. The connection
-//!   stays unless what TLS needs is different.
-//! - Requests have deadlines and answers have limits; a watch is ended by who reads it. Pings find out that nobody
-//!   is at the other end, which nothing else does while a watch is quiet.
+//! - The client reads the settings again when the server answers 401 or takes no connection, when the credentials of a program
+//!   expire, and otherwise before a request, at most once a minute, because files change. It keeps the connection unless the
+//!   certificates have changed.
+//! - Requests have deadlines and answers have limits; the follower that reads a watch ends it. While a watch is quiet, only
+//!   pings show that the server is gone.
 //! - Redirects are not followed: an API server sends none, and credentials are for it alone.
 
 mod connection;
@@ -40,6 +40,8 @@ const FRESH: Duration = Duration::from_secs(60);
 const MAX_OBJECT: usize = 4 << 20;
 /// Most bytes of a list of many.
 const MAX_LIST: usize = 32 << 20;
+/// For how long after a connection was made a 410 says that the server has started: it answers other watches with 410, too.
+const FORGETS: Duration = Duration::from_secs(30);
 /// The kind of an object, and of a list, of which the server sends the metadata only.
 pub(crate) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
@@ -59,14 +61,16 @@ struct Shared {
     /// Held by the request that is the next to try a server that cannot be reached.
     turn: Mutex<()>,
     reach: StdMutex<Reach>,
-    /// Told when the server answers after it did not.
+    /// Notified when the server answers again.
     recovered: Notify,
-    /// Told when the server allows a request after it refused one.
+    /// Notified when the server allows a request after it refused one.
     allowed: Notify,
     /// Whether it has refused a request (403) and allowed none since.
     refused: AtomicBool,
-    /// Whether the server may send what there is at the beginning of a watch (`sendInitialEvents`).
+    /// Whether the server may send all objects at the beginning of a watch (`sendInitialEvents`).
     initial_events: AtomicBool,
+    /// Whether it has answered a watch of this connection with 410.
+    has_forgotten: AtomicBool,
 }
 
 /// How the server could be reached.
@@ -103,7 +107,7 @@ enum Doubt {
     No,
     /// The server takes no connection: perhaps because of a certificate.
     Connection,
-    /// The server does not know who podfs is.
+    /// The server rejects the credentials.
     Identity,
 }
 
@@ -114,7 +118,7 @@ enum Lasts {
     Long,
 }
 
-/// What a list says.
+/// The content of a list.
 pub(crate) struct List {
     /// The version that changes are asked for from.
     pub(crate) version: String,
@@ -144,6 +148,7 @@ impl Client {
             allowed: Notify::new(),
             refused: AtomicBool::new(false),
             initial_events: AtomicBool::new(true),
+            has_forgotten: AtomicBool::new(false),
         })))
     }
 
@@ -173,7 +178,7 @@ impl Client {
         let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
             return Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is no list")));
         };
-        // Items of a list do not say what they are.
+        // Items of a list have no kind.
         let (kind, api_version) = match list.kind.as_deref() {
             Some(PARTIAL_LIST) => (PARTIAL, "meta.k8s.io/v1"),
             _ => (collection.resource.kind, collection.resource.api_version),
@@ -260,7 +265,7 @@ impl Client {
         }
     }
 
-    /// Waits until the server answers after it did not.
+    /// Waits until the server answers again.
     pub(crate) async fn recovered(&self) {
         self.0.recovered.notified().await;
     }
@@ -270,7 +275,7 @@ impl Client {
         self.0.allowed.notified().await;
     }
 
-    /// Waits until it is this request's turn to try a server that cannot be reached. Cancel-safe.
+    /// Waits until this request may try a server that cannot be reached. Cancel-safe.
     pub(crate) async fn turn_to_try(&self) {
         let _turn = self.0.turn.lock().await;
         loop {
@@ -295,7 +300,7 @@ impl Client {
         self.reach().since.elapsed()
     }
 
-    /// Whether to ask for what there is at the beginning of a watch, which saves the request for a list.
+    /// Whether to ask for all objects at the beginning of a watch, which saves the request for a list.
     pub(crate) fn may_send_initial_events(&self) -> bool {
         self.0.initial_events.load(Ordering::Relaxed)
     }
@@ -303,6 +308,16 @@ impl Client {
     /// The server does not send it. It may have learnt to do so when there is another connection.
     pub(crate) fn sends_no_initial_events(&self) {
         self.0.initial_events.store(false, Ordering::Relaxed);
+    }
+
+    /// The server no longer knows what happened since the version of a watch.
+    pub(crate) fn forgot(&self) {
+        self.0.has_forgotten.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the server was reached just now, and no longer knows what happened before.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
     }
 
     fn reach(&self) -> MutexGuard<'_, Reach> {
@@ -316,6 +331,7 @@ impl Client {
         reach.since = Instant::now();
         drop(reach);
         self.0.initial_events.store(true, Ordering::Relaxed);
+        self.0.has_forgotten.store(false, Ordering::Relaxed);
         self.0.recovered.notify_waiters();
     }
 
@@ -335,8 +351,7 @@ impl Client {
         body.map_err(ApiError::in_answer)
     }
 
-    /// A request with an answer that means success. One that is not known to the server is made again with credentials read
-    /// anew.
+    /// A request with a successful answer. After a 401, the client reads the credentials again and repeats the request.
     async fn answer<'a>(
         &self,
         asked: &str,
@@ -386,7 +401,7 @@ impl Client {
             *request.body_mut() = Some(body.to_string().into());
         }
         let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
-        // Who finds the connection made need not wait in line.
+        // If another request has made the connection, this one need not wait.
         let turn = turn.filter(|_| !connection.is_made());
         let (http, room) = match lasts {
             Lasts::Moment => (connection.lanes.first(), None),
@@ -428,7 +443,7 @@ impl Client {
         if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
             return Arc::clone(&current.connection);
         }
-        // A program is not run every minute, and not because the server is away.
+        // podfs does not run a program every minute, and not because the server is unreachable.
         let keeps_issued = !expired && current.doubt != Doubt::Identity;
         let before = Arc::clone(&current.connection);
         match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
@@ -509,7 +524,7 @@ fn too_large(asked: &str, limit: usize) -> ApiError {
     ApiError::new(Class::Nonsense, sentence)
 }
 
-/// What an error says of itself is worth having, and not worth another error.
+/// Reads the body of an error; a failure to read it is no other error.
 async fn body_of_error(mut answer: Response, code: StatusCode) -> Vec<u8> {
     const LIMIT: usize = 64 << 10;
     let mut body = Vec::new();

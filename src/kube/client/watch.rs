@@ -8,7 +8,7 @@ use super::lanes::Room;
 use super::{parse, too_large};
 use crate::kube::error::{ApiError, Class, Status};
 
-/// Changes of a collection, as the server tells them.
+/// Changes of a collection, as the server sends them.
 pub(crate) struct Watch {
     asked: String,
     answer: Response,
@@ -46,7 +46,7 @@ impl Watch {
     /// The next change; none when the server has ended the watch.
     ///
     /// # Errors
-    /// What the server says is wrong; a connection that breaks; an answer that is not one to a watch.
+    /// An error from the server; a connection that breaks; an answer that is none to a watch.
     pub(crate) async fn next(&mut self) -> Result<Option<Change>, ApiError> {
         loop {
             if let Some(line) = self.line() {

@@ -1,4 +1,4 @@
-//! What every pod of a cluster is given: the server's address in the environment, and a directory with the token and the
+//! The service account of a pod: the server's address in the environment, and a directory with the token and the
 //! certificate authority.
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The current context of a kubeconfig file. Relative paths in it are relative to its directory.
 //!
-//! Where two fields say the same thing, a certificate in a file and one in the text, kubectl takes one of them without
-//! saying so; here it is an error. Ways of proving who one is that need another program's library are errors, too.
+//! If two fields give the same setting, such as a certificate in a file and one in the text, kubectl silently takes one of
+//! them; here it is an error. Authentication that needs another program's library is an error, too.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -136,7 +136,7 @@ impl Reader<'_> {
             );
         }
         if user.impersonate.is_some() || user.impersonate_groups.is_some() || user.impersonate_uid.is_some() {
-            return Err(self.invalid("acts as somebody else (`as`), which podfs does not"));
+            return Err(self.invalid("impersonates another user (`as`), which podfs does not"));
         }
         Ok(User { certificate: self.certificate(user)?, bearer: self.bearer(user)? })
     }

@@ -1,11 +1,12 @@
-//! Settings: where the API server is, what proves that it is the right one, and who podfs is to it.
+//! Settings: the address of the API server, its certificate authority, and podfs's credentials.
 //!
-//! They come from a kubeconfig file ([`kubeconfig`]) or from what every pod of a cluster is given ([`in_cluster`]). What
-//! files say is read here, each time anew: credentials in files change while podfs runs. What is wrong with settings is
-//! one sentence that names the file and the field.
+//! They come from a kubeconfig file ([`kubeconfig`]) or from the service account of a pod ([`in_cluster`]). This module reads the
+//! files each time again: credentials in files change while podfs runs. An error is one sentence that names the file and the
+//! field.
 
 mod in_cluster;
 mod kubeconfig;
+mod pod_token;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
+pub use pod_token::PodToken;
 
 /// Where settings come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub enum Access {
     Kubeconfig(PathBuf),
     /// The service account of the pod that podfs runs in.
     InCluster,
+    /// The same server, as the service account of another pod, which this token is of.
+    AsPod(Box<Access>, PodToken),
 }
 
 impl Access {
@@ -35,7 +39,7 @@ impl Access {
     pub fn namespace(&self) -> Result<Option<String>, SettingsError> {
         match self {
             Access::Kubeconfig(path) => kubeconfig::namespace(path),
-            Access::InCluster => Ok(None),
+            Access::InCluster | Access::AsPod(..) => Ok(None),
         }
     }
 }
@@ -50,7 +54,7 @@ pub(super) struct Settings {
     pub(super) authority: Authority,
     /// A proxy on the way to it.
     pub(super) proxy: Option<Url>,
-    /// Who podfs is.
+    /// podfs's credentials.
     pub(super) user: User,
 }
 
@@ -65,7 +69,7 @@ pub(super) enum Authority {
     Nobody,
 }
 
-/// Who podfs is to the server.
+/// podfs's credentials for the server.
 #[derive(Default)]
 pub(super) struct User {
     /// The owner of a certificate.
@@ -87,7 +91,7 @@ pub(super) enum Bearer {
     Token(SecretString),
     /// A name and its password.
     Password(String, SecretString),
-    /// Whatever this program says.
+    /// The output of this program.
     Program(Box<ExecConfig>),
 }
 
@@ -100,6 +104,10 @@ impl Settings {
         match access {
             Access::Kubeconfig(path) => kubeconfig::read(path),
             Access::InCluster => in_cluster::read(),
+            Access::AsPod(server, token) => {
+                let bearer = Some(Bearer::Token(token.read()?));
+                Ok(Settings { user: User { certificate: None, bearer }, ..Settings::read(server)? })
+            }
         }
     }
 }
@@ -112,12 +120,12 @@ pub enum SettingsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What it is to podfs.
+        /// What podfs reads it for.
         what: &'static str,
         /// The kernel's reason.
         reason: io::Error,
     },
-    /// A file that says something podfs cannot use.
+    /// A file with a setting that podfs cannot use.
     #[error("{}: {problem}", path.display())]
     Invalid {
         /// The file.
@@ -128,6 +136,14 @@ pub enum SettingsError {
     /// podfs runs in no pod.
     #[error("--in-cluster: {0} is not set: podfs runs in no pod of a cluster; give --kubeconfig instead")]
     NotInCluster(&'static str),
+    /// The token of a pod has not come yet.
+    #[error(
+        "podfs has no token of the pod's service account yet; the kubelet sends it with its next NodePublishVolume"
+    )]
+    NoPodToken,
+    /// The token of a pod cannot be used.
+    #[error("the token of the pod's service account, which the kubelet has sent: {0}")]
+    PodToken(String),
     /// What `--in-cluster` finds cannot be used.
     #[error("--in-cluster: {0}")]
     InCluster(String),

@@ -105,7 +105,7 @@ fn what_is_wrong_is_one_sentence() {
             user("token: a, username: b, password: c"),
             "config: user \"u\": has more than one of token, username and exec; keep one",
         ),
-        (user("as: somebody"), "config: user \"u\": acts as somebody else (`as`), which podfs does not"),
+        (user("as: another"), "config: user \"u\": impersonates another user (`as`), which podfs does not"),
     ];
     for (text, expected) in rows {
         assert_eq!(error(&text), expected);

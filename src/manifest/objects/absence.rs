@@ -1,4 +1,4 @@
-//! Why an object is absent, where that is not simply because nobody made it.
+//! Why podfs does not have an object that may exist.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ pub enum Missing {
 }
 
 impl Objects {
-    /// The same objects, with the reasons why others are not among them. A reason says that nobody knows whether the
-    /// object exists: it has not been heard of yet, or reading it is forbidden. An object that does not exist has none.
+    /// The same objects, with the reasons why others are unknown: the source has not answered about them yet, or the API server
+    /// forbids to read them. An object that does not exist has no reason.
     pub fn with_absences(self, reasons: impl IntoIterator<Item = (Missing, String)>) -> Objects {
         Objects { absent: Arc::new(reasons.into_iter().collect()), ..self }
     }

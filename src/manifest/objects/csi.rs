@@ -53,7 +53,7 @@ pub enum DriverFsGroupPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRequest {
-    /// Who accepts it; the API server if it is empty.
+    /// Its audience; the API server if it is empty.
     #[serde(default)]
     pub audience: String,
     /// How long it is to live, in seconds.

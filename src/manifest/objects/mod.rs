@@ -49,7 +49,7 @@ impl Objects {
     }
 
     /// Undoes what the API server would refuse: new content of an object that was `immutable` in `before`. Such an
-    /// object keeps its content until it has been gone; each one refused is told with the second result.
+    /// object keeps its content until it was deleted; the second result has the objects whose new content was refused.
     pub fn keep_immutable(mut self, before: &Objects) -> (Objects, Vec<Origin>) {
         let changed = |object: &Arc<NamedObject>| {
             let old = before.by_key.get(&object.key)?;

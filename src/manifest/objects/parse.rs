@@ -1,7 +1,7 @@
 //! Documents into objects: the API server's rules, and what ConfigMaps and Secrets hold.
 //!
 //! The shapes here are smaller than the API's: what no volume shows need not be valid. Base64 is decoded key by key,
-//! so that a mistake is told with the key, and with nothing of the value.
+//! so that an error names the key, and quotes nothing of the value.
 
 use std::collections::BTreeMap;
 

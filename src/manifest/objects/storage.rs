@@ -1,7 +1,7 @@
 //! PersistentVolumes and the claims they are bound to.
 //!
-//! What the API accepts is accepted here: a PersistentVolume that podfs cannot serve is no fault of its manifest, and
-//! is told to the volume that leads to it.
+//! This module accepts what the API accepts: a PersistentVolume that podfs cannot serve is no error of its manifest; podfs
+//! reports it for the volume that uses it.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct PersistentVolume {
 /// Where a PersistentVolume is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PersistentSource {
-    /// At a path of whichever node; what is wrong with the path is told when the volume is used.
+    /// At a path of any node; podfs reports what is wrong with the path when the volume is used.
     HostPath(Result<HostPath, InvalidField>),
     /// At a path of the nodes it can be used on.
     Local {
@@ -57,7 +57,7 @@ pub enum PersistentSource {
         /// The file system of a block device, if the manifest says it.
         fs_type: Option<String>,
     },
-    /// At an NFS server; what is wrong with the address is told when the volume is used.
+    /// At an NFS server; podfs reports what is wrong with the address when the volume is used.
     Nfs(Result<Nfs, InvalidField>),
     /// At a CSI driver of the node; podfs reports what is wrong with the description when the volume is used.
     Csi(Result<Box<Csi>, InvalidField>),
@@ -97,7 +97,9 @@ pub struct PersistentVolumeClaim {
     pub phase: Option<String>,
     /// The PersistentVolume.
     pub volume: Option<String>,
-    /// Somebody asked for its deletion.
+    /// Its capacity in bytes, from its status.
+    pub capacity: Option<u64>,
+    /// It has a `deletionTimestamp`.
     pub deleting: bool,
     /// It stays until no pod uses it.
     pub protected: bool,
@@ -239,6 +241,7 @@ struct PersistentVolumeClaimSpec {
 #[derive(Deserialize)]
 struct PersistentVolumeClaimStatus {
     phase: Option<String>,
+    capacity: Option<BTreeMap<String, Value>>,
 }
 
 /// The finalizer that keeps a claim until no pod uses it.
@@ -250,7 +253,8 @@ pub(super) fn persistent_volume_claim(object: PersistentVolumeClaimObject) -> Pa
     let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
     let claim = PersistentVolumeClaim {
         uid: given(&metadata.uid),
-        phase: status.and_then(|status| given(&status.phase)),
+        phase: status.as_ref().and_then(|status| given(&status.phase)),
+        capacity: status.and_then(|status| bytes(status.capacity?.get("storage")?)),
         volume: given(&spec.volume_name),
         deleting: metadata.deletion_timestamp.is_some(),
         protected: metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION),

@@ -1,4 +1,4 @@
-//! ClusterTrustBundles: trust anchors that a signer, or somebody else, publishes for the whole cluster.
+//! ClusterTrustBundles: trust anchors for the whole cluster, of a signer or without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -14,7 +14,7 @@ use crate::manifest::parse_bare;
 
 /// Attributes that a kubelet or a provisioner adds begin like this.
 const OF_OTHERS: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
-/// Words that are less alike are not meant.
+/// Less similar words are not suggested.
 const ALIKE: f64 = 0.75;
 
 /// Kinds, and the attributes of each besides `kind`.

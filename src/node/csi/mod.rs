@@ -1,10 +1,10 @@
-//! The CSI driver `podfs.io`: a kubelet says which volumes have to be there, and podfs mounts them at its targets.
+//! The CSI driver `podfs.io`: a kubelet publishes volumes, and podfs mounts them at the kubelet's targets.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`attributes`] | from `volumeAttributes` to a volume of a pod |
 //! | [`request`] | from a NodePublishVolume request to a publication |
-//! | [`publication`] | what a kubelet has published, written down for the next daemon |
+//! | [`publication`] | the records of published volumes, for the next daemon |
 //! | [`target`] | the directories of the kubelet that volumes appear at |
 //! | `service` | the services Identity and Node |
 //! | `operations` | publish, unpublish and the state of a volume |
@@ -12,11 +12,12 @@
 //!
 //! **Why this is safe to kill.**
 //!
-//! 1. A publication is written down before the manager hears of it, and removed after its target is gone. So the next daemon
-//!    knows at least what is mounted.
-//! 2. A target is a second mount of the volume's file system. The pod's supervisor and server know nothing of it and may be
-//!    replaced; it shows what the volume shows.
-//! 3. One call for a target runs at a time; another is refused with ABORTED. A call runs to its end when its client is gone.
+//! 1. The service writes the record of a publication before it reports it to the manager, and removes the record after the
+//!    target. So the next daemon knows at least every mounted volume.
+//! 2. A target is a second mount of the volume's file system. The pod's supervisor and server do not know it and may be
+//!    replaced; it shows the same files as the volume.
+//! 3. One call for a target runs at a time; the service refuses another with ABORTED. A call runs to its end even if its client
+//!    disconnects.
 
 pub mod attributes;
 mod operations;
@@ -48,7 +49,7 @@ pub struct CsiSettings {
     pub allow: AllowList,
 }
 
-/// What of the node and of other servers volumes may show: directories, each with everything below it, and NFS servers.
+/// The sources that volumes may show: directories of the node, each with everything below it, and NFS servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList {
     directories: Vec<PathBuf>,
@@ -68,7 +69,7 @@ impl AllowList {
         list
     }
 
-    /// Where a directory of the node really is, if it may be shown. Symbolic links in it count as what they lead to.
+    /// The real path of a directory of the node, without symbolic links, if it may be shown.
     fn directory(&self, path: &str) -> Option<PathBuf> {
         let real = std::fs::canonicalize(path).ok()?;
         let allowed = |directory: &PathBuf| directory.canonicalize().is_ok_and(|directory| real.starts_with(directory));

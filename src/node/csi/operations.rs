@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use podfs_fuse::mount::private::Access;
+use secrecy::SecretString;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -16,6 +17,7 @@ use super::publication::{Publication, Publications};
 use super::target::{KubeletRoot, TargetError, Usage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
+use crate::node::feed::PodReaders;
 use crate::node::kubelet_pods::KubeletChange;
 use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
 
@@ -25,6 +27,10 @@ const MOUNT: Duration = Duration::from_secs(60);
 const FILE_SYSTEM: Duration = Duration::from_secs(10);
 /// How often the directories of pods are looked at.
 pub(super) const LOOK: Duration = Duration::from_secs(10);
+
+/// What a call without a token hears where pods read their objects.
+const NO_TOKEN: &str = "the call has no token of the pod's service account, and podfs reads objects as the pod (csi-read-as); the \
+    CSIDriver object of podfs.io must have tokenRequests: [{audience: \"\"}]";
 
 /// The publications of the kubelet, and what is done for them. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +43,8 @@ struct Shared {
     written: Publications,
     node: NodeHandle,
     changes: UnboundedSender<KubeletChange>,
+    /// Who reads the objects of the volumes, if that is not podfs.
+    readers: Option<PodReaders>,
     /// Held for a moment, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,
     /// The targets with a call that has not ended. Likewise.
@@ -69,18 +77,20 @@ impl Operations {
         known: BTreeMap<PathBuf, Publication>,
         node: NodeHandle,
         changes: UnboundedSender<KubeletChange>,
+        readers: Option<PodReaders>,
     ) -> Operations {
         let (known, busy) = (Mutex::new(known), Mutex::default());
-        Operations { shared: Arc::new(Shared { root, written, node, changes, known, busy }) }
+        Operations { shared: Arc::new(Shared { root, written, node, changes, readers, known, busy }) }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
         &self.shared.root
     }
 
-    /// Shows the volume at its target. Called again, it looks whether the volume is there still.
-    pub(super) async fn publish(&self, publication: Publication) -> Result<(), Status> {
+    /// Mounts the volume at its target. A repeated call checks that it is still mounted. The token is that of the pod.
+    pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
         let turn = self.turn(&publication.target)?;
+        self.shared.take_token(&publication, token)?;
         let shared = Arc::clone(&self.shared);
         let done = tokio::spawn(async move {
             let _turn = turn;
@@ -89,7 +99,7 @@ impl Operations {
         done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
-    /// Takes the volume away from the target. One that is not there is none.
+    /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
         let turn = self.turn(&target)?;
         let known = self.shared.known().get(&target).cloned();
@@ -144,19 +154,20 @@ impl Operations {
         }
     }
 
-    /// Takes volumes away whose pods the kubelet does not have any more, for as long as the daemon lives.
+    /// Unmounts volumes whose pods the kubelet does not have any more, for as long as the daemon lives.
     pub(super) async fn retire_gone_pods(self) {
         let mut look = tokio::time::interval(LOOK);
         loop {
             look.tick().await;
             let known: Vec<_> = self.shared.known().values().cloned().collect();
+            self.write_again(&known).await;
             let root = self.shared.root.clone();
             let gone = spawn_blocking(move || {
-                known.into_iter().filter(|publication| !root.has_pod(&publication.pod.uid)).collect::<Vec<_>>()
+                known.into_iter().filter(|known| root.has_lost_pod(&known.target, &known.pod.uid)).collect::<Vec<_>>()
             });
             for Publication { volume_id, target, pod, .. } in gone.await.unwrap_or_default() {
                 info!(
-                    "pod {}/{}: its directory is gone; podfs takes its volume at {} away",
+                    "pod {}/{}: the kubelet has removed its directory; podfs unmounts its volume at {}",
                     pod.namespace,
                     pod.name,
                     target.display()
@@ -164,6 +175,31 @@ impl Operations {
                 if let Err(status) = self.unpublish(&volume_id, target).await {
                     warn!("{}", status.message());
                 }
+            }
+        }
+    }
+
+    /// Writes down again what another process has deleted from the run directory.
+    async fn write_again(&self, known: &[Publication]) {
+        let (shared, all) = (Arc::clone(&self.shared), known.to_vec());
+        let missing = spawn_blocking(move || {
+            all.into_iter().filter(|publication| !shared.written.has(&publication.target)).collect::<Vec<_>>()
+        });
+        for publication in missing.await.unwrap_or_default() {
+            // A call for it writes it down, or removes it.
+            let Ok(turn) = self.turn(&publication.target) else { continue };
+            if !self.shared.known().contains_key(&publication.target) {
+                continue;
+            }
+            let shared = Arc::clone(&self.shared);
+            let written = spawn_blocking(move || {
+                let _turn = turn;
+                shared.written.write(&publication)
+            });
+            match written.await {
+                Ok(Ok(())) => info!("a CSI volume was not written down any more; it is again"),
+                Ok(Err(error)) => warn!("a CSI volume cannot be written down for the next podfs node: {error}"),
+                Err(_) => {}
             }
         }
     }
@@ -200,6 +236,18 @@ impl Shared {
         }
     }
 
+    /// Has the pod read its objects with this token from now on.
+    fn take_token(&self, publication: &Publication, token: Option<SecretString>) -> Result<(), Status> {
+        let Some(readers) = &self.readers else { return Ok(()) };
+        let uid = publication.uid();
+        match token {
+            Some(token) => readers.renew(&uid, token),
+            None if readers.knows(&uid) || self.known().contains_key(&publication.target) => {}
+            None => return Err(Status::invalid_argument(NO_TOKEN)),
+        }
+        Ok(())
+    }
+
     /// Refuses what contradicts an earlier call.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
@@ -218,15 +266,12 @@ impl Shared {
         }
     }
 
-    /// Writes a new publication down, and tells the manager.
+    /// Writes the record of a new publication, and reports it to the manager.
     async fn take(self: &Arc<Self>, publication: &Publication) -> Result<(), Status> {
         let (shared, new) = (Arc::clone(self), publication.clone());
         let looked = spawn_blocking(move || {
             shared.root.check(&new.target).map_err(|error| refused(&error))?;
-            shared
-                .written
-                .write(&new)
-                .map_err(|error| Status::internal(format!("the volume cannot be written down: {error}")))
+            shared.written.write(&new).map_err(|error| Status::internal(format!("cannot record the volume: {error}")))
         });
         looked.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))?;
         self.known().insert(publication.target.clone(), publication.clone());
@@ -234,7 +279,7 @@ impl Shared {
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
 
-    /// Where podfs has the volume mounted, as soon as it has.
+    /// The path of the volume, as soon as podfs has mounted it.
     async fn mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
         let mut states = self.node.follow();
         loop {
@@ -283,7 +328,7 @@ impl Shared {
             shared
                 .written
                 .remove(&path)
-                .map_err(|error| Status::internal(format!("the volume stays written down: {error}")))
+                .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
         });
         match timeout(FILE_SYSTEM, removed).await {
             Ok(Ok(removed)) => removed?,
@@ -293,6 +338,10 @@ impl Shared {
         if self.known().remove(&target).is_some() {
             // Fails only while the daemon ends; the next one does not know the publication.
             let _ = self.changes.send(KubeletChange::Unpublished(target));
+        }
+        if let Some(readers) = &self.readers {
+            let published: HashSet<PodUid> = self.known().values().map(Publication::uid).collect();
+            readers.keep(|uid| published.contains(uid));
         }
         Ok(())
     }
@@ -306,7 +355,7 @@ impl Shared {
     }
 }
 
-/// What the manager says of the volume.
+/// The volume in the manager's state.
 fn entry<'a>(state: &'a NodeState, publication: &Publication) -> Option<&'a VolumeEntry> {
     let uid: PodUid = publication.uid();
     state.pods.get(&uid)?.volumes.iter().find(|volume| volume.desired && volume.name == publication.name)

@@ -1,7 +1,7 @@
-//! What a kubelet has published: one volume at one target, written down for the next daemon.
+//! The record of a publication of a kubelet, one volume at one target, for the next daemon.
 //!
-//! Each publication is a file below `RUN/node/csi`, named by its target. Only root can read it. It has no token and no Secret:
-//! those come anew with each call, and are never kept.
+//! Each record is a file below `RUN/node/csi`, named by its target. Only root can read it. It has no token and no Secret:
+//! the kubelet sends those with each call, and podfs never stores them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -89,7 +89,7 @@ pub(super) fn name_of_target(target: &Path) -> String {
     format!("csi-{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, target.as_os_str().as_encoded_bytes()).simple())
 }
 
-/// The publications that are written down.
+/// The recorded publications.
 #[derive(Clone, Debug)]
 pub struct Publications {
     directory: PathBuf,
@@ -101,7 +101,7 @@ impl Publications {
         Publications { directory: run_directory.join(DIRECTORY) }
     }
 
-    /// Writes one down, in the place of the one before at its target.
+    /// Writes the record of one, and replaces an earlier one of its target.
     ///
     /// # Errors
     /// When the file cannot be written, or others than root can change the directory.
@@ -115,6 +115,11 @@ impl Publications {
         let bytes = serde_json::to_vec(publication)?;
         let written = options.open(&new).and_then(|mut file| file.write_all(&bytes));
         written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+
+    /// Whether the one at a target is written down.
+    pub fn has(&self, target: &Path) -> bool {
+        self.path(target).exists()
     }
 
     /// Forgets the one at a target.

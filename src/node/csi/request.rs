@@ -1,8 +1,10 @@
-//! From a NodePublishVolume request to a publication: everything of it is checked here, and nothing later.
+//! From a NodePublishVolume request to a publication: this module checks everything, so nothing is checked later.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
 
+use secrecy::SecretString;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Status;
 
@@ -20,6 +22,8 @@ const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 const NAME: &str = "csi.storage.k8s.io/pod.name";
 const UID: &str = "csi.storage.k8s.io/pod.uid";
 const SERVICE_ACCOUNT: &str = "csi.storage.k8s.io/serviceAccount.name";
+/// The tokens of the pod's service account: among the secrets where the CSIDriver object says so, otherwise in the context.
+const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// What a request asks for.
 ///
@@ -44,6 +48,30 @@ pub fn parse(
     publication.read_only = request.readonly;
     publication.group = group;
     Ok(publication)
+}
+
+/// The token of the pod's service account for the API server, if the kubelet sends one.
+///
+/// # Errors
+/// INVALID_ARGUMENT when the tokens cannot be read. The sentence quotes nothing of them.
+pub fn token(request: &NodePublishVolumeRequest) -> Result<Option<SecretString>, Status> {
+    let mut texts = [&request.secrets, &request.volume_context].into_iter().filter_map(|map| map.get(TOKENS));
+    let Some(text) = texts.find(|text| !text.is_empty()) else { return Ok(None) };
+    let mut tokens: BTreeMap<String, Issued> = serde_json::from_str(text)
+        .map_err(|_| Status::invalid_argument(format!("{TOKENS} is not what a kubelet sends: tokens by audience")))?;
+    // The audience without a name is the API server. An operator may have written its name.
+    let token = match tokens.remove("") {
+        Some(token) => Some(token),
+        None if tokens.len() == 1 => tokens.into_values().next(),
+        None => None,
+    };
+    Ok(token.map(|issued| issued.token))
+}
+
+/// A token as a kubelet sends it.
+#[derive(Deserialize)]
+struct Issued {
+    token: SecretString,
 }
 
 /// A field that has to be there.
@@ -138,5 +166,33 @@ fn check(name: &str, volume: &Value) -> Result<(), String> {
     match parsed.volumes.first().and_then(|volume| volume.unsupported_reason()) {
         Some(reason) => Err(format!("volumeAttributes: {reason}")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret;
+
+    use super::*;
+
+    fn token_of(secrets: &str, context: &str) -> Result<Option<String>, String> {
+        let told = |text: &str| HashMap::from([(TOKENS.to_owned(), text.to_owned())]);
+        let (secrets, volume_context) = (told(secrets), told(context));
+        let request = NodePublishVolumeRequest { secrets, volume_context, ..NodePublishVolumeRequest::default() };
+        let token = token(&request).map_err(|status| status.message().to_owned())?;
+        Ok(token.map(|token| token.expose_secret().to_owned()))
+    }
+
+    #[test]
+    fn the_token_is_that_for_the_api_server_from_either_place() {
+        let both = r#"{"": {"token": "own", "expirationTimestamp": "x"}, "vault": {"token": "other"}}"#;
+        assert_eq!(token_of(both, ""), Ok(Some("own".to_owned())));
+        assert_eq!(token_of("", both), Ok(Some("own".to_owned())));
+        let named = r#"{"https://kubernetes.default.svc": {"token": "named"}}"#;
+        assert_eq!(token_of(named, both), Ok(Some("named".to_owned())), "secrets come first");
+        assert_eq!(token_of("", r#"{"vault": {"token": "a"}, "bank": {"token": "b"}}"#), Ok(None));
+        assert_eq!(token_of("", ""), Ok(None));
+        let sentence = token_of("", "s3cr3t").expect_err("that is not JSON");
+        assert!(sentence.contains("tokens by audience") && !sentence.contains("s3cr3t"), "{sentence}");
     }
 }

@@ -9,7 +9,7 @@ use tonic::{Code, Request, Response, Status};
 use tracing::{debug, info, warn};
 
 use super::operations::{Operations, Stats};
-use super::request::{parse, required, target};
+use super::request::{parse, required, target, token};
 use super::sockets::{CsiError, Sockets, register};
 use super::target::Usage;
 use super::{CsiSettings, DRIVER, Publications};
@@ -44,10 +44,10 @@ struct Answers {
 }
 
 impl Driver {
-    /// Takes over from the daemon before, and from now on lets the kubelet decide which pods the feed has.
+    /// Reads the records of the last daemon. From now on, the kubelet decides which pods the feed has.
     ///
     /// # Errors
-    /// When what is written down cannot be read.
+    /// When the records cannot be read.
     pub fn take_over(
         settings: CsiSettings,
         sockets: Sockets,
@@ -70,7 +70,7 @@ impl Driver {
                 }
             }
         });
-        let operations = Operations::new(sockets.root.clone(), written, known, node.clone(), changes);
+        let operations = Operations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
         let service = Answers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
         Ok(Driver { operations, sockets, service })
     }
@@ -119,10 +119,11 @@ impl Answers {
 
     async fn publish(&self, request: NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, Status> {
         let (root, settings) = (self.operations.root().path().to_owned(), Arc::clone(&self.settings));
+        let token = token(&request)?;
         // The real path of a directory of the node is looked at.
         let parsed = tokio::task::spawn_blocking(move || parse(&request, &root, &settings.allow));
         let publication = parsed.await.map_err(|error| Status::internal(error.to_string()))??;
-        self.operations.publish(publication).await?;
+        self.operations.publish(publication, token).await?;
         Ok(NodePublishVolumeResponse {})
     }
 

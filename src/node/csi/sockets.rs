@@ -1,10 +1,10 @@
-//! The sockets for the kubelet: the one that it calls, and the one in its `plugins_registry` where it learns of that.
+//! The sockets for the kubelet: the one that it calls, and the registration in its `plugins_registry`, which names that.
 //!
 //! A kubelet dials the second one with the percent-encoded path as `:authority`, which HTTP libraries refuse. With an `@` in the
 //! name of the socket, the path is the userinfo of an authority, which may be encoded. Nothing else of the name matters.
 //!
-//! Sockets stay when the daemon ends: a kubelet that finds none any more would forget the driver, with the volumes still mounted. The
-//! next daemon replaces them, and that makes the kubelet ask again.
+//! The sockets stay when the daemon ends: without them, the kubelet would unregister the driver while its volumes are mounted. The
+//! next daemon replaces them, which makes the kubelet register the driver again.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -103,7 +103,7 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
     listening().map_err(failed)
 }
 
-/// Tells the kubelet what it finds at the endpoint, for as long as it is not dropped.
+/// Answers the kubelet's questions about the endpoint, until it is dropped.
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
     let failed = |error: String| CsiError::Service(error);
     let clients = clients(listener).map_err(|error| failed(error.to_string()))?;

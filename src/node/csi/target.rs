@@ -1,16 +1,16 @@
 //! The directories of the kubelet that volumes appear at. Everything here may block on a file system, except [`device`].
 //!
-//! 1. A path is opened from the kubelet's directory without following a symbolic link, and used through that descriptor. So
+//! 1. podfs opens a path from the kubelet's directory without following symbolic links, and uses the descriptor from then on. So
 //!    a process that can write to a directory on the way cannot lead podfs elsewhere.
-//! 2. A target is made and removed; directories above it are the kubelet's.
-//! 3. What is mounted at a target is a clone of the volume's mount. When the volume was mounted anew, another clone is mounted on
-//!    top: that reaches containers which see later mounts.
+//! 2. podfs makes and removes the target; directories above it belong to the kubelet.
+//! 3. The mount at a target is a clone of the volume's mount. After the volume was mounted again, podfs mounts another clone on
+//!    top: containers that see later mounts get it.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::bind::{Propagation, bind_alone};
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts_at};
 use rustix::fs::{
@@ -21,7 +21,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
 
 /// The mode of a target before a volume is mounted on it, as the kubelet's own directories of volumes.
 const MODE: u32 = 0o750;
-/// Most mounts of one target that are taken away.
+/// Most mounts of one target that podfs unmounts.
 const MAX_LAYERS: usize = 64;
 
 /// The directory of a kubelet.
@@ -84,9 +84,10 @@ impl KubeletRoot {
         &self.path
     }
 
-    /// Whether the kubelet has a directory of this pod.
-    pub fn has_pod(&self, uid: &str) -> bool {
-        !matches!(self.path.join("pods").join(uid).symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
+    /// Whether the kubelet has no directory any more of the pod that this target is in. A target elsewhere is of no pod's directory.
+    pub fn has_lost_pod(&self, target: &Path, uid: &str) -> bool {
+        let pod = self.path.join("pods").join(uid);
+        target.starts_with(&pod) && matches!(pod.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
     }
 
     /// The mounts at a target, the topmost last, by the mount table: no file system is asked.
@@ -112,7 +113,7 @@ impl KubeletRoot {
         }
     }
 
-    /// Shows the volume that is mounted at `source` at the target, unless it is there already.
+    /// Mounts the volume at `source` at the target, unless it is mounted there already.
     ///
     /// # Errors
     /// When the target cannot be made, or the kernel refuses.
@@ -127,20 +128,20 @@ impl KubeletRoot {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make", target)(errno.into())),
         }
-        // A mount at the target is entered here without a question to its server.
+        // Opens the mount at the target without a request to its server.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = openat(&parent, &name, flags, Mode::empty()).map_err(|errno| match errno {
             Errno::LOOP | Errno::NOTDIR => TargetError::NoDirectory(target.to_owned()),
             errno => failed("open", target)(errno.into()),
         })?;
         let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
-        let clone = bind_alone(volume.as_fd(), access)
+        let clone = bind_alone(volume.as_fd(), access, Propagation::Slave)
             .map_err(|error| failed("mount", target)(io::Error::other(error.to_string())))?;
         let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))
     }
 
-    /// Takes away what is mounted at the target, and the target. Of a target that podfs does not know, only mounts of podfs.
+    /// Unmounts the target, and removes it. At a target that podfs has not recorded, unmounts only mounts of podfs.
     ///
     /// # Errors
     /// When the target is not empty, is no directory, or the kernel refuses. One that is gone already is none.
@@ -227,4 +228,20 @@ pub fn device(path: &Path) -> io::Result<Option<String>> {
 fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> TargetError + use<> {
     let path = path.to_owned();
     move |cause| TargetError::Failed { what, path: path.clone(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_lost_when_its_own_directory_is_gone_with_the_target_in_it() {
+        let kubelet = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(kubelet.path().join("pods/here")).expect("a directory");
+        let root = KubeletRoot::open(kubelet.path()).expect("a kubelet's");
+        let target = |pod: &str| kubelet.path().join("pods").join(pod).join("volumes/kubernetes.io~csi/config/mount");
+        assert!(!root.has_lost_pod(&target("here"), "here"));
+        assert!(root.has_lost_pod(&target("gone"), "gone"));
+        assert!(!root.has_lost_pod(&kubelet.path().join("elsewhere/mount"), "gone"), "as csi-sanity publishes");
+    }
 }

@@ -1,6 +1,6 @@
-//! Follows everything that the volumes of one pod refer to, and says what its supervisor has to hear.
+//! Follows all objects that the volumes of one pod refer to, and makes the pushes for its supervisor.
 //!
-//! A follower sleeps until one of its pod's own objects changes. It never asks again by itself, and a change of an object
+//! A follower sleeps until one of its pod's own objects changes. It never polls, and a change of an object
 //! costs nothing for pods that do not refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,9 +18,10 @@ use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
-use crate::node::pod::NodePod;
+use crate::node::backing::{Backing, backings};
+use crate::node::pod::{NodePod, PodOrigin};
 use crate::source::{Issued, Push, Question, Told};
-use crate::volume::{BundleKey, CredentialKey};
+use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
 const GRACE: Duration = Duration::from_secs(1);
@@ -28,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const NO_ISSUER: &str =
     "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
 
-/// What the supervisor of one pod has to hear. Dropping it ends the watches that no other pod needs.
+/// The pushes for the supervisor of one pod. Dropping it ends the watches that no other pod needs.
 pub struct ObjectFollower {
     registry: Arc<Registry>,
     changed: Arc<Notify>,
@@ -62,7 +63,7 @@ impl ObjectFollower {
         follower
     }
 
-    /// The pod's source describes it in another way. What its supervisor has to hear of that comes with the next push.
+    /// The pod's source has changed the pod. The next push has what the supervisor needs of that.
     pub fn update(&mut self, pod: &NodePod) {
         self.pod = pod.clone();
         self.references = references_of(pod);
@@ -76,7 +77,16 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// What the supervisor has to hear next: at first everything, and then what has changed. Cancel-safe.
+    /// What volumes of the pod lead to, in the objects that were pushed.
+    pub(in crate::node) fn backings(&self) -> BTreeMap<String, Backing> {
+        let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
+        match &self.sent {
+            Some(sent) if self.pod.pod.volumes.iter().any(leads_further) => backings(&self.pod.pod, &sent.parsed()),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    /// The next push: at first everything, and then the changes. Cancel-safe.
     pub async fn next(&mut self) -> Push {
         loop {
             let (mut now, mut waits) = self.look();
@@ -167,7 +177,7 @@ impl ObjectFollower {
 
     /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
-        let named = wants(&self.pod, &self.references);
+        let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
         // What is known already leads to more at once.
         loop {
             let Further { objects, tokens } = self.further(&named);
@@ -207,7 +217,7 @@ impl Drop for ObjectFollower {
 
 /// How long to wait, unless something changes.
 struct Waits {
-    /// For objects that have not been heard of, before the first push.
+    /// For objects about which the source has not answered, before the first push.
     first: Option<Instant>,
     /// Until what is unknown is a problem.
     settles: Option<Instant>,
@@ -222,11 +232,17 @@ fn references_of(pod: &NodePod) -> References {
     references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
 }
 
-/// What the pod refers to by name. Objects of another namespace are never among it (SE-03).
-fn wants(pod: &NodePod, references: &References) -> BTreeSet<Want> {
+/// What the pod refers to by name. Objects of another namespace are never among it (SE-03). A pod that only a kubelet has published
+/// volumes of may have to read the content of these itself.
+fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<Want> {
     let identity = &pod.pod.identity;
+    let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
+    let want = |key: ObjectKey| match key.kind {
+        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => Want::AsPod(identity.uid.clone(), key),
+        _ => Want::Object(key),
+    };
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {
-        names.iter().map(|name| Want::Object(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
+        names.iter().map(|name| want(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
     };
     let mut wants = BTreeSet::new();
     wants.extend(of(ObjectKind::ConfigMap, &references.config_maps));

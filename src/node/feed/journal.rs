@@ -1,4 +1,4 @@
-//! What the log says of all objects that the API server is asked for.
+//! The log lines about objects of the API server.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,8 +1,8 @@
-//! The pods of both sources as one: what the manager hears of.
+//! The pods of both sources as one list, for the manager.
 //!
 //! 1. A uid is one pod. A static pod wins over a pod of the API server with its uid.
 //! 2. A mirror pod of the API server is an image of a static pod, and never a pod of its own.
-//! 3. A source that has not told all its pods yet says nothing about those that it has not told.
+//! 3. Before a source has listed all its pods, a pod that it has not listed is unknown, not deleted.
 //! 4. A file that could not be read since the start keeps the pods that an earlier daemon had read in it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ const SOURCE: &str = "kubernetes.io/config.source";
 
 pub(super) type Pods = BTreeMap<PodUid, NodePod>;
 
-/// What both sources said, and what the manager has heard.
+/// The pods of both sources, and those that the manager has.
 pub(super) struct Merge {
     /// The pods that an earlier daemon knew.
     earlier: Vec<NodePod>,
@@ -74,7 +74,7 @@ impl Merge {
         self.changes(None)
     }
 
-    /// What the manager has not heard of. Pods that are gone come first: another one may have the name of one of them.
+    /// The changes that the manager does not have yet. Deleted pods come first: another pod may have the name of one of them.
     fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
         let now = self.wanted();
         let gone = self.shown.iter().filter(|(uid, _)| !now.contains_key(uid));

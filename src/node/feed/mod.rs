@@ -7,14 +7,15 @@
 //! | `namespaces` | the namespaces whose pods are chosen for the runtime's containers |
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
+//! | `readers` | the pods that read the objects of their CSI volumes with tokens of their own |
 //! | `registry` | which pods refer to which objects, and what is known of them |
-//! | `server` | what the API server is asked about objects |
-//! | `journal` | what the log says of that |
-//! | `follower` | what the supervisor of one pod has to hear |
-//! | `update` | from what a supervisor knows to the push that brings it up to date |
+//! | `server` | the requests for objects to the API server |
+//! | `journal` | the log lines about them |
+//! | `follower` | the pushes for the supervisor of one pod |
+//! | `update` | from the state of a supervisor to the push that brings it up to date |
 //!
-//! [`Feed::next`] tells the manager which pods there are; [`PodObjects`] follows their objects. Both may be slow: pods and
-//! objects that changed several times meanwhile come once, as they are then.
+//! [`Feed::next`] gives the manager the changes of pods; [`PodObjects`] follows their objects. Callers may be slow: a pod or an
+//! object that changed several times meanwhile comes once, in its last state.
 
 mod directory;
 mod follower;
@@ -23,6 +24,7 @@ mod merge;
 mod namespaces;
 mod object;
 mod pods;
+mod readers;
 mod registry;
 mod server;
 #[cfg(test)]
@@ -51,6 +53,7 @@ use registry::Registry;
 use server::ObjectServer;
 
 pub use follower::ObjectFollower;
+pub(in crate::node) use readers::PodReaders;
 
 /// Where pods and objects come from.
 #[derive(Default)]
@@ -59,6 +62,8 @@ pub struct FeedSettings {
     pub manifests: Option<PathBuf>,
     /// How to reach the API server, if there is one. It needs the name of the node.
     pub api: Option<Access>,
+    /// Whether the objects of CSI volumes are read as the pods that have them, with their tokens.
+    pub reads_as_pods: bool,
     /// The name of the node, where it is known.
     pub node: Option<String>,
     /// The pods that an earlier daemon knew. Those in files that cannot be read at the start stay.
@@ -78,10 +83,10 @@ pub enum PodSource {
     Runtime,
 }
 
-/// What the manager hears of the pods of the node.
+/// A change of the node's pods, for the manager.
 #[derive(Clone, Debug)]
 pub enum FeedEvent {
-    /// The source has told all its pods, for the first time; it is ready from now on.
+    /// The source has listed all its pods, for the first time; it is ready from now on.
     Pods(PodSource, Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
@@ -155,9 +160,10 @@ impl Feed {
     /// The kernel's limits on watches of files, and settings of the API server that cannot be used. Files that are missing or
     /// wrong, and a server that cannot be reached, come later, as trouble.
     pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
-        let FeedSettings { manifests, api, node, earlier } = settings;
+        let FeedSettings { manifests, api, reads_as_pods, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();
         let contacts = Contacts::default();
+        let readers = api.clone().filter(|_| reads_as_pods).map(PodReaders::new);
         let client = match api {
             Some(access) => Some(Client::open(access).await?),
             None => None,
@@ -170,7 +176,7 @@ impl Feed {
             (Some(_), None) => return Err(FeedError::NoNode),
             (None, _) => None,
         };
-        let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone()));
+        let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone(), readers));
         let registry = Registry::new(manifests.is_some(), server);
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
         Ok(Feed {
@@ -189,9 +195,14 @@ impl Feed {
         })
     }
 
-    /// What is known of the talk with the API server, for each object and for the pods.
+    /// The state of the requests to the API server, for each object and for the pods.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
+    }
+
+    /// Who reads the objects of CSI volumes, if that is not podfs.
+    pub(in crate::node) fn readers(&self) -> Option<PodReaders> {
+        self.objects.registry.readers().cloned()
     }
 
     /// The client of the API server, if there is one: a node has one connection to it.
@@ -199,7 +210,7 @@ impl Feed {
         self.client.clone()
     }
 
-    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the way for its changes.
+    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the sender of its changes.
     pub fn follow_kubelet(
         &mut self,
         publications: BTreeMap<PathBuf, Publication>,
@@ -210,7 +221,7 @@ impl Feed {
     }
 
     /// From now on pods are served only if they are chosen for the runtime's containers, or the kubelet has published volumes of
-    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the way for the runtime's changes.
+    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the sender of the runtime's changes.
     pub fn follow_runtime(
         &mut self,
         chosen: Chosen,
@@ -271,7 +282,7 @@ impl Feed {
         self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
     }
 
-    /// Tells the manager what the sources say, or what that means for the pods of a kubelet.
+    /// Gives the manager the changes of the sources, or what they mean for the pods of a kubelet.
     fn tell(&mut self, events: Vec<FeedEvent>) {
         match &mut self.kubelet {
             Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.hear(event))),
@@ -287,7 +298,7 @@ impl Feed {
         is_found: bool,
     ) {
         self.static_pods.pods = pods.unwrap_or_else(|| std::mem::take(&mut self.static_pods.pods));
-        // A directory that was never there may be that of an earlier daemon's pods: it has not told any pods yet.
+        // A directory that never existed may belong to an earlier daemon's pods: until it exists, its pods are unknown.
         if is_found {
             let events = self.merge.take_files(&self.static_pods.pods, unread);
             self.tell(events);

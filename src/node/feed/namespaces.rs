@@ -15,7 +15,7 @@ use crate::kube::error::Class;
 use crate::kube::follower::{Follower, News};
 use crate::volume::MARK;
 
-/// Tells the names of the namespaces after each change, for as long as the feed is there.
+/// Sends the names of the namespaces after each change, until the feed is dropped.
 pub(super) async fn follow(client: Client, input: UnboundedSender<Input>) {
     let mut follower = Follower::new(client, Collection::of_namespaces(format!("{MARK}=true")));
     let (mut names, mut was_refused) = (BTreeSet::new(), false);

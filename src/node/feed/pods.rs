@@ -28,7 +28,7 @@ pub(super) enum PodChange {
     Gone(PodUid),
 }
 
-/// Tells all changes of the node's pods, for as long as the feed is there.
+/// Sends all changes of the node's pods, until the feed is dropped.
 pub(super) async fn follow(client: Client, node: String, contacts: Contacts, input: UnboundedSender<Input>) {
     let collection = Collection::of_node(&node);
     let title = collection.title();
@@ -48,7 +48,7 @@ pub(super) async fn follow(client: Client, node: String, contacts: Contacts, inp
     }
 }
 
-/// What the server said of the node's pods.
+/// The node's pods, as the server has sent them.
 struct ServerPods {
     node: String,
     pods: BTreeMap<PodUid, NodePod>,
@@ -56,7 +56,7 @@ struct ServerPods {
     bad: BTreeMap<String, String>,
     /// What is wrong with the watch, and since when.
     trouble: Option<(Instant, String)>,
-    /// What was told of all that.
+    /// The problems that were reported last.
     told: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl ServerPods {
         ServerPods { node, pods: BTreeMap::new(), bad: BTreeMap::new(), trouble: None, told: Vec::new() }
     }
 
-    /// Takes in what is new. What the manager has to hear, if anything.
+    /// Takes news of the server. Gives the change for the manager, if there is one.
     fn take(&mut self, news: News, now: Instant) -> Option<PodChange> {
         if let News::Trouble(error) = &news {
             self.note(error, now);
@@ -95,7 +95,7 @@ impl ServerPods {
         }
     }
 
-    /// All that is wrong, if that differs from what was told last.
+    /// All problems, if they differ from those that were reported last.
     fn take_trouble(&mut self) -> Option<Vec<String>> {
         let sentences = self.trouble.iter().map(|(_, sentence)| sentence).filter(|sentence| !sentence.is_empty());
         let sentences: Vec<_> = sentences.chain(self.bad.values()).cloned().collect();

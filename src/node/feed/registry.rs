@@ -1,7 +1,7 @@
 //! Which pods refer to which objects, and what is known of each object, for all pods of the node.
 //!
-//! An object is known from the manifest files, or else from the API server. Files win: the server is not asked for an object
-//! that they describe. An entry is there for as long as a pod refers to its object; with it ends the watch (MG-01).
+//! An object comes from the manifest files, or else from the API server. Files win: podfs does not ask the server for an object
+//! that they describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
 //!
 //! Locks, and why no change is missed:
 //!
@@ -9,8 +9,8 @@
 //!    the other way round. Neither is held over an `await`.
 //! 2. Files are replaced first, and then the entries of what differs are visited. A pod that begins to refer to an object reads
 //!    the files with the entry locked: it sees the new files, or its entry is visited.
-//! 3. A question is asked, given up and answered with its entry locked. It has a number: what a task says that was given up
-//!    does not count.
+//! 3. A question is asked, given up and answered with its entry locked. It has a number, by which the registry ignores the answer
+//!    of a task that was given up.
 //! 4. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
 //!    while it reads makes it read again.
 
@@ -23,8 +23,10 @@ use tokio::time::Instant;
 
 use super::directory::FileObjects;
 use super::object::WholeObject;
+use super::readers::PodReaders;
 use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
+use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
 use crate::source::{Issued, SETTLE, Told};
 
@@ -33,6 +35,8 @@ use crate::source::{Issued, SETTLE, Told};
 pub(super) enum Want {
     /// An object.
     Object(ObjectKey),
+    /// An object, as the service account of the pod may read it.
+    AsPod(PodUid, ObjectKey),
     /// All ClusterTrustBundles of a signer.
     BundlesOf(String),
     /// The only Node there is: that of a pod which is on no node by name.
@@ -55,7 +59,7 @@ pub(super) struct Absence {
     pub(super) settles: Option<Instant>,
 }
 
-/// What is known, and which followers have to hear of changes.
+/// The state of an object, and the followers that are notified of changes.
 pub(super) struct Registry {
     me: Weak<Registry>,
     server: Option<ObjectServer>,
@@ -63,7 +67,7 @@ pub(super) struct Registry {
     files: RwLock<FilesKnown>,
 }
 
-/// What the manifest files say of objects.
+/// The objects of the manifest files.
 #[derive(Clone)]
 enum FilesKnown {
     /// They have not been read.
@@ -114,11 +118,10 @@ impl Registry {
         let gone = before.iter().filter(|(key, _)| !objects.contains_key(key));
         let changed: BTreeSet<Want> =
             objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
-        for want in changed {
-            if let Some(mut entry) = self.entries.get_mut(&want) {
-                self.ask(&want, &mut entry);
-                entry.notify();
-            }
+        for mut entry in self.entries.iter_mut().filter(|entry| entry.key().is_one_of(&changed)) {
+            let (want, entry) = entry.pair_mut();
+            self.ask(want, entry);
+            entry.notify();
         }
     }
 
@@ -173,12 +176,17 @@ impl Registry {
         Answer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
     }
 
+    /// What reads objects as pods, if pods are to read their own.
+    pub(super) fn readers(&self) -> Option<&PodReaders> {
+        self.server.as_ref()?.readers()
+    }
+
     /// Tokens of a pod, if a server issues them.
     pub(super) fn tokens(&self) -> Option<Issued> {
         self.server.as_ref().map(ObjectServer::tokens)
     }
 
-    /// Logs what was said about a token.
+    /// Logs a problem of a token, or its end.
     pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
         if let Some(server) = &self.server {
             server.note_token(title, told);
@@ -195,7 +203,7 @@ impl Registry {
     /// Asks the server about what is not in files, or gives up to ask. What files say is known before anything is asked.
     fn ask(&self, want: &Want, entry: &mut Entry) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
-        if matches!(want, Want::Object(key) if files.contains_key(key)) {
+        if matches!(want, Want::Object(key) | Want::AsPod(_, key) if files.contains_key(key)) {
             entry.asked = None;
         } else if entry.asked.as_ref().is_none_or(Asked::is_settled) {
             entry.asked = server.ask(want, &self.me, entry.asked.take());
@@ -223,9 +231,17 @@ impl Want {
     /// What it is where nothing is known of it; the only Node has no name that it could be missed by.
     pub(super) fn missing(&self) -> Option<Missing> {
         match self {
-            Want::Object(key) => Some(Missing::Object(key.clone())),
+            Want::Object(key) | Want::AsPod(_, key) => Some(Missing::Object(key.clone())),
             Want::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
             Want::OnlyNode => None,
+        }
+    }
+
+    /// Whether it is among these, which no pod reads by itself.
+    fn is_one_of(&self, wants: &BTreeSet<Want>) -> bool {
+        match self {
+            Want::AsPod(_, key) => wants.contains(&Want::Object(key.clone())),
+            other => wants.contains(other),
         }
     }
 }
@@ -243,7 +259,7 @@ fn of_files(files: &FileObjects, want: &Want) -> Vec<Arc<WholeObject>> {
         files.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
     };
     match want {
-        Want::Object(key) => files.get(key).cloned().into_iter().collect(),
+        Want::Object(key) | Want::AsPod(_, key) => files.get(key).cloned().into_iter().collect(),
         Want::BundlesOf(signer) => {
             let is_of_signer = |object: &&Arc<WholeObject>| {
                 object.parsed.trust_bundle().is_some_and(|bundle| bundle.signer.as_deref() == Some(signer))

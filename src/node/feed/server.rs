@@ -1,5 +1,4 @@
-//! What the API server is asked about objects: one question for each object, however many pods refer to it, followed by a
-//! task of its own.
+//! The requests for objects to the API server: one task follows each object, however many pods refer to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,8 +8,12 @@ use tracing::debug;
 
 use super::journal::SharedJournal;
 use super::object::WholeObject;
+use super::readers::{PodReader, PodReaders};
 use super::registry::{Absence, Registry, Want};
 use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::settings::SettingsError;
+use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task, Told, title_of_signer};
 
@@ -18,14 +21,16 @@ use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task
 pub(super) struct ObjectServer {
     client: Client,
     contacts: Contacts,
+    /// Who reads the objects of CSI volumes, if that is the pod and not podfs.
+    readers: Option<PodReaders>,
     journal: SharedJournal,
     runtime: Handle,
     questions: AtomicU64,
 }
 
-/// What it was asked about, and what it said.
+/// A question about an object, with its answer.
 pub(super) struct Asked {
-    /// Tells questions about the same object apart: a task that is about to end may still tell something.
+    /// Distinguishes questions about the same object: a task that is about to end may still send an answer.
     id: u64,
     /// What there is, once that is known.
     known: Option<Vec<Arc<WholeObject>>>,
@@ -39,9 +44,13 @@ pub(super) struct Asked {
 
 impl ObjectServer {
     /// Nothing is asked yet. Inside of a tokio runtime.
-    pub(super) fn new(client: Client, contacts: Contacts) -> ObjectServer {
+    pub(super) fn new(client: Client, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
         let (runtime, questions) = (Handle::current(), AtomicU64::new(0));
-        ObjectServer { client, contacts, journal: SharedJournal::new(), runtime, questions }
+        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, questions }
+    }
+
+    pub(super) fn readers(&self) -> Option<&PodReaders> {
+        self.readers.as_ref()
     }
 
     /// Asks about an object, or about the bundles of a signer. What was known before is so until an answer comes.
@@ -53,6 +62,10 @@ impl ObjectServer {
         let task = match want {
             Want::Object(key) => {
                 Task::spawn_on(&self.runtime, follow_object(ObjectTeller::new(client, key, contacts), answers))
+            }
+            Want::AsPod(uid, key) => {
+                let reader = self.readers.as_ref()?.of(uid);
+                Task::spawn_on(&self.runtime, follow_as_pod(reader, key.clone(), answers))
             }
             Want::BundlesOf(signer) => {
                 Task::spawn_on(&self.runtime, follow_signer(SignerTeller::new(client, signer, contacts), answers))
@@ -118,7 +131,7 @@ impl Asked {
         is_unknown.then(|| Absence { reason: self.question.why(&want.title()), settles: self.question.settles() })
     }
 
-    /// Takes in what was said. Whether followers have to hear of it.
+    /// Takes the answer of a task. Gives whether followers have to be notified.
     pub(super) fn take(&mut self, said: Said) -> bool {
         let told = match said {
             Said::Told(told) => told,
@@ -158,14 +171,14 @@ impl Asked {
     }
 }
 
-/// What a task says.
+/// A message of a task.
 pub(super) enum Said {
     Told(Told<Vec<Arc<WholeObject>>>),
     /// It has ended: the object cannot change any more.
     Settled,
 }
 
-/// Where a task says what it hears.
+/// Where a task sends its messages.
 struct Answers {
     registry: Weak<Registry>,
     want: Want,
@@ -192,6 +205,16 @@ async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: Answers) 
     answers.say(Said::Settled);
 }
 
+async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: Answers) {
+    let tell = |error: &SettingsError| {
+        let trouble = ApiError::new(Class::Unauthorized, format!("{key}: {error}"));
+        answers.say(Said::Told(Told::Trouble(trouble)));
+    };
+    let client = reader.client(tell).await;
+    // Other pods may read the same object, each with its own outcome.
+    follow_object(ObjectTeller::new(client, &key, Contacts::default()), answers).await;
+}
+
 async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: Answers) {
     while answers.say(Said::Told(map(teller.next().await, |bundles| bundles.values().cloned().collect()))) {}
 }
@@ -210,6 +233,7 @@ impl Want {
     pub(super) fn title(&self) -> String {
         match self {
             Want::Object(key) => key.to_string(),
+            Want::AsPod(uid, key) => format!("{key} as pod {uid}"),
             Want::BundlesOf(signer) => title_of_signer(signer),
             Want::OnlyNode => "Node".to_owned(),
         }
@@ -220,7 +244,6 @@ impl Want {
 mod tests {
     use super::super::object::tests::objects;
     use super::*;
-    use crate::kube::error::{ApiError, Class};
 
     fn asked() -> Asked {
         let task = Task::spawn(async {});

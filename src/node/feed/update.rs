@@ -1,4 +1,4 @@
-//! What a supervisor knows, and the push that brings it up to date. Plain data, no I/O.
+//! The objects that a supervisor has, and the push that brings it up to date. Plain data, no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::object::WholeObject;
-use crate::manifest::objects::{Missing, ObjectKey};
+use crate::manifest::objects::{Missing, ObjectKey, Objects};
 use crate::manifest::tokens::Token;
 use crate::source::{Deletion, PodCertificate, Push, Unknown};
 use crate::volume::{CredentialKey, TokenKey};
@@ -35,7 +35,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// What was sent of an object stays for as long as it is not known whether the object still exists (MG-06).
+    /// A sent object stays as long as it is unknown whether it still exists (MG-06).
     pub(super) fn keep_what_became_unknown(&mut self, before: &View) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };
@@ -70,6 +70,12 @@ impl View {
                 }
             }
         }
+    }
+
+    /// All objects of it, parsed.
+    pub(super) fn parsed(&self) -> Objects {
+        let objects = Objects::default().with(self.objects.values().map(|object| Arc::clone(&object.parsed)));
+        objects.with_absences(self.missing.clone())
     }
 
     /// All of it.

@@ -1,4 +1,4 @@
-//! What the metrics tell of local volumes.
+//! The metrics of local volumes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,7 @@ impl Board {
         self.numbers().cleanings.remove(volume);
     }
 
-    /// Tells the numbers of this moment.
+    /// Adds the present values to a reading.
     pub fn tell(&self, reading: &mut Reading) {
         let numbers = self.numbers();
         let Counts { free, bound, released, unfit, failing } = numbers.counts;

@@ -1,4 +1,4 @@
-//! Erasing what a user has left. Runs on a thread of its own: a disk may take hours.
+//! Erasing the data of a user. Runs on a thread of its own: a disk may take hours.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! What is in the directories. The look reads directories and the mount table, and opens no mount and no device, so one that
+//! The entries of the directories. The scan reads directories and the mount table, and opens no mount and no device, so one that
 //! hangs delays no other.
 
 use std::collections::{BTreeMap, BTreeSet};

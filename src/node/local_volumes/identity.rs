@@ -1,5 +1,5 @@
-//! Which file system, or which disk, an entry is. A PersistentVolume says it from the moment that it is offered, so podfs
-//! does not erase what was put in its place later.
+//! Which file system, or which disk, an entry is. A PersistentVolume records it from its creation, so podfs
+//! does not erase a disk that was put in its place later.
 
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -51,7 +51,7 @@ pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, String> {
     if fit.capacity == 0 { Err("has no size".to_owned()) } else { Ok(fit) }
 }
 
-/// Opens the root of what is mounted at `path`, without following links, and tells which it is.
+/// Opens the root of the mount at `path`, without following links, and identifies it.
 ///
 /// # Errors
 /// When nothing is mounted there, or the same is mounted elsewhere, too.
@@ -91,7 +91,7 @@ fn open_device(path: &Path) -> Result<BlockDevice, String> {
     }
 }
 
-/// Opens a device for writing, for this process alone, and tells which it is.
+/// Opens a device for writing, exclusively, and identifies it.
 ///
 /// # Errors
 /// When it is in use.

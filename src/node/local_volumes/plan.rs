@@ -1,4 +1,5 @@
-//! From what there is to the next steps. A pure function, so that every state that a kill can leave is one that it is asked about.
+//! From the entries, PersistentVolumes and records to the next steps. A pure function, so that tests can ask it about every state
+//! that a kill can leave.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub(super) enum Step {
     Delete { volume: String, uid: String },
     /// Deletes a PersistentVolume, of which the entry is gone, if it is as it was and no claim has it.
     Withdraw { volume: String, uid: String, version: String },
-    /// Erases what a user has left.
+    /// Erases the data of a user.
     Clean(Record),
     /// Creates the PersistentVolume of an entry.
     Offer { volume: String, class: String, path: PathBuf, mode: VolumeMode },
@@ -59,7 +60,7 @@ pub(super) fn plan(world: World<'_>) -> Vec<Step> {
     let World { node, look, volumes, classes, records } = world;
     let mut steps = Vec::new();
     for (name, record) in records {
-        // What a record says that cannot be read, only a person can find out.
+        // Only the operator can find out what an unreadable record was about.
         let Some(record) = record else { continue };
         let volume = volumes.get(name);
         let is_wanted = volume.is_none_or(|volume| is_to_be_cleaned(volume) && is_about(record, volume));
@@ -125,7 +126,7 @@ fn has_record(records: &BTreeMap<String, Option<Record>>, name: &str, path: &Pat
     records.contains_key(name) || records.values().flatten().any(|record| record.path.starts_with(path))
 }
 
-/// What a person has to know, one sentence each, by what it is about.
+/// Problems for the operator, one sentence each, by what they are about.
 pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
     let World { look, volumes, classes, records, .. } = world;
     let mut remarks = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The task that does the steps: one request or inspection at a time, and then it plans again with what is known by then.
+//! The task that does the steps: one request or inspection at a time; then it plans again with the new state.
 //! Erasures run beside it, each on a thread of its own.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use crate::kube::follower::{Follower, News};
 use crate::kube::retry::Retry;
 use crate::manifest::objects::VolumeMode;
 use crate::node::NodeHandle;
-use crate::node::service::volumes_in_use;
+use crate::node::service::in_use;
 
 /// How many volumes are cleaned at a time.
 const CLEANINGS: usize = 4;
@@ -76,7 +76,7 @@ struct Provisioner {
     pauses: BTreeMap<String, (Instant, u32)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
-    /// What was said last of each thing.
+    /// The last log line about each thing.
     said: BTreeMap<String, String>,
     retry: Retry,
 }
@@ -391,7 +391,7 @@ impl Provisioner {
     async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
         let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
         self.place.client.delete(&collection, uid, version).await?;
-        // The watch tells when it is gone: a finalizer may keep it.
+        // The watch reports when it is deleted: a finalizer may keep it.
         if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
             volume.deleting = true;
         }
@@ -438,11 +438,11 @@ impl Provisioner {
         }
     }
 
-    /// Starts to clean, after one more look at everything that speaks against it.
+    /// Starts to erase, after it has checked once more everything that could forbid it.
     async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");
-        if volumes_in_use(&self.place.handle.state()).contains(&unique_name) {
+        if in_use(&self.place.handle.state()).any(|volume| volume.unique_name == unique_name) {
             let path = record.path.display();
             self.pause(&name, &format!("{path} of PersistentVolume {name} is in use by a pod of this node"));
             return Ok(());
@@ -492,7 +492,7 @@ impl Provisioner {
         self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
-    /// Says something, unless it was what was said last of this thing.
+    /// Logs a sentence, unless it was the last one about this thing.
     fn say(&mut self, about: &str, sentence: &str) {
         if self.said.get(about).is_none_or(|said| said != sentence) {
             warn!("{sentence}");

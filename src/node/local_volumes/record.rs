@@ -1,4 +1,4 @@
-//! What was begun to be cleaned: a file for each PersistentVolume, below the root directory.
+//! The record of an erasure that has begun: a file for each PersistentVolume, below the root directory.
 //!
 //! ```text
 //! ROOT/plugins/podfs/local-volumes/NAME.json

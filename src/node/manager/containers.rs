@@ -1,5 +1,5 @@
-//! The containers of pods that are chosen for the container runtime: whose volumes they show. An event of the pod tells of those
-//! that were created with the kubelet's.
+//! The containers of pods that are chosen for the container runtime, and whether they have podfs's volumes or the kubelet's. A
+//! container with the kubelet's volumes gets an event of the pod.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Events of the pods of an API server: what is wrong with their volumes, in the kubelet's words (5.11, ME-02).
+//! Events of the pods of an API server: problems with their volumes, in the kubelet's words (5.11, ME-02).
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ impl Events {
         Events { client, node, posters: HashMap::new() }
     }
 
-    /// Tells how a volume of a pod is. Never waits.
+    /// Sets the condition of a volume of a pod. Never waits.
     pub(super) fn tell(&mut self, pod: &PodIdentity, volume: &VolumeStatus) {
         let Some(client) = self.client.clone() else { return };
         let condition = match (volume.state, &volume.reason) {
@@ -38,7 +38,7 @@ impl Events {
         self.post(client, pod, &volume.name, condition);
     }
 
-    /// Tells that a container shows the kubelet's volume, although podfs serves the pod. Never waits.
+    /// Reports that a container has the kubelet's volume, although podfs serves the pod. Never waits.
     pub(super) fn tell_kept(&mut self, pod: &PodIdentity, container: &str, path: &str, reason: &str) {
         let Some(client) = self.client.clone() else { return };
         let sentence = format!("Container {container:?} has the kubelet's volume at {path:?} : {reason}");

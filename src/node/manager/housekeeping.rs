@@ -1,4 +1,4 @@
-//! When directories of pods that are gone are looked at: every two seconds, on a blocking thread, one pass at a time.
+//! The passes over directories of deleted pods: every two seconds, on a blocking thread, one at a time.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ impl Housekeeping {
                         warn!("{report}");
                     }
                 }
-                Err(error) => warn!("directories of pods that are gone cannot be looked at: {error}"),
+                Err(error) => warn!("cannot look for directories of deleted pods: {error}"),
             }
         });
     }

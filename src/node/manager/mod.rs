@@ -1,19 +1,20 @@
-//! The manager: one task that knows the pods of the node, decides what has to be done, and publishes what is.
+//! The manager: one task that owns the state of the node's pods, decides what to mount and unmount, and publishes the state.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
+//! | `published` | when a state is published, and of which pods it is made anew |
 //! | `picture` | the published state of a pod |
-//! | `containers` | whose volumes the containers of a container runtime show |
+//! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
-//! | `housekeeping` | when directories of pods that are gone are looked at |
-//! | [`recovery`] | what an earlier daemon left of a pod |
+//! | `housekeeping` | the passes over directories of deleted pods |
+//! | [`recovery`] | pods that an earlier daemon left |
 //! | `unmounts` | volumes that another process has unmounted |
-//! | `pusher` | the way of objects to the supervisor of a pod |
+//! | `pusher` | pushing objects to the supervisor of a pod |
 //!
 //! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from agents,
 //! ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
-//! [reconciler](super::reconciler) what to do, starts that as operations on tasks of their own, and publishes the state. It never
+//! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
 mod containers;
@@ -21,6 +22,7 @@ mod events;
 mod housekeeping;
 mod picture;
 pub mod pods;
+mod published;
 mod pusher;
 pub mod recovery;
 mod unmounts;
@@ -34,6 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::backing::Backing;
 use super::feed::{Feed, FeedEvent, PodSource};
 use super::handle::{Command, NodeHandle, Refusal};
 use super::metrics::Recorder;
@@ -53,7 +56,7 @@ use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
 use pods::Pods;
-use pusher::Pushers;
+use pusher::{Backings, Pushers};
 use recovery::Recovered;
 use unmounts::Unmounts;
 
@@ -70,9 +73,12 @@ pub struct Manager {
     plugins: Registry,
     executor: Executor,
     supervisors: Supervisors,
-    /// The process ids of supervisors that have spoken.
+    /// The process ids of supervisors that have reported a status.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
+    /// What volumes lead to, as they were told last.
+    backings: BTreeMap<VolumeId, Backing>,
+    found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
     containers: Containers,
     unmounts: Unmounts,
@@ -81,13 +87,15 @@ pub struct Manager {
     /// Since when volumes are wanted that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
+    /// The pods of which something may have changed since the state was published.
+    touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<Command>,
     ends: mpsc::UnboundedReceiver<Ended>,
     ended: mpsc::UnboundedSender<Ended>,
     state: watch::Sender<Arc<NodeState>>,
 }
 
-/// What a manager is told at the start.
+/// The settings of a manager.
 pub struct ManagerSettings {
     /// The sources of pods.
     pub sources: Vec<PodSource>,
@@ -109,7 +117,7 @@ struct Ended {
 }
 
 impl Manager {
-    /// A manager of a node on which this was found. Gives the way to it for agents and people.
+    /// A manager of a node on which this was found, and its handle.
     pub fn new(
         found: Vec<Recovered>,
         settings: ManagerSettings,
@@ -121,13 +129,16 @@ impl Manager {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
         let (ended, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
+        let (pushers, found_backings) = Pushers::new(feed.objects(), supervisors.clone());
         let mut manager = Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
             actual: ActualWorld::default(),
             plugins: Registry::built_in(),
             executor: Executor::default(),
-            pushers: Pushers::new(feed.objects(), supervisors.clone()),
+            pushers,
+            backings: BTreeMap::new(),
+            found: found_backings,
             supervisors,
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
@@ -137,6 +148,7 @@ impl Manager {
             recorder,
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
+            touched: BTreeSet::new(),
             commands,
             ends,
             ended,
@@ -171,6 +183,7 @@ impl Manager {
                 Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
+                Some((uid, backings)) = self.found.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
@@ -190,7 +203,7 @@ impl Manager {
             FeedEvent::Pods(source, pods) => {
                 let changed = self.pods.tell_all(source, pods);
                 if self.pods.sources_ready() {
-                    info!("every source has told its pods: {} on this node", self.pods.iter().count());
+                    info!("every source has listed its pods: {} on this node", self.pods.iter().count());
                 }
                 changed
             }
@@ -200,6 +213,7 @@ impl Manager {
                 vec![uid]
             }
             FeedEvent::Containers(pod, containers) => {
+                self.touch(&pod.uid);
                 self.containers.take(&pod, containers, &mut self.events);
                 // Of a pod that the manager does not know, nothing more comes.
                 if self.containers.of(&pod.uid).is_empty() && self.pods.get(&pod.uid).is_none() {
@@ -218,6 +232,7 @@ impl Manager {
 
     /// Brings the desired world up to date with what is known of the pod.
     fn describe(&mut self, uid: &PodUid) {
+        self.touch(uid);
         let Some(known) = self.pods.get(uid) else { return };
         match known.needs_volumes() {
             true => {
@@ -230,23 +245,25 @@ impl Manager {
             }
             false => self.desired.remove(uid),
         }
-        let known_volumes = |id: &VolumeId| self.desired.volume(id).is_some();
-        self.actual.forget_unmounted(known_volumes);
+        self.forget_unmounted();
     }
 
     fn take_report(&mut self, uid: &PodUid, report: SupervisorReport) {
+        self.touch(uid);
         match report {
             SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
             SupervisorReport::Status(status) => self.see(uid, &status),
             SupervisorReport::Gone => {
-                warn!("pod {uid}: its supervisor is gone; its volumes are served on, and podfs starts another one");
+                warn!(
+                    "pod {uid}: its supervisor is gone; its server still serves, and podfs starts another supervisor"
+                );
                 self.pids.remove(uid);
                 self.actual.require_remount(uid);
             }
         }
     }
 
-    /// A supervisor that was started anew knows no objects.
+    /// A supervisor that was started again has no objects.
     fn know_supervisor(&mut self, uid: &PodUid, pid: u32) {
         self.pids.insert(uid.clone(), pid);
         if let Some(known) = self.pods.get(uid) {
@@ -254,7 +271,14 @@ impl Manager {
         }
     }
 
-    /// Takes what a supervisor says of its volumes.
+    /// Takes what volumes of a pod lead to. A volume whose claim is gone keeps its last entry: it is still mounted.
+    fn take_backings(&mut self, uid: &PodUid, backings: BTreeMap<String, Backing>) {
+        self.touch(uid);
+        let id = |volume| VolumeId { pod: uid.clone(), volume };
+        self.backings.extend(backings.into_iter().map(|(volume, backing)| (id(volume), backing)));
+    }
+
+    /// Takes the status of a supervisor.
     fn see(&mut self, uid: &PodUid, status: &PodStatus) {
         let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
         let pod = known.map(|known| known.pod.pod.identity.clone());
@@ -279,7 +303,10 @@ impl Manager {
     fn take_command(&mut self, command: Command) {
         match command {
             Command::Reprocess(uid) => self.describe(&uid),
-            Command::RemountRequired(uid) => self.actual.require_remount(&uid),
+            Command::RemountRequired(uid) => {
+                self.touch(&uid);
+                self.actual.require_remount(&uid);
+            }
             Command::Release(uid, answer) => {
                 if let Err(refusal) = self.pods.release(&uid) {
                     // The client may have gone.
@@ -293,13 +320,13 @@ impl Manager {
         }
     }
 
-    /// Writes a release down before the agent hears that it was taken: the agent does not ask again after a SIGKILL of the daemon.
+    /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release again.
     fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), Refusal>>) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
             if let Err(error) = supervisors.set_released(&uid, true).await {
                 warn!(
-                    "pod {uid}: its release cannot be written down: {error}; if podfs node is killed now, release it again"
+                    "pod {uid}: cannot record its release: {error}; if podfs node is killed now, release the pod again"
                 );
             }
             // The client may have gone.
@@ -307,7 +334,7 @@ impl Manager {
         });
     }
 
-    /// Starts what the reconciler asks for and no pause forbids.
+    /// Starts the operations of the reconciler, except those that have to pause.
     fn start_operations(&mut self) {
         let ready = self.pods.sources_ready();
         let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
@@ -357,6 +384,7 @@ impl Manager {
 
     fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
         let Operation { id, action } = operation;
+        self.touch(&id.pod);
         if let Some(error) = &error {
             warn!("{}", self.event(&id, action, error));
         }
@@ -371,10 +399,10 @@ impl Manager {
             Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, error),
         }
         self.count_mounted(&id);
-        self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+        self.forget_unmounted();
     }
 
-    /// A volume that is mounted was waited for.
+    /// A wanted volume is mounted: counts how long that took.
     fn count_mounted(&mut self, id: &VolumeId) {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
@@ -406,6 +434,7 @@ impl Manager {
         let ended = self.pods.iter().filter(|(uid, known)| !known.needs_volumes() && idle(uid));
         let ended: Vec<_> = ended.map(|(uid, known)| (uid.clone(), known.described)).collect();
         for (uid, described) in ended {
+            self.touch(&uid);
             self.pushers.stop(&uid);
             self.events.stop(&uid);
             self.pids.remove(&uid);
@@ -424,11 +453,12 @@ impl Manager {
         let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
         for id in self.unmounts.look(mounted) {
             debug!("{id}: its mounts have changed");
+            self.touch(&id.pod);
             self.actual.require_remount_of(&id);
         }
     }
 
-    /// Nothing of a pod stays that its supervisor may have left.
+    /// Removes what the supervisor of a pod may have left.
     fn retire(&self, uid: &PodUid) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
@@ -445,34 +475,16 @@ impl Manager {
         }
     }
 
-    fn publish(&mut self) {
-        let before = Arc::clone(&self.state.borrow());
-        let uids: BTreeSet<&PodUid> =
-            self.pods.iter().map(|(uid, _)| uid).chain(self.actual.volumes().map(|(id, _)| &id.pod)).collect();
-        let entries = uids.into_iter().map(|uid| {
-            let pid = self.pids.get(uid).copied();
-            let entry =
-                picture::of_pod(uid, self.pods.get(uid), &self.desired, &self.actual, pid, self.containers.of(uid));
-            match before.pods.get(uid).filter(|known| ***known == entry) {
-                Some(known) => (uid.clone(), Arc::clone(known)),
-                None => (uid.clone(), Arc::new(entry)),
-            }
-        });
-        let pods = entries.collect();
-        let states_synced = !self.actual.volumes().any(|(_, volume)| volume.reconstructed);
-        let state = NodeState {
-            sources_ready: self.pods.sources_ready(),
-            states_synced: self.pods.sources_ready() && states_synced,
-            trouble: self.trouble.values().flatten().cloned().collect(),
-            pods,
-        };
-        if *before != state {
-            self.state.send_replace(Arc::new(state));
-        }
+    /// Forgets volumes that are not mounted and that no pod wants.
+    fn forget_unmounted(&mut self) {
+        let forgotten = self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
+        forgotten.iter().for_each(|id| self.touch(&id.pod));
+        let (desired, actual) = (&self.desired, &self.actual);
+        self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
     }
 }
 
-/// What a supervisor says of a volume.
+/// A volume in the status of a supervisor.
 fn seen(volume: &VolumeStatus) -> Seen {
     let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
     Seen {

@@ -1,25 +1,34 @@
-//! The published state: what the two worlds come to for one pod.
+//! The published state of one pod, computed from the two worlds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::pods::KnownPod;
 use crate::manifest::pod::PodUid;
+use crate::node::backing::Backing;
 use crate::node::state::{ContainerEntry, PodEntry, VolumeEntry, VolumeMount};
 use crate::node::world::VolumeId;
 use crate::node::world::actual::{ActualVolume, ActualWorld};
 use crate::node::world::desired::{DesiredVolume, DesiredWorld};
+use crate::volume::VolumeSource;
+
+/// What is wanted and what is there, and what volumes lead to.
+#[derive(Clone, Copy)]
+pub(super) struct Worlds<'a> {
+    pub(super) desired: &'a DesiredWorld,
+    pub(super) actual: &'a ActualWorld,
+    pub(super) backings: &'a BTreeMap<VolumeId, Backing>,
+}
 
 /// What is known of a pod. A pod that is not `known` has left directories or a supervisor.
 pub(super) fn of_pod(
     uid: &PodUid,
     known: Option<&KnownPod>,
-    desired: &DesiredWorld,
-    actual: &ActualWorld,
+    worlds: Worlds<'_>,
     supervisor: Option<u32>,
     containers: &[ContainerEntry],
 ) -> PodEntry {
     let identity = known.map(|known| &known.pod.pod.identity);
-    let wanted = desired.pod(uid);
+    let wanted = worlds.desired.pod(uid);
     let described = known.filter(|known| known.described);
     PodEntry {
         namespace: identity.map(|identity| identity.namespace.clone()),
@@ -29,14 +38,15 @@ pub(super) fn of_pod(
         stage: described.map(|known| known.pod.stage),
         released: known.is_some_and(|known| known.released),
         processed: wanted.is_some_and(|wanted| wanted.is_processed()),
-        volumes: volumes(uid, known, desired, actual),
+        volumes: volumes(uid, known, worlds),
         errors: wanted.map(|wanted| wanted.errors.iter().map(str::to_owned).collect()).unwrap_or_default(),
         supervisor,
         containers: containers.to_vec(),
     }
 }
 
-fn volumes(uid: &PodUid, known: Option<&KnownPod>, desired: &DesiredWorld, actual: &ActualWorld) -> Vec<VolumeEntry> {
+fn volumes(uid: &PodUid, known: Option<&KnownPod>, worlds: Worlds<'_>) -> Vec<VolumeEntry> {
+    let Worlds { desired, actual, backings } = worlds;
     let wanted = desired.pod(uid).into_iter().flat_map(|pod| pod.volumes.keys().cloned());
     let there = actual.of_pod(uid).map(|(id, _)| id.volume.clone());
     let names: BTreeSet<String> = wanted.chain(there).collect();
@@ -49,7 +59,8 @@ fn volumes(uid: &PodUid, known: Option<&KnownPod>, desired: &DesiredWorld, actua
     let entries = names.into_iter().map(|name| {
         let id = VolumeId { pod: uid.clone(), volume: name };
         let (wanted, there) = (desired.volume(&id), actual.volume(&id));
-        entry(id, known, wanted, there)
+        let backing = backings.get(&id);
+        entry(id, known, wanted, there, backing)
     });
     entries.collect()
 }
@@ -59,13 +70,21 @@ fn entry(
     known: Option<&KnownPod>,
     wanted: Option<&DesiredVolume>,
     there: Option<&ActualVolume>,
+    backing: Option<&Backing>,
 ) -> VolumeEntry {
     let (there, default) = (there.cloned(), ActualVolume::default());
     let there = there.unwrap_or(default);
-    let plugin = there.seen.plugin.clone().or_else(|| wanted.map(|wanted| wanted.plugin.to_owned()));
+    let served_by = there.seen.plugin.clone().or_else(|| backing.map(|backing| backing.plugin.clone()));
+    let plugin = served_by.or_else(|| wanted.map(|wanted| wanted.plugin.to_owned()));
+    let source = wanted.map(|wanted| &wanted.volume.source);
+    let unique_name = match (backing, wanted) {
+        (Some(backing), _) => backing.unique_name.clone(),
+        (None, Some(wanted)) => wanted.unique_name.clone(),
+        (None, None) => format!("{}-{}", id.pod, id.volume),
+    };
     let label = known.and_then(|known| known.pod.pod.facts.selinux_label.clone());
     VolumeEntry {
-        unique_name: wanted.map_or_else(|| format!("{}-{}", id.pod, id.volume), |wanted| wanted.unique_name.clone()),
+        unique_name,
         plugin: plugin.unwrap_or_else(|| "unknown".to_owned()),
         kind: wanted.map_or_else(|| "unknown".to_owned(), |wanted| wanted.volume.word().to_owned()),
         name: id.volume,
@@ -75,6 +94,17 @@ fn entry(
         read_only: there.seen.read_only,
         selinux: label.filter(|_| there.mount == VolumeMount::Mounted),
         group: there.seen.group,
+        attachable: match (backing, source) {
+            (Some(backing), _) => Some(backing.attachable),
+            (None, Some(VolumeSource::Claim(_))) => None,
+            (None, Some(VolumeSource::Csi(csi))) if !csi.is_ephemeral() => None,
+            (None, Some(_)) => Some(false),
+            (None, None) => None,
+        },
+        size: match (backing, source) {
+            (None, Some(VolumeSource::EmptyDir(source))) => source.size_limit,
+            (backing, _) => backing.and_then(|backing| backing.size),
+        },
         remount_required: there.remount_required,
         reason: there.reason,
     }

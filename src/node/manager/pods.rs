@@ -1,13 +1,13 @@
-//! The pods of the node: what their sources say of them, and until when their volumes are needed. Plain data.
+//! The pods of the node: their state in the sources, and how long their volumes are needed. Plain data.
 //!
-//! | what the source says | the pod's volumes |
+//! | state in the source | the pod's volumes |
 //! |---|---|
-//! | it is to run | are wanted |
-//! | it is being deleted, has ended, or is gone | stay until an agent has released the pod: its containers may still run (VM-11) |
-//! | it is being deleted or has ended when it is first seen | are never mounted |
+//! | it should run | are wanted |
+//! | it is being deleted, has ended, or does not exist any more | stay until an agent has released the pod: its containers may still run (VM-11) |
+//! | it is being deleted or has ended when the daemon first sees it | are never mounted |
 //!
 //! The kubelet mounts the volumes of a pod that is being deleted if it sees the pod first just after its own start, because
-//! containers may run still (VM-12). podfs knows better: the pod's checkpoint says whether an earlier daemon served it.
+//! containers may still run (VM-12). podfs need not guess: the pod's checkpoint shows whether an earlier daemon served it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ fn source_of(origin: &PodOrigin) -> PodSource {
 #[derive(Debug)]
 pub struct Pods {
     pods: BTreeMap<PodUid, KnownPod>,
-    /// The sources that have not told all their pods yet.
+    /// The sources that have not listed their pods yet.
     awaited: BTreeSet<PodSource>,
     /// Whether a pod that no source wants to run any more is released without an agent.
     release_when_gone: bool,
@@ -67,7 +67,7 @@ impl Pods {
         Pods { pods: BTreeMap::new(), awaited: sources.into_iter().collect(), release_when_gone }
     }
 
-    /// Whether every source has told all its pods once.
+    /// Whether every source has listed its pods once.
     pub fn sources_ready(&self) -> bool {
         self.awaited.is_empty()
     }
@@ -82,7 +82,7 @@ impl Pods {
         self.pods.get(uid)
     }
 
-    /// Adds a pod that an earlier daemon served. No source describes it until one says so.
+    /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
         self.pods.insert(uid, KnownPod { pod, described: false, released, taken: true });

@@ -1,29 +1,35 @@
-//! The way of objects to supervisors: one task for each pod, which pushes what its volumes show, and later each change.
+//! Pushes objects to supervisors: one task for each pod pushes what its volumes show, and later each change.
 //!
-//! A supervisor that was started anew knows nothing, so it gets everything again. A push that fails is followed by a whole one,
-//! until the pod needs none any more.
+//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task pushes all
+//! objects again, until the pod needs none any more. Before each push, the manager gets to know what claims of the pod lead to, so
+//! it reports a volume as in use before the supervisor can mount it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::debug;
 
 use crate::manifest::pod::PodUid;
+use crate::node::backing::Backing;
 use crate::node::feed::PodObjects;
 use crate::node::pod::NodePod;
 use crate::node::supervisors::Supervisors;
 
-/// How long to wait for a supervisor that does not take a push.
+/// How long to wait after a supervisor did not take a push.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The tasks that push.
 pub(super) struct Pushers {
     objects: PodObjects,
     supervisors: Supervisors,
+    backings: mpsc::UnboundedSender<Backings>,
     pushers: HashMap<PodUid, Pusher>,
 }
+
+/// What volumes of a pod lead to.
+pub(super) type Backings = (PodUid, BTreeMap<String, Backing>);
 
 struct Pusher {
     task: JoinHandle<()>,
@@ -31,8 +37,10 @@ struct Pusher {
 }
 
 impl Pushers {
-    pub(super) fn new(objects: PodObjects, supervisors: Supervisors) -> Pushers {
-        Pushers { objects, supervisors, pushers: HashMap::new() }
+    /// Gives the receiver of what volumes lead to, too.
+    pub(super) fn new(objects: PodObjects, supervisors: Supervisors) -> (Pushers, mpsc::UnboundedReceiver<Backings>) {
+        let (backings, found) = mpsc::unbounded_channel();
+        (Pushers { objects, supervisors, backings, pushers: HashMap::new() }, found)
     }
 
     /// The pod is described anew: its labels or references may differ.
@@ -47,7 +55,8 @@ impl Pushers {
         let uid = pod.pod.identity.uid.clone();
         self.stop(&uid);
         let (described, descriptions) = watch::channel(pod.clone());
-        let task = tokio::spawn(push(uid.clone(), self.objects.clone(), self.supervisors.clone(), descriptions));
+        let (objects, supervisors, backings) = (self.objects.clone(), self.supervisors.clone(), self.backings.clone());
+        let task = tokio::spawn(push(uid.clone(), objects, supervisors, backings, descriptions));
         self.pushers.insert(uid, Pusher { task, described });
     }
 
@@ -59,11 +68,24 @@ impl Pushers {
     }
 }
 
-async fn push(uid: PodUid, objects: PodObjects, supervisors: Supervisors, mut descriptions: watch::Receiver<NodePod>) {
+async fn push(
+    uid: PodUid,
+    objects: PodObjects,
+    supervisors: Supervisors,
+    backings: mpsc::UnboundedSender<Backings>,
+    mut descriptions: watch::Receiver<NodePod>,
+) {
     let mut objects = objects.follow(&descriptions.borrow_and_update().clone());
+    let mut known = BTreeMap::new();
     loop {
         tokio::select! {
             push = objects.next() => {
+                let found = objects.backings();
+                if found != known {
+                    known.clone_from(&found);
+                    // Fails only while the daemon ends.
+                    let _ = backings.send((uid.clone(), found));
+                }
                 if let Err(reason) = supervisors.push(&uid, push).await {
                     debug!("pod {uid}: its supervisor does not take objects: {reason}");
                     objects.restart();

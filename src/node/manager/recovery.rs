@@ -1,4 +1,4 @@
-//! What an earlier daemon left of a pod, as far as it can be gone on with.
+//! Pods that an earlier daemon left, as far as this one can continue with them.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Volumes of the node that another process has unmounted or covered. The daemon watches the mount table for all supervisors, and asks
-//! those for a Remount whose volumes are not as they should be: one mount at the volume's path.
+//! Volumes of the node that another process has unmounted or covered. The daemon watches the mount table for all supervisors. It
+//! sends a Remount to each supervisor with a volume that has not exactly one mount at its path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

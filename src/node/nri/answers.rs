@@ -113,7 +113,7 @@ impl Answers {
         Answered::Message(answer, false)
     }
 
-    /// Tells the manager.
+    /// Sends a change to the manager.
     pub(super) fn tell(&self, change: RuntimeChange) {
         // Fails only while the daemon ends.
         let _ = (self.changes)(change);
@@ -155,7 +155,7 @@ impl Answers {
         (SynchronizeResponse { more }, !more)
     }
 
-    /// Whose volumes a container has that was there before; nothing if it has none that concern podfs.
+    /// Whether a container from before has podfs's volumes or the kubelet's; nothing if it has none that podfs could serve.
     fn listed(&self, container: &Container, pod: &PodSandbox) -> Option<(PodIdentity, ContainerEntry)> {
         let is_own = |mount: &&Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
         let is_kept = |mount: &&Mount| self.roots.place(&mount.source).is_some();
@@ -261,7 +261,7 @@ impl Answers {
         self.tell_containers(&pod);
     }
 
-    /// Tells the containers of a pod, which have changed.
+    /// Sends the containers of a pod, which have changed, to the manager.
     fn tell_containers(&self, pod: &PodIdentity) {
         let of_pod = self.containers.values().filter(|(of, _)| of.uid == pod.uid);
         self.tell(RuntimeChange::Containers(pod.clone(), of_pod.map(|(_, container)| container.clone()).collect()));
@@ -270,7 +270,7 @@ impl Answers {
         self.recorder.nri_containers(KUBELET, self.containers.len() - of_podfs);
     }
 
-    /// Whether podfs serves the pod, or is about to. Its namespace's label is known to the manager alone.
+    /// Whether podfs serves the pod, or is about to. Only the manager knows the label of its namespace.
     fn is_chosen(&self, pod: &PodSandbox) -> bool {
         let mark = pod.labels.get(MARK).or_else(|| pod.annotations.get(MARK)).map(String::as_str);
         let is_served = || PodUid::parse(&pod.uid).is_ok_and(|uid| self.entry(&uid).is_some());

@@ -1,10 +1,10 @@
 //! The pods whose volumes podfs serves beside the kubelet's own, and until when. Plain data.
 //!
-//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. One that says `"false"` never is.
+//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. A pod with the value `"false"` never is.
 //! 2. Only volumes of the four payload kinds are chosen: configMap, secret, downwardAPI and projected.
-//! 3. A pod that was chosen stays so while a sandbox of it may have containers: until its source has it no more and the runtime
-//!    has removed its sandboxes. Of a pod whose phase is Succeeded or Failed, they need only be stopped.
-//! 4. While the runtime is not connected, the kubelet's directory of the pod says whether there are containers.
+//! 3. A chosen pod stays chosen while a sandbox of it may have containers: until its source no longer has it and the runtime
+//!    has removed its sandboxes. If the pod's phase is Succeeded or Failed, stopped sandboxes suffice.
+//! 4. While the runtime is not connected, the kubelet's directory of the pod shows whether there are containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ pub enum Choice {
     All,
 }
 
-/// What the runtime says of the node's pods.
+/// A change of the node's pods that the runtime has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeChange {
     /// These sandboxes are all that there are, with their pods.
@@ -69,7 +69,7 @@ pub struct Chosen {
     is_synchronized: bool,
     /// The pods that were chosen and have not been given up.
     taken: BTreeSet<PodUid>,
-    /// Those of them that an earlier daemon served, and no source has told of.
+    /// Those of them that an earlier daemon served, and that no source has described yet.
     unheard: BTreeSet<PodUid>,
     /// Those that no source has any more.
     gone: BTreeSet<PodUid>,
@@ -93,7 +93,7 @@ impl Chosen {
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
         let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
-        // The runtime's mounts map ids in a way that a plugin does not hear of.
+        // The runtime's mounts map ids, and a plugin does not get the mapping.
         let is_possible = !facts.user_namespace && payload_volumes(&pod.manifest).next().is_some();
         let is_marked = match mark {
             Some(mark) => mark == "true",
@@ -108,7 +108,7 @@ impl Chosen {
         before != self.namespaces
     }
 
-    /// Takes what a source says of a pod: that it has it, or not any more.
+    /// Takes a change of a source: it has the pod, or no longer has it.
     pub fn hear(&mut self, uid: &PodUid, has_it: bool) {
         self.unheard.remove(uid);
         match has_it {
@@ -117,14 +117,14 @@ impl Chosen {
         }
     }
 
-    /// A source has told all its pods. Gives those of an earlier daemon that no source has told of.
+    /// A source has listed its pods. Gives those of an earlier daemon that no source has described.
     pub fn hear_all(&mut self) -> BTreeSet<PodUid> {
         let unheard = std::mem::take(&mut self.unheard);
         self.gone.extend(unheard.iter().cloned());
         unheard
     }
 
-    /// Takes what the runtime says. Gives the pods that may have to be looked at.
+    /// Takes a change of the runtime. Gives the pods whose service may have changed.
     pub fn change(&mut self, change: &RuntimeChange) -> Vec<PodUid> {
         match change {
             RuntimeChange::Synchronized(sandboxes) => {

@@ -5,7 +5,7 @@
 //! begin together. Numbers are big endian.
 //!
 //! podfs reads and writes these itself instead of with the crate ttrpc: that crate would bring a second library for the messages
-//! of protobuf, and would still need a mux. What podfs needs of both is on this page.
+//! of protobuf, and would still need a mux. podfs needs little of both.
 
 use std::collections::BTreeMap;
 

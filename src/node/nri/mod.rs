@@ -1,5 +1,5 @@
-//! Transparent volumes: podfs node as a plugin of the container runtime (NRI). When a container of a chosen pod is created, its
-//! mounts of the kubelet's volumes are replaced by mounts of podfs's volumes of the same pod.
+//! Transparent volumes: podfs node as a plugin of the container runtime (NRI). When the runtime creates a container of a chosen
+//! pod, podfs replaces its mounts of the kubelet's volumes by mounts of podfs's volumes of the same pod.
 //!
 //! | module | owns |
 //! |---|---|
@@ -7,17 +7,17 @@
 //! | [`frames`] | messages as bytes on the socket |
 //! | [`chosen`] | which pods are served, and until when |
 //! | [`places`] | which mounts of a container show the kubelet's volumes |
-//! | `volumes` | what stands in their place, as soon as it is there |
+//! | `volumes` | podfs's volumes that replace them |
 //! | `answers` | a request of the runtime and its answer |
-//! | [`session`] | the connection to the runtime, its beginning and its next beginning |
+//! | [`session`] | the connection to the runtime, also after it was lost |
 //!
 //! **Why podfs never keeps a container from starting.**
 //!
-//! 1. A request of a known method never has an error for an answer. What podfs cannot do is left as the kubelet has made it.
-//! 2. An answer comes in half of the time that the runtime allows, and in a second at most: the runtime asks about one container at
-//!    a time. A pod whose volumes were not there in time is not waited for again.
-//! 3. A source is in an answer only if a volume was mounted there just before: a runtime fails a container whose source is missing.
-//! 4. The runtime is asked for events that every version has: an unknown one would end the connection.
+//! 1. podfs never answers a request of a known method with an error. A mount that it cannot replace stays that of the kubelet.
+//! 2. podfs answers within half of the time that the runtime allows, and within a second at most: the runtime asks about one
+//!    container at a time. If a pod's volumes were not mounted in time, podfs does not wait for this pod again.
+//! 3. An answer names a source only if a volume was mounted there just before: a runtime fails a container whose source is missing.
+//! 4. podfs subscribes only to events that every version of the runtime has: an unknown one would end the connection.
 
 mod answers;
 pub mod chosen;

@@ -1,7 +1,7 @@
-//! The connection to the container runtime: its beginning, the requests on it, and its next beginning after it was lost.
+//! The connection to the container runtime: connecting, the requests on it, and reconnecting after it was lost.
 //!
-//! The plugin dials and registers itself. The runtime may send its first request before it answers that. Requests are answered in
-//! their order.
+//! The plugin dials and registers itself. The runtime may send its first request before it answers that. The plugin answers
+//! requests in their order.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -180,7 +180,7 @@ struct Session {
 }
 
 impl Session {
-    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has told what there is.
+    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed containers.
     async fn run(&mut self, index: &str, answers: &mut Answers, mut begun: impl FnMut()) -> End {
         match self.serve(index, answers, &mut begun).await {
             Ok(never) => match never {},

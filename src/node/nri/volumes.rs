@@ -1,4 +1,4 @@
-//! What stands in the place of the kubelet's volumes: the mounts that podfs has of the same volumes, as soon as they are there.
+//! The mounts of podfs that replace the kubelet's volumes, as soon as they exist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(super) enum Reason {
 }
 
 impl Reason {
-    /// As the metric has it.
+    /// Its value in the metric.
     pub(super) fn word(self) -> &'static str {
         match self {
             Reason::UnknownPod => "unknown_pod",
@@ -47,7 +47,7 @@ impl Reason {
         }
     }
 
-    /// As the log says it.
+    /// Its text in the log.
     pub(super) fn sentence(self) -> &'static str {
         match self {
             Reason::UnknownPod => "podfs has not heard of the pod from the API server or a manifest file",
@@ -109,7 +109,7 @@ pub(super) async fn find(
     found.into_iter().map(source).collect()
 }
 
-/// What the manager says of a volume.
+/// A volume in the manager's state.
 fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
     let pod = state.pods.get(uid).filter(|pod| pod.origin.is_some()).ok_or(Reason::UnknownPod)?;
     let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
@@ -162,7 +162,7 @@ fn normal(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }
 
-/// Whether something is mounted there. The kernel knows without asking the server of the volume.
+/// Whether something is mounted there. The kernel answers without a request to the server of the volume.
 fn is_mounted(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let looked = statx(CWD, path, flags, StatxFlags::empty());

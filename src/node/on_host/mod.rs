@@ -1,19 +1,19 @@
 //! Leaving a container: the `podfs node` of a DaemonSet goes on on the node itself (`--on-host`).
 //!
-//! The kernel ends what is in a container when its runtime does, so no process that serves volumes may be in it. The container's
+//! The kernel kills all processes of a container when it ends, so no process that serves volumes may be in it. The container's
 //! first process installs the programs on the node (`programs`) and starts the daemon from there:
 //!
-//! 1. The daemon has the node's mounts and root directory. So each path of its options is one of the node, what it mounts is mounted
-//!    on the node, and the container needs no directory of the node for it.
-//! 2. The daemon keeps the container's network, and stays in the container's cgroup: it ends with the container, and what it takes
-//!    counts there.
+//! 1. The daemon has the node's mounts and root directory. So each path of its options is one of the node, its mounts appear on the
+//!    node, and the container needs no directory of the node for it.
+//! 2. The daemon keeps the container's network, and stays in the container's cgroup: it ends with the container, and its memory and
+//!    CPU time count there.
 //! 3. Its supervisors belong to the node: transient units where the node has systemd; elsewhere processes with the namespaces of the
 //!    node's first process, in a cgroup outside of what the kubelet kills. The end of the container does not reach them.
-//! 4. The container's first process stays in the container, so that `kubectl exec` leads there. It hands signals on and ends with
+//! 4. The container's first process stays in the container, so that `kubectl exec` works. It forwards signals and ends with
 //!    the daemon's exit status; when it is killed, the kernel kills the daemon.
 //!
-//! An option decides, not what podfs sees: a mount namespace of its own can also be that of a test, of a unit or of a sandbox, which
-//! podfs must not leave.
+//! The option `--on-host` decides, not a look at the namespaces: a mount namespace can also be that of a test, of a unit or of a
+//! sandbox, which podfs must not leave.
 
 mod programs;
 
@@ -41,9 +41,9 @@ use crate::supervisor::run_dir::trust;
 
 /// The node's first process, where the container shares the node's process ids.
 const FIRST: &str = "/proc/1";
-/// What the first process of the container tells the daemon that it starts on the node.
+/// The environment variable that the first process of the container sets for the daemon that it starts on the node.
 pub(crate) const LEFT: &str = "PODFS_LEFT_CONTAINER";
-/// The signals that are handed on.
+/// The signals that are forwarded.
 const HANDED_ON: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// Why the daemon does not go on on the node.
@@ -144,7 +144,7 @@ fn start(
         });
     }
     let child = command.spawn().map_err(|cause| OnHostError::Start { program: program.clone(), cause })?;
-    info!("podfs node goes on on the node, as {} (pid {})", program.display(), child.id());
+    info!("podfs node continues on the node, as {} (pid {})", program.display(), child.id());
     match programs::remove_unused(directory, &program) {
         Ok(removed) => {
             removed.iter().for_each(|path| info!("no process runs {} any more; it is removed", path.display()))
@@ -154,7 +154,7 @@ fn start(
     Ok(Pid::from_raw(child.id().cast_signed()))
 }
 
-/// Hands signals on until the daemon has ended, and ends as it did.
+/// Forwards signals until the daemon has ended, and ends with its exit status.
 fn wait(pid: Pid, signals: &SigSet) -> ! {
     loop {
         match signals.wait() {

@@ -1,8 +1,8 @@
 //! The copies of podfs on the node, from which daemon and supervisors run.
 //!
-//! Each copy is a directory `VERSION-DIGEST` with `podfs` and `podfs-fuse`, which never changes: it is made beside its place and
-//! renamed. The link `current` leads to the last one that was installed; `podfs upgrade` takes it. A copy is removed when no process
-//! runs a program of it. A supervisor and its server never end at one moment but with the pod, so a copy stays while a pod has it.
+//! Each copy is a directory `VERSION-DIGEST` with `podfs` and `podfs-fuse`, which never changes: podfs makes it under another name
+//! and renames it. The link `current` leads to the last installed one; `podfs upgrade` uses it. podfs removes a copy when no
+//! process runs a program of it. Supervisor and server end together only with the pod, so a copy stays while a pod uses it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -94,7 +94,7 @@ fn digest(files: [&mut File; 2]) -> io::Result<String> {
     Ok(context.finish().as_ref().iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Removes the copies that no process runs, but for that of `podfs`. Gives them.
+/// Removes the copies that no process runs, except that of `podfs`. Gives them.
 ///
 /// # Errors
 /// When the directory or the processes cannot be read.

@@ -1,7 +1,7 @@
 //! The operation executor: at most one operation for a volume at a time, and a pause after one that failed.
 //!
-//! Operations for different volumes run at the same time (VM-06). A failed one is refused until its pause is over; the pause
-//! doubles with each failure in a row, and starts anew when the next operation has another name (VM-05).
+//! Operations for different volumes run at the same time (VM-06). After a failure, the executor refuses the operation until a pause
+//! is over; the pause doubles with each failure in a row, and is reset when the next operation has another name (VM-05).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +116,7 @@ impl Executor {
         }
     }
 
-    /// Forgets what failed for the volume: it is as it should be, or nobody wants it. What runs is not touched.
+    /// Forgets the failures of the volume: it is in the desired state, or no pod wants it. A running operation stays.
     pub fn forget(&mut self, id: &VolumeId) {
         if self.0.get(id).is_some_and(|known| !known.is_running) {
             self.0.remove(id);

@@ -1,16 +1,16 @@
-//! Directories of pods that the node does not have any more: removed while they are empty, kept and reported otherwise.
+//! Directories of pods that the node does not have any more: the daemon removes empty ones, and reports the others.
 //!
-//! A pass looks at each directory in `ROOT/pods` whose pod the manager does not know and that no process serves (OR-01):
+//! A pass looks at each directory in `ROOT/pods` whose pod the manager does not have and that no process serves (OR-01):
 //!
-//! 1. One with a mount on it or in it stays: the mount table says so, and nothing of the mount is touched.
-//! 2. In the others, empty directories are removed by rmdir, the innermost first, and so are empty files below
-//!    `volume-subpaths`, which are mount points of containers. Nothing else is ever removed, so no file of a volume is (OR-02).
-//! 3. The way down is by descriptors, without links, and stops in front of a mount: the kernel refuses (`RESOLVE_NO_XDEV`), so
-//!    a mount that comes meanwhile is not entered either.
-//!    One thing is deleted before: the content of emptyDirs that supervisors of this daemon kept over a shutdown of the node. A
-//!    file beside it says so (`host::empty_dir`), and the pod has not come again.
-//! 4. What stays is reported when that changes, all of it in one report (OR-03), and is looked at again after 2, 4, 8 seconds, at last every 30, or
-//!    when something has come or gone in the pod's directory.
+//! 1. A directory with a mount on it or in it stays: the pass knows this from the mount table, and does not access the mount.
+//! 2. In the others, the pass removes empty directories with rmdir(2), the innermost first, and empty files below
+//!    `volume-subpaths`, which are mount points of containers. It never removes anything else, so no file of a volume (OR-02).
+//! 3. The pass walks down by descriptors, without links, and stops at a mount: the kernel refuses (`RESOLVE_NO_XDEV`), so
+//!    it does not enter a mount that appears meanwhile either.
+//!    Before that, it deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the node, if the pod
+//!    has not come back. A file beside the content marks it (`host::empty_dir`).
+//! 4. The pass reports what stays when that changes, in one report (OR-03). It looks again after 2, 4, 8 seconds, at last every
+//!    30, or when the pod's directory has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
@@ -71,11 +71,11 @@ type Changed = (i64, u64);
 pub struct Pass {
     /// The pods whose directories were removed.
     pub removed: Vec<PodUid>,
-    /// What stays, if that is not what the pass before said.
+    /// What stays, if the last pass did not report the same.
     pub report: Option<OrphanReport>,
 }
 
-/// The directories that stay, for people.
+/// The report of the directories that stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport(Vec<(PodUid, String)>);
 

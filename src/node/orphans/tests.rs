@@ -178,7 +178,7 @@ fn or_03_what_stays_is_reported_once_until_it_changes() {
     fs::create_dir_all(node.path("c/volumes/p/v/deep")).expect("directories");
     fs::write(node.path("c/file"), "").expect("written");
     assert!(node.pass().report.expect("there is another").to_string().starts_with("3 orphaned"));
-    fs::remove_dir_all(node.path("a")).expect("somebody removes it");
+    fs::remove_dir_all(node.path("a")).expect("another process removes it");
     assert!(node.pass().report.expect("there is one less").to_string().starts_with("2 orphaned"));
     fs::remove_file(node.path("c/file")).expect("removed");
     let pass = node.pass();

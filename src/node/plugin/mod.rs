@@ -1,4 +1,4 @@
-//! Volume plugins: what the manager has to know of a kind of volume, as the kubelet's `VolumePlugin` says it.
+//! Volume plugins: the properties of a kind of volume that the manager needs, as in the kubelet's `VolumePlugin`.
 //!
 //! A plugin names its volumes. It mounts nothing: the pod's supervisor does. The kinds of `podfs run`
 //! are the built-in plugins (`built_in`).

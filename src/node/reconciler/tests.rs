@@ -1,4 +1,4 @@
-//! What the reconciler does, in single cases and against a model of a node.
+//! The reconciler, in single cases and against a model of a node.
 
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ enum Step {
     End(usize, Outcome),
     /// An agent asks to set up the pod's volumes again.
     Remount(usize),
-    /// The sources have told all their pods.
+    /// The sources have listed their pods.
     Ready,
     /// The daemon is killed: what runs is forgotten, and what is there is reconstructed.
     Restart,
@@ -158,14 +158,14 @@ impl Model {
             let is_wanted = self.desired.volume(&operation.id).is_some();
             match operation.action {
                 Action::Unmount => assert!(self.ready && !is_wanted, "{operation:?} of a volume that is wanted"),
-                Action::Mount | Action::Remount => assert!(is_wanted, "{operation:?} of a volume nobody wants"),
+                Action::Mount | Action::Remount => assert!(is_wanted, "{operation:?} of a volume that no pod wants"),
             }
             assert!(seen.insert(operation.id.clone()), "{operation:?} beside another operation of the volume");
         }
         self.running.extend(operations);
     }
 
-    /// Nothing that is there is unknown: else nobody would unmount it.
+    /// Every volume that is mounted is known: otherwise it would never be unmounted.
     fn check(&self) {
         for id in &self.there {
             let known = self.actual.volume(id).is_some_and(|volume| volume.mount != VolumeMount::NotMounted);

@@ -1,4 +1,4 @@
-//! The commands' way to the daemon of a run directory.
+//! The client of the daemon of a run directory, for commands.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub enum AskError {
     /// The daemon has ended, or is about to.
     #[error("podfs node at {} has ended before it answered; ask again when it has started", .0.display())]
     Ends(PathBuf),
-    /// Only root is answered.
+    /// The daemon answers only root.
     #[error("podfs node answers only root; run this as root")]
     NotRoot,
     /// The socket belongs to another user's process.
@@ -155,7 +155,7 @@ impl Client {
         Ok(self.taken(answer)?.mounts)
     }
 
-    /// Takes away what was made for a container of the pod; without one, for all.
+    /// Removes what was made for a container of the pod; without one, for all.
     ///
     /// # Errors
     /// When something is in use still.

@@ -1,4 +1,4 @@
-//! Containers: the service hands what is asked of a pod's containers to the pod's supervisor, and gives back what it answers.
+//! Containers: the service forwards requests about a pod's containers to the pod's supervisor, and returns its answers.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use super::proto::container_mount::Source;
 use crate::mounts::{ContainerMount, DeviceNode, Environment, MountSource, Propagation};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
 
-/// How often a supervisor is asked that is busy: it says so after a second and a half.
+/// How often to ask a busy supervisor: each of its answers takes a second and a half.
 const TRIES: u32 = 4;
 
-/// What the supervisor of the pod with this run directory answers.
+/// The answer of the supervisor of the pod with this run directory.
 pub(super) async fn answer(directory: PathBuf, question: Question) -> Result<Answer, Status> {
     let asked = spawn_blocking(move || {
         let mut reason = String::new();
@@ -48,7 +48,7 @@ pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<Contain
     Ok(ContainerRequest { container, environment, recursive_read_only, only_volumes: false })
 }
 
-/// A mount as the service tells it. A path that is no text cannot be told.
+/// A mount as a message. A path that is not UTF-8 has no message.
 pub(super) fn mount(mount: ContainerMount) -> Result<proto::ContainerMount, Status> {
     let source = match mount.source {
         MountSource::HostPath(path) => match path.into_os_string().into_string() {

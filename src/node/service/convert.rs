@@ -78,6 +78,8 @@ fn volume_message(volume: &VolumeEntry) -> proto::Volume {
         read_only: volume.read_only,
         selinux_label: volume.selinux.clone(),
         supplemental_group: volume.group,
+        attachable: volume.attachable,
+        size_bytes: volume.size,
         remount_required: volume.remount_required,
         reason: volume.reason.clone().unwrap_or_default(),
     }
@@ -99,7 +101,7 @@ pub(super) fn mounted_messages(pod: &PodEntry) -> Vec<proto::MountedVolume> {
     mounted.filter_map(message).collect()
 }
 
-/// The state that a message tells. What this program does not know is left out.
+/// The state in a message, without fields that this program does not know.
 pub(super) fn state(message: proto::GetStateResponse) -> NodeState {
     let by_uid = |pod: proto::Pod| Some((PodUid::parse(&pod.uid).ok()?, Arc::new(self::pod(pod))));
     NodeState {
@@ -148,7 +150,7 @@ fn container(message: proto::PodContainer) -> ContainerEntry {
 fn volume(message: proto::Volume) -> VolumeEntry {
     let mount = match message.mount() {
         proto::Mount::None => VolumeMount::NotMounted,
-        // What is not understood is not relied upon.
+        // An unknown value counts as uncertain.
         proto::Mount::Unspecified | proto::Mount::Uncertain => VolumeMount::Uncertain,
         proto::Mount::Mounted => VolumeMount::Mounted,
     };
@@ -163,6 +165,8 @@ fn volume(message: proto::Volume) -> VolumeEntry {
         read_only: message.read_only,
         selinux: message.selinux_label,
         group: message.supplemental_group,
+        attachable: message.attachable,
+        size: message.size_bytes,
         remount_required: message.remount_required,
         reason: said(message.reason),
     }

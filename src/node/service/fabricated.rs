@@ -1,4 +1,4 @@
-//! A node that tests make up: they publish its states, and take its commands.
+//! A node without a manager, for tests: they publish its states, and take its commands.
 
 use std::sync::Arc;
 
@@ -63,6 +63,8 @@ pub(super) fn volume(name: &str, mount: VolumeMount) -> VolumeEntry {
         read_only: true,
         selinux: None,
         group: None,
+        attachable: Some(false),
+        size: None,
         remount_required: false,
         reason: None,
     }

@@ -135,7 +135,7 @@ impl VolumeManager for Methods {
     }
 }
 
-/// Tells a client of Watch what changes, until it goes away or the daemon ends.
+/// Sends changes to a client of Watch, until it disconnects or the daemon ends.
 async fn tell(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Result<WatchResponse, Status>>) {
     let mut states = node.follow();
     let mut told = BTreeMap::new();
@@ -158,7 +158,7 @@ async fn tell(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Resul
     }
 }
 
-/// What a client that was told of these pods has to be told of this state.
+/// The changes from these pods, which a client has, to this state.
 fn changes(told: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: Option<&str>) -> Vec<Event> {
     let wanted = only.map(|pod| state.find(pod).map(|(uid, _)| uid));
     let is_wanted = |uid: &PodUid| wanted.is_none_or(|one| one == Some(uid));

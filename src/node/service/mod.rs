@@ -4,12 +4,12 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`socket`] | one daemon for each run directory, and root alone at its socket |
+//! | [`socket`] | one daemon for each run directory, and a socket for root only |
 //! | [`wait`] | waiting for volumes, with the kubelet's texts |
-//! | `containers` | what is asked of the containers of a pod |
+//! | `containers` | requests about the containers of a pod |
 //! | `methods` | the methods of the service |
 //! | `convert` | the state as messages, and back |
-//! | [`client`] | the commands' way to a daemon |
+//! | [`client`] | the client, for commands |
 
 pub mod client;
 mod containers;
@@ -22,6 +22,7 @@ pub mod socket;
 mod tests;
 pub mod wait;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -36,13 +37,13 @@ use tonic::transport::Server;
 pub use client::{AskError, Client};
 pub use socket::{DaemonError, DaemonLock};
 
-use super::{NodeHandle, NodeState, VolumeMount};
+use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use proto::volume_manager_server::VolumeManagerServer;
 
 /// How long to wait when there are no descriptors for a connection. The client waits in the queue.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the build made of the service's file. That has the documentation.
+/// The code that the build generates from the service's file, which has the documentation.
 #[allow(missing_docs, clippy::all)]
 pub mod proto {
     tonic::include_proto!("podfs.volumemanager.v1");
@@ -78,17 +79,16 @@ fn is_of_this_user(client: &UnixStream) -> bool {
     client.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// The unique names, sorted, of the volumes that the node uses beyond a single pod: from when a pod asks for one until it is
-/// unmounted. The name of a volume of a single pod is made from the pod's uid and the volume's name.
+/// The unique names, sorted, of the volumes in use that a controller of the cluster attaches to the node: from when a pod asks for one
+/// until it is unmounted. The controller detaches none of them.
 pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
-    let mut names = Vec::new();
-    for pod in state.pods.values() {
-        let of_pod = |name: &str| format!("/{}-{name}", pod.uid);
-        let shared = pod.volumes.iter().filter(|volume| !volume.unique_name.ends_with(&of_pod(&volume.name)));
-        let in_use = shared.filter(|volume| volume.desired || volume.mount != VolumeMount::NotMounted);
-        names.extend(in_use.map(|volume| volume.unique_name.clone()));
-    }
-    names.sort();
-    names.dedup();
-    names
+    let attached = in_use(state).filter(|volume| volume.attachable == Some(true));
+    let names: BTreeSet<String> = attached.map(|volume| volume.unique_name.clone()).collect();
+    names.into_iter().collect()
+}
+
+/// The volumes that pods ask for, or that are not unmounted.
+pub(super) fn in_use(state: &NodeState) -> impl Iterator<Item = &VolumeEntry> {
+    let all = state.pods.values().flat_map(|pod| &pod.volumes);
+    all.filter(|volume| volume.desired || volume.mount != VolumeMount::NotMounted)
 }

@@ -1,12 +1,12 @@
-//! `RUN/node.sock`: one daemon for each run directory, and root alone at its socket.
+//! `RUN/node.sock`: one daemon for each run directory, and a socket for root only.
 //!
-//! 1. Who holds the lock on `RUN/node.lock` is the daemon. The kernel gives the lock up with its holder, so a daemon that was
-//!    killed stands in the way of none. The file is never removed: two daemons would each lock a file of their own.
-//! 2. Only the holder of the lock makes and removes the socket. So a socket that is there when the lock is taken is one of a
-//!    daemon that was killed, and is replaced.
-//! 3. Another process may delete the run directory. The daemon takes a new lock and makes a new socket then, unless another daemon
+//! 1. The daemon is the process that holds the lock on `RUN/node.lock`. The kernel drops the lock with its holder, so a killed
+//!    daemon does not block the next one. No daemon removes the file: otherwise two daemons could each lock a file of their own.
+//! 2. Only the holder of the lock makes and removes the socket. So a socket that exists when a daemon takes the lock is left from a
+//!    killed daemon, and the daemon replaces it.
+//! 3. Another process may delete the run directory. Then the daemon takes a new lock and makes a new socket, unless another daemon
 //!    has done so first.
-//! 4. The socket has mode 0600 before it listens. The user at the other end is looked at besides, because a descriptor of the
+//! 4. The socket has mode 0600 before it listens. The daemon also checks the user of each peer, because a descriptor of the
 //!    socket may get to another process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -31,7 +31,7 @@ pub const SOCKET: &str = "node.sock";
 /// The locked file there.
 pub const LOCK: &str = "node.lock";
 
-/// How long a daemon that is gone may have the lock, by a child of it.
+/// How long a child of a dead daemon may hold its lock.
 const DYING: Duration = Duration::from_secs(3);
 /// How long to wait until the lock is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -44,7 +44,7 @@ pub enum DaemonError {
     Taken {
         /// The locked file.
         path: PathBuf,
-        /// The process that is said to hold the lock.
+        /// The process id in the locked file.
         pid: String,
     },
     /// Others than root can change the run directory.
@@ -143,7 +143,7 @@ impl Drop for DaemonLock {
     }
 }
 
-/// Locks the file. A child of a daemon that was killed has its lock until the child executes its own program: that is waited out.
+/// Locks the file. Waits for a child of a killed daemon, which holds the lock until it executes its own program.
 fn lock(open: impl Fn() -> Result<File, DaemonError>, path: &Path) -> Result<Flock<File>, DaemonError> {
     let until = Instant::now() + DYING;
     loop {
@@ -176,7 +176,7 @@ fn holder(file: File) -> String {
     }
 }
 
-/// What stands in the way of a connection, for people.
+/// Why a connection is impossible, as a sentence.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }

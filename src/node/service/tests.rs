@@ -1,4 +1,4 @@
-//! The service and its client, over a real socket and a node that tests make up.
+//! The service and its client, over a real socket and a node without a manager.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -47,7 +47,12 @@ async fn a_client_gets_the_state_as_the_manager_has_it() {
     claim.selinux = Some("system_u:object_r:container_file_t:s0".to_owned());
     claim.group = Some(0);
     claim.path = None;
-    let mut other = pod([claim]);
+    claim.size = Some(1 << 30);
+    let mut attached = volume("attached", NotMounted);
+    (attached.unique_name, attached.attachable) = ("kubernetes.io/csi/d^one".to_owned(), Some(true));
+    let mut unknown = volume("unknown", NotMounted);
+    (unknown.unique_name, unknown.attachable) = ("kubernetes.io/csi/d^two".to_owned(), None);
+    let mut other = pod([claim, attached, unknown]);
     (other.uid, other.name, other.stage, other.supervisor) = ("other".to_owned(), None, None, None);
     other.origin = Some(crate::node::PodOrigin::File("/etc/pods/other.yaml".into()));
     other.errors = vec!["one".to_owned(), "two".to_owned()];
@@ -55,7 +60,7 @@ async fn a_client_gets_the_state_as_the_manager_has_it() {
     state.trouble = vec!["pods: forbidden".to_owned()];
     let daemon = Daemon::start(state.clone());
     assert_eq!(daemon.client().await.state().await.expect("an answer"), state);
-    assert_eq!(volumes_in_use(&state), ["kubernetes.io/local-volume/disk-1"]);
+    assert_eq!(volumes_in_use(&state), ["kubernetes.io/csi/d^one"], "only what a controller attaches");
 }
 
 #[tokio::test]
@@ -92,7 +97,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
         let released = tokio::spawn(async move { releasing.release("default/web".to_owned()).await });
         let Some(Command::Release(uid, answer)) = daemon.fabricated.commands.recv().await else { panic!("a release") };
         assert_eq!(uid.as_str(), UID);
-        answer.send(verdict.clone()).expect("it is waited for");
+        answer.send(verdict.clone()).expect("the call waits for it");
         let said = released.await.expect("no panic").map_err(|error| error.to_string());
         assert_eq!(said.is_ok(), verdict.is_ok());
         assert!(said.err().unwrap_or_default().starts_with(told));

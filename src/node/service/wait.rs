@@ -1,6 +1,6 @@
 //! Waiting for the volumes of a pod: `WaitForVolumes` and `WaitForUnmount`, with the kubelet's rules and texts (VM-07, VM-11).
 //!
-//! A look at the state is a plain function. The waiting itself repeats it whenever the state changes.
+//! A plain function judges the state. The wait calls it after each change of the state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::node::{NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry, VolumeMount};
 
-/// How long an agent waits unless it says otherwise: a second more than the longest back-off (5.1).
+/// How long an agent waits by default: a second more than the longest back-off (5.1).
 pub const TIMEOUT: Duration = Duration::from_secs(123);
 /// What the manager has to look at a pod again, before the pod's errors count: the kubelet's poll interval (5.1). Errors that
 /// the state has before are those of an earlier look.
@@ -18,7 +18,7 @@ const REPROCESSING: Duration = Duration::from_millis(300);
 /// What the kubelet says when the time is over.
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
-/// Why a wait ended without what was waited for.
+/// Why a wait ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
     /// The node does not have the pod.
@@ -51,7 +51,7 @@ pub enum WaitError {
     Ending,
 }
 
-/// Volumes of a pod that are not mounted, as the kubelet tells them. No volume of podfs is ever attached.
+/// Volumes of a pod that are not mounted, in the kubelet's words. No volume of podfs is ever attached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[{}]: {reason}",
@@ -140,7 +140,7 @@ async fn change(states: &mut watch::Receiver<Arc<NodeState>>, deadline: Instant)
 fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitError> {
     let why = match pod.stage {
         _ if pod.released => Some("it was released"),
-        // A daemon that has just started knows the pod from what an earlier one has written down, and has not read all pods yet.
+        // A daemon that has just started knows the pod from its checkpoint, and has not read all pods yet.
         None if !node.sources_ready => return Ok(false),
         None => Some("it was deleted"),
         Some(PodStage::Terminal) => Some("it has ended"),
@@ -183,7 +183,7 @@ fn is_mounted(volume: &VolumeEntry) -> bool {
     volume.mount != VolumeMount::NotMounted
 }
 
-/// Why the wait was in vain: the kubelet's words, and what podfs knows besides.
+/// Why the wait failed: the kubelet's words, and the reasons that podfs knows.
 fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
@@ -265,7 +265,7 @@ mod tests {
         let mut left_over = volume("left-over", Uncertain);
         left_over.desired = false;
         let with = |mount| node([pod([volume("a", Mounted), volume("b", mount), left_over.clone()])]);
-        // The agent hears of the pod first.
+        // The agent knows of the pod before the daemon.
         let (mut fabricated, handle) = Fabricated::new(node([]));
         let ended = tokio::spawn(async move { for_volumes(&handle, "default/web", LONG).await });
         fabricated.publish(with(NotMounted));

@@ -1,16 +1,16 @@
-//! What the daemon writes down of a pod that has a supervisor, so that the next daemon knows it without its source.
+//! The checkpoint of a pod with a supervisor, from which the next daemon knows the pod without its source.
 //!
 //! Each pod has a directory, `RUN/node/pods/UID`, with two files:
 //!
 //! | file | read by |
 //! |---|---|
-//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with the volumes that are wanted of it |
+//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with its wanted volumes |
 //! | `checkpoint.json` | the next daemon: [`Checkpoint`] |
 //!
-//! 1. A file is written beside its place and renamed, so a reader sees the one before or all of this one.
-//! 2. `pod.json` is written first. A daemon that is killed between the two leaves a supervisor that may serve more than the
-//!    checkpoint says; its status tells the next daemon what it serves.
-//! 3. Only root can read them: a pod's environment may hold what others must not know.
+//! 1. The daemon writes a file under another name and renames it, so a reader sees the old or the new file, complete.
+//! 2. The daemon writes `pod.json` first. If it is killed between the two, the supervisor may serve more volumes than the
+//!    checkpoint has; the next daemon finds them in the supervisor's status.
+//! 3. Only root can read them: a pod's environment may hold secrets.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -26,13 +26,13 @@ use crate::manifest::pod::PodUid;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
 
-/// Where pods are written down, in the run directory.
+/// The directory of checkpoints, in the run directory.
 const PODS: &str = "node/pods";
 /// The file for the supervisor.
 const MANIFEST: &str = "pod.json";
 /// The file for the next daemon.
 const CHECKPOINT: &str = "checkpoint.json";
-/// The version of the format. A daemon does not take up a checkpoint of another one.
+/// The version of the format. A daemon does not use a checkpoint of another version.
 const VERSION: u32 = 1;
 
 /// What is known of a pod without its source.
@@ -57,11 +57,13 @@ impl Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, manifest }
     }
 
-    /// The manifest for the supervisor: with the volumes that it is to serve and no others.
+    /// The manifest for the supervisor: with the volumes that it is to serve, and with images, which runtimes mount, and no
+    /// others.
     pub fn served_manifest(&self) -> Value {
         let mut manifest = Value::clone(&self.manifest);
         if let Some(volumes) = manifest.pointer_mut("/spec/volumes").and_then(Value::as_array_mut) {
-            volumes.retain(|volume| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name)));
+            let is_served = |volume: &Value| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name));
+            volumes.retain(|volume| is_served(volume) || volume["image"].is_object());
         }
         manifest
     }
@@ -100,7 +102,7 @@ impl Checkpoints {
         self.pod(uid).join(MANIFEST)
     }
 
-    /// Writes down a pod.
+    /// Writes the checkpoint of a pod.
     ///
     /// # Errors
     /// When the files cannot be written, or others than root can change the directory.
@@ -112,7 +114,7 @@ impl Checkpoints {
         replace(&directory, CHECKPOINT, &serde_json::to_vec(checkpoint)?)
     }
 
-    /// What is written down of a pod, if anything is.
+    /// The checkpoint of a pod, if there is one.
     ///
     /// # Errors
     /// When the file cannot be read, or is not a checkpoint of this version.
@@ -138,7 +140,7 @@ impl Checkpoints {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
     }
 
-    /// Removes what is written down of a pod.
+    /// Removes the checkpoint of a pod.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -149,7 +151,7 @@ impl Checkpoints {
         }
     }
 
-    /// The pods of which something is written down.
+    /// The pods with a checkpoint.
     ///
     /// # Errors
     /// When the directory cannot be read, or others than root can change it.
@@ -193,7 +195,9 @@ mod tests {
     fn checkpoint(volumes: &[&str]) -> Checkpoint {
         let manifest = serde_json::json!({
             "metadata": {"name": "web"},
-            "spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]},
+            "spec": {"volumes": [
+                {"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}, {"name": "i", "image": {"reference": "x"}},
+            ]},
         });
         Checkpoint::new(
             PodOrigin::Api,
@@ -213,7 +217,7 @@ mod tests {
             assert_eq!(checkpoints.read(&uid()).expect("read"), Some(checkpoint(volumes)));
             let served: Value =
                 serde_json::from_slice(&fs::read(checkpoints.manifest_path(&uid())).expect("a file")).expect("JSON");
-            assert_eq!(served["spec"]["volumes"].as_array().expect("volumes").len(), volumes.len());
+            assert_eq!(served["spec"]["volumes"].as_array().expect("volumes").len(), volumes.len() + 1);
         }
         assert_eq!(checkpoints.pods().expect("read"), [uid()]);
         let directory = run.path().join(PODS).join("u1");

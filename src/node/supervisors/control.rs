@@ -12,7 +12,7 @@ use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, Ques
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
-/// How long a supervisor may take for its first word.
+/// How long a supervisor may take for its first status.
 const FIRST: Duration = Duration::from_secs(2);
 /// How long it may take to begin with something.
 const BEGIN: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ impl StatusWatch {
     /// The status after its next change; nothing when the supervisor has ended. Cancel-safe.
     ///
     /// # Errors
-    /// When what the supervisor says cannot be understood.
+    /// When the supervisor's message cannot be parsed.
     pub(super) async fn next(&mut self) -> Result<Option<Box<PodStatus>>, AskError> {
         match self.first.take() {
             Some(status) => Ok(Some(status)),
@@ -70,7 +70,7 @@ pub(super) async fn push(directory: &Path, push: Push) -> Result<Taken, String> 
     }
 }
 
-/// Tells the supervisor which volumes are wanted, besides those that it serves.
+/// Publishes to the supervisor the volumes that are wanted, besides those that it serves.
 ///
 /// # Errors
 /// When it does not answer, or does not take them.

@@ -1,13 +1,13 @@
-//! Starting the supervisor of a pod, so that it goes on when the daemon ends, however that happens.
+//! Starts the supervisor of a pod, so that it continues when the daemon ends or is killed.
 //!
 //! 1. Where systemd runs, the supervisor is a transient unit, `podfs-pod-UID.service`, with the settings of the packaged unit
 //!    `podfs@.service`: systemd starts it again when it dies, also while there is no daemon.
-//! 2. Elsewhere it is a child of the daemon in a session and, where there is a place for it, a cgroup of its own.
+//! 2. Elsewhere it is a child of the daemon, in a session of its own and, where possible, a cgroup of its own.
 //!
 //! A daemon that has left its container ([`on_host`]) starts neither in it: a child gets the node's namespaces, and a cgroup
 //! that the kubelet does not kill.
 //!
-//! In both cases the lock in the pod's run directory says that the pod has its supervisor, not who started it.
+//! In both cases the lock in the pod's run directory shows that the pod has its supervisor, whichever process started it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -168,7 +168,7 @@ fn quoted(path: &Path) -> String {
     format!("\"{escaped}\"")
 }
 
-/// What a program that failed said.
+/// The output of a program that failed.
 fn complaint(output: io::Result<Output>) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,

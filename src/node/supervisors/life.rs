@@ -25,9 +25,9 @@ pub(super) enum Life {
     Queued(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
     /// It was started or found, and does not answer yet, or does not any more.
     Calling(Calling),
-    /// It tells how it is.
+    /// It sends its status.
     Up(Up),
-    /// It was told to end. It is killed when that takes too long.
+    /// It got SIGTERM. It is killed when its end takes too long.
     Ending { process: Process, kill_at: Instant, cgroup: Option<PathBuf> },
 }
 
@@ -48,17 +48,17 @@ pub(super) struct Calling {
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A supervisor that tells how it is.
+/// A supervisor that sends its status.
 pub(super) struct Up {
     pub(super) watch: StatusWatch,
     pub(super) process: Process,
-    /// It is being told which volumes are wanted.
+    /// A publication of the wanted volumes under way.
     pub(super) change: Option<Change>,
-    /// Whether it has said what it serves.
+    /// Whether it has sent a status.
     pub(super) has_spoken: bool,
 }
 
-/// A supervisor is being told what is wanted of it.
+/// A publication to a supervisor under way.
 pub(super) struct Change {
     pub(super) wanted: Checkpoint,
     pub(super) told: JoinHandle<Result<(), String>>,
@@ -76,7 +76,7 @@ pub(super) enum Event {
     Status(Result<Option<Box<PodStatus>>, AskError>),
     /// It knows which volumes are wanted, or not.
     Changed(Result<(), String>),
-    /// It was told to end long ago.
+    /// It got SIGTERM long ago.
     Overdue,
 }
 

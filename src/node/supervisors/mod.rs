@@ -2,16 +2,16 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `pod` | the task of one pod: what its operations come to |
+//! | `pod` | the task of one pod, which runs its operations |
 //! | `waiting` | the operations that wait for a supervisor |
 //! | `life` | the life of a supervisor, from its start to its end |
 //! | `launch` | starting one, as a unit of systemd or detached |
 //! | `control` | talking to one |
-//! | [`checkpoint`] | what is written down of a pod for the next daemon |
-//! | `retire` | taking away what is left of a pod without a supervisor |
+//! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
+//! | `retire` | removing what is left of a pod without a supervisor |
 //!
-//! The daemon has a pod by the lock in its run directory, not by being the parent of its supervisor: when the daemon is killed, its
-//! supervisors go on, and the next daemon follows them ([`Supervisors::adopt`]).
+//! The daemon finds a pod's supervisor by the lock in the run directory, not as its child: when the daemon is killed, its
+//! supervisors continue, and the next daemon adopts them ([`Supervisors::adopt`]).
 
 pub mod checkpoint;
 mod control;
@@ -73,13 +73,13 @@ pub struct Settings {
     arguments: Vec<OsString>,
 }
 
-/// What is heard of a supervisor.
+/// A report about a supervisor, for the manager.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SupervisorReport {
     /// It answers: the process with this id was started, was found, or has become another version of podfs. Of the objects that were
     /// pushed before, it may know none.
     Up(u32),
-    /// How the pod is: at once, and after each change. One that does not answer any more is reported as such.
+    /// The status of the pod: at once, and after each change; also that its supervisor does not answer any more.
     Status(Box<PodStatus>),
     /// It has ended by itself. The next mount of a volume starts another one with all volumes that it served.
     Gone,
@@ -159,7 +159,7 @@ fn own_program() -> io::Result<PathBuf> {
 }
 
 impl Supervisors {
-    /// Nothing is started yet. The receiver hears of all supervisors; it has to be read for operations to go on.
+    /// Nothing is started yet. The receiver gets the reports about all supervisors; operations block unless it is read.
     pub fn new(settings: Settings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
         let (reports, heard) = mpsc::channel(REPORTS);
         let shared = Shared {
@@ -177,7 +177,7 @@ impl Supervisors {
         (Supervisors { shared: Arc::new(shared) }, heard)
     }
 
-    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. Of one that is dead, nothing is heard; the next
+    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. There are no reports about a dead one; the next
     /// mount of a volume starts it again.
     pub fn adopt(&self, pod: &Reconstructed) {
         if pod.checkpoint.is_some() {
@@ -206,7 +206,7 @@ impl Supervisors {
         self.ask(pod, |answer| Request::Unmount { volume: volume.to_owned(), answer }).await
     }
 
-    /// Takes away everything of a pod, whether it has a supervisor or not.
+    /// Removes everything of a pod, whether it has a supervisor or not.
     ///
     /// # Errors
     /// What stays, in a sentence.
@@ -230,7 +230,7 @@ impl Supervisors {
         control::remount(&self.shared.settings.run_directory.join(pod.as_str()), volumes).await
     }
 
-    /// The pod is described anew: what is written down of it follows.
+    /// The pod's source has changed the pod: writes its checkpoint.
     pub fn update(&self, pod: &NodePod) {
         self.shared.send(&pod.pod.identity.uid, Request::Update(pod.clone()));
     }
@@ -253,7 +253,7 @@ impl Supervisors {
         }
     }
 
-    /// Writes down whether an agent has released the pod.
+    /// Records whether an agent has released the pod.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -303,7 +303,7 @@ impl Shared {
     }
 }
 
-/// Does what may take a moment on a thread for that.
+/// Runs a call that may block on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match spawn_blocking(work).await {
         Ok(done) => done,

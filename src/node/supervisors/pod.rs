@@ -1,10 +1,10 @@
 //! The task of one pod: it alone starts, changes and ends the pod's supervisor, so operations on its volumes share one.
 //!
-//! 1. What the supervisor is to serve is written down before the supervisor is told or started. So whoever comes next, this daemon or
-//!    another one, starts it with all volumes that it served before: none is taken from a container by a restart.
-//! 2. A pod has its supervisor while a process holds the lock in its run directory. One is started only when none does.
-//! 3. The supervisor ends with its last volume. What it leaves, if it does not end as it should, is taken away then.
-//! 4. The task ends when there is nothing left to do or to watch. What comes afterwards begins with what is written down.
+//! 1. The task writes the checkpoint of the pod before it starts the supervisor or publishes volumes to it. So this daemon or the
+//!    next one starts a supervisor with all volumes of the last one, and a restart takes none from a container.
+//! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts one only when none does.
+//! 3. The supervisor ends with its last volume. If it fails to clean up, the task does.
+//! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
 mod files;
 
@@ -31,7 +31,7 @@ use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::{PodState, PodStatus};
 
-/// The longest pause before a supervisor is called again.
+/// The longest pause before the task calls a supervisor again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a supervisor may be silent before that is reported.
 const SILENT: Duration = Duration::from_secs(3);
@@ -50,7 +50,7 @@ pub(super) enum Request {
     End(oneshot::Sender<Result<(), String>>),
     /// The pod is described anew.
     Update(NodePod),
-    /// Whether an agent has released the pod, to be written down.
+    /// To record whether an agent has released the pod.
     Released(bool, oneshot::Sender<Result<(), String>>),
     /// To look whether there is a supervisor.
     Adopt,
@@ -66,9 +66,9 @@ pub(super) struct PodTask {
     directory: PathBuf,
     /// What is wanted of the supervisor; none until a volume was.
     wanted: Option<Checkpoint>,
-    /// What is written down.
+    /// The checkpoint on disk.
     written: Option<Checkpoint>,
-    /// What the supervisor was started with or told last.
+    /// What the supervisor was started with, or got by the last publication.
     told: Option<Checkpoint>,
     life: Life,
     waiting: Waiting,
@@ -98,7 +98,7 @@ impl PodTask {
         }
     }
 
-    /// Does what is asked for until nothing is left to do. Gives the receiver back: what has come meanwhile is for the next task.
+    /// Serves requests until nothing is left to do. Gives the receiver back: later requests are for the next task.
     pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<Request> {
         self.begin().await;
         loop {
@@ -126,13 +126,13 @@ impl PodTask {
         }
     }
 
-    /// Goes on from what is written down, and with the supervisor that lives.
+    /// Continues with the checkpoint, and with the supervisor that lives.
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
         match found.0 {
             Ok(checkpoint) => self.wanted = checkpoint,
-            Err(error) => warn!("what is written down of pod {} is lost: {error}", self.uid),
+            Err(error) => warn!("the checkpoint of pod {} is lost: {error}", self.uid),
         }
         self.written.clone_from(&self.wanted);
         self.told.clone_from(&self.wanted);
@@ -253,13 +253,13 @@ impl PodTask {
         }
     }
 
-    /// The supervisor says how it is.
+    /// Takes a status of the supervisor.
     async fn hear(&mut self, status: PodStatus) {
         if let Life::Up(up) = &mut self.life
             && !std::mem::replace(&mut up.has_spoken, true)
             && let Some(told) = &mut self.told
         {
-            // A daemon that was killed may have written down less than it had told.
+            // A daemon that was killed may have published more than its checkpoint has.
             told.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
         }
         self.status = Some(status.clone());
@@ -376,7 +376,7 @@ impl PodTask {
         self.fail_all(FailureKind::Final, reason);
     }
 
-    /// Tells the supervisor to end.
+    /// Stops the supervisor.
     async fn stop(&mut self) {
         let process = match std::mem::replace(&mut self.life, Life::Absent) {
             Life::Up(Up { process, .. }) | Life::Calling(Calling { process: Some(process), .. }) => process,
@@ -389,14 +389,14 @@ impl PodTask {
             Ok(true) => {}
             Ok(false) => process.signal(Signal::TERM),
             Err(reason) => {
-                warn!("{reason}; its supervisor is told itself");
+                warn!("{reason}; podfs sends SIGTERM to the supervisor itself");
                 process.signal(Signal::TERM);
             }
         }
         self.life = Life::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
-    /// Takes away what is left of the pod, which has no supervisor.
+    /// Removes what is left of the pod, which has no supervisor.
     async fn take_away(&mut self) {
         let (settings, checkpoints, uid) =
             (self.shared.settings.clone(), self.shared.checkpoints.clone(), self.uid.clone());

@@ -1,7 +1,7 @@
-//! Taking away what is left of a pod that has no supervisor and that the node does not have any more.
+//! Removes what is left of a pod that has no supervisor and that the node does not have any more.
 //!
-//! The checkpoint goes last. A retirement that was killed is finished by the next one, whatever was done of it: each step leaves
-//! alone what is gone already, and what is still there is found by its name or is still written down.
+//! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips what is gone
+//! already, and finds the rest by its name or its record.
 
 use std::path::Path;
 

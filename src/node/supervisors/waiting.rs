@@ -1,4 +1,4 @@
-//! The operations of a pod that wait for its supervisor, and what they are answered.
+//! The operations of a pod that wait for its supervisor, and their results.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Waiting {
         self.ends.push(answer);
     }
 
-    /// Answers the mounts of volumes that the supervisor was told of and that are there.
+    /// Answers the mounts of volumes that were published to the supervisor and that are mounted.
     pub(super) fn mounted(&mut self, status: &PodStatus, is_told: impl Fn(&str) -> bool) {
         let is_there = |name: &str| {
             let is_mounted = |state| matches!(state, VolumeState::Live | VolumeState::Silent);

@@ -1,9 +1,9 @@
 //! The actual state of the world: the volumes that are mounted, or may be.
 //!
 //! Invariants:
-//! 1. A volume of which anything may have to be undone is here, as mounted or uncertain, until an unmount has succeeded.
+//! 1. A volume that may need an unmount is here, as mounted or uncertain, until an unmount has succeeded.
 //! 2. Only a mounted volume can have a remount required.
-//! 3. A volume that an earlier daemon left is uncertain until its supervisor has said how it is, or until it was mounted again.
+//! 3. A volume that an earlier daemon left is uncertain until its supervisor has reported its state, or until it was mounted again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -148,7 +148,8 @@ impl ActualWorld {
                 volume.mount = VolumeMount::NotMounted;
                 volume.remount_required = false;
             }
-            (false, _) => {}
+            // It may be half mounted, and its supervisor goes on with it: no earlier daemon's any more.
+            (false, _) => volume.reconstructed = false,
         }
     }
 
@@ -168,9 +169,12 @@ impl ActualWorld {
         }
     }
 
-    /// Forgets volumes that are not mounted and that `is_wanted` does not name.
-    pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) {
-        self.volumes.retain(|id, volume| volume.mount != VolumeMount::NotMounted || is_wanted(id));
+    /// Forgets volumes that are not mounted and that `is_wanted` does not name. Gives them.
+    pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
+        let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == VolumeMount::NotMounted);
+        let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
+        over.iter().for_each(|id| drop(self.volumes.remove(id)));
+        over
     }
 }
 

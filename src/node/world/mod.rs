@@ -1,4 +1,4 @@
-//! The two worlds: what is wanted, and what is there. Plain data; nothing here does I/O or looks at a clock.
+//! The desired and the actual state of the world. Plain data; nothing here does I/O or reads a clock.
 //!
 //! | module | owns |
 //! |---|---|

@@ -35,7 +35,7 @@ fn pem(bodies: &[&str]) -> String {
     bodies.iter().map(|body| format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")).collect()
 }
 
-/// Two bundles of one signer, one that is nobody's, and one of another signer.
+/// Two bundles of one signer, one without a signer, and one of another signer.
 fn bundles() -> Objects {
     let bundle = |name: &str, rest: &str, bodies: &[&str]| {
         let pem = pem(bodies).replace('\n', "\\n");

@@ -1,5 +1,5 @@
-//! ClusterTrustBundles of signers: all of a signer are followed, and volumes pick theirs by labels. So one watch will do
-//! for a signer, however many volumes there are.
+//! ClusterTrustBundles of signers: podfs follows all bundles of a signer, and volumes select theirs by labels. So one watch
+//! for a signer suffices, however many volumes there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Signers {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes in what was told. Whether the bundles differ then.
+    /// Takes news of a signer. Gives whether the bundles have changed.
     pub(super) fn take(&mut self, signer: &str, told: Told<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
@@ -99,7 +99,7 @@ impl Signers {
         self.signers.values().flat_map(|signer| signer.bundles.iter().flat_map(|bundles| bundles.values()))
     }
 
-    /// Why nobody knows which bundles there are.
+    /// For each signer whose bundles are unknown, the reason.
     pub(super) fn absences(&self) -> impl Iterator<Item = (Missing, String)> {
         let unknown = self.signers.iter().filter(|(_, signer)| signer.bundles.is_none());
         unknown.map(|(name, signer)| (Missing::BundlesOf(name.clone()), signer.question.why(&title_of_signer(name))))
@@ -111,7 +111,7 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
     format!("ClusterTrustBundles of {signer}")
 }
 
-/// Tells what bundles a signer has, for as long as anything listens.
+/// Sends the bundles of a signer, until the receiver is gone.
 async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender<(String, Told<Bundles>)>) {
     let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
@@ -136,7 +136,7 @@ impl<T: Served> SignerTeller<T> {
         SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
-    /// All that the signer has, when it differs. Not to be cancelled: what was heard would be lost.
+    /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> Told<Bundles<T>> {
         let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(told) => told,

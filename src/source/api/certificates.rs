@@ -2,11 +2,11 @@
 //! (KEP-4317), and asks for the next one, for another key, long before the certificate ends.
 //!
 //! 1. A key exists in the memory of this process and in volumes, and nowhere else. Another process asks for another certificate.
-//! 2. Key and chain are told together, so a volume never shows one without the other (PC-01).
-//! 3. A signer that denies a request, or fails it, is not asked again for this pod (PC-02). A certificate from before stays until it
-//!    ends.
-//! 4. The next certificate is asked for when the signer says, and up to five minutes later, so that not all pods ask at once (PC-03).
-//!    A request that is gone without an answer is made anew.
+//! 2. The task sends key and chain together, so a volume never shows one without the other (PC-01).
+//! 3. After a signer has denied or failed a request, podfs does not ask it again for this pod (PC-02). An earlier certificate stays
+//!    until it ends.
+//! 4. The task asks for the next certificate when the signer says, and up to five minutes later, so that not all pods ask at once
+//!    (PC-03). If a request was deleted without an answer, the task makes another one.
 
 use std::future::pending;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,12 +37,12 @@ use crate::volume::{CertificateKey, CredentialKey, KeyType};
 const SPREAD: Duration = Duration::from_secs(5 * 60);
 /// A certificate is not replaced more often than this, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
-/// How long a server may take to know that a node may read a request which it has made.
+/// How long the server's authorizer may take to allow a node to read a request that the node has made.
 const UNRELATED: Duration = Duration::from_secs(30);
 /// What a volume waits for while a signer has not answered.
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
-/// Tells a certificate with its key, and another one in time, for as long as anybody listens.
+/// Sends a certificate with its key, and the next one in time, until the receiver is gone.
 pub(super) async fn keep_certified(
     client: Client,
     owner: Owner,
@@ -78,7 +78,7 @@ pub(super) async fn keep_certified(
                 if is_over {
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
-                // The reason first, so that the certificate never misses without one.
+                // The reason first, so that a missing certificate always has one.
                 if !teller.waits(error).await || is_over && !teller.send(Told::Absent).await {
                     return;
                 }
@@ -88,7 +88,7 @@ pub(super) async fn keep_certified(
     }
 }
 
-/// Tells what becomes of a certificate. Each call says whether there is a listener.
+/// Sends news of a certificate. Each call gives whether there is a receiver.
 struct Teller {
     credential: CredentialKey,
     title: String,
@@ -128,7 +128,7 @@ impl From<ApiError> for Ended {
     }
 }
 
-/// What is asked for, and for which pod.
+/// The requested certificate, and its pod.
 struct Request {
     client: Client,
     owner: Owner,
@@ -137,7 +137,7 @@ struct Request {
 }
 
 impl Request {
-    /// Makes a key, asks for a certificate for it, and waits for that. The teller tells why it takes time.
+    /// Makes a key, requests a certificate for it, and waits for the answer. The teller reports why it waits.
     async fn certificate(&mut self, teller: &Teller) -> Result<Grant, Ended> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
@@ -192,7 +192,7 @@ impl Request {
         KeyPair::generate_for(algorithm).map_err(|error| Ended::Refused(format!("cannot make a private key: {error}")))
     }
 
-    /// The object that asks for the certificate. Its signing request is empty but for the public key, as the kubelet's is.
+    /// The object that requests the certificate. Its signing request has only the public key, as that of the kubelet.
     async fn body(&self, pair: &KeyPair) -> Result<Value, Ended> {
         let Owner { pod, service_account, node } = &self.owner;
         let node = node.as_deref().ok_or_else(|| Ended::Refused("the pod is not on a node".to_owned()))?;

@@ -1,8 +1,8 @@
-//! What is wrong with objects, in the log: one line for each cause and not for each object or each answer. A cause that lasts is repeated every ten minutes, and its end is logged, both with counts.
+//! Problems with objects, in the log: one line for each cause, not for each object or each answer. podfs repeats a cause that lasts
+//! every ten minutes, and logs its end, both with counts.
 //!
-//! A refusal (403) and a busy server are logged only when they last: after a start of the API server they pass within
-//! seconds, for every object. That changes were forgotten (410) is no trouble at all. Outages are logged elsewhere, once
-//! for all objects.
+//! podfs logs a refusal (403) and a busy server only when they last: after a start of the API server they pass within
+//! seconds, for every object. A 410 is no problem. Outages are logged elsewhere, once for all objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(10);
 /// How often a cause that lasts is repeated.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// What the log has said of objects.
+/// What was logged about objects.
 #[derive(Default)]
 pub(crate) struct Journal {
     complaints: Complaints,
-    /// Whether it said that the server is away.
+    /// Whether an outage was logged.
     away: bool,
 }
 

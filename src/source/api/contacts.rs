@@ -1,6 +1,6 @@
-//! Contacts: for each object that is asked for, what is known of the talk with the server about it, and what follows from
-//! all of them: since when the server cannot be reached, and whether the pod was deleted there. The tasks that follow
-//! objects write it, `podfs status` reads it; it is locked for moments.
+//! Contacts: the state of the requests for each object, and what follows from all of them: since when the server cannot be
+//! reached, and whether the pod was deleted there. The tasks that follow objects write it, `podfs status` reads it; it is
+//! locked only briefly.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,7 +33,7 @@ pub struct Unreachable {
 pub struct Contact {
     /// Up to which resource version everything is known, if anything is.
     pub version: Option<String>,
-    /// What is done about it, in a word.
+    /// The state of its follower, in a word.
     pub doing: &'static str,
     /// What is wrong at this moment.
     pub trouble: Option<String>,
@@ -101,13 +101,13 @@ impl Contacts {
         talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
-    /// Nobody asks for it any more.
+    /// podfs follows the object no more.
     pub(crate) fn forget(&self, object: &str) {
         self.lock().objects.remove(object);
     }
 
     fn lock(&self) -> MutexGuard<'_, Talk> {
-        self.0.lock().expect("nobody panics while contacts are locked")
+        self.0.lock().expect("no code panics while contacts are locked")
     }
 }
 

@@ -1,11 +1,11 @@
-//! Events: what is wrong with volumes, told to the pod in the kubelet's form (ME-02), so that `kubectl describe pod` shows it.
+//! Events of the pod about its volumes, in the kubelet's form (ME-02), so that `kubectl describe pod` shows them.
 //!
-//! An event is a series: what happens again increments the `count` of the same object. Its name follows from the pod, the
-//! volume's message and the reason, so a podfs that was started anew goes on with the series of the one before. The server
-//! deletes events after a time of its own, an hour usually; a series whose object is gone begins again.
+//! An event is a series: a repetition increments the `count` of the same object. Its name follows from the pod, the
+//! volume's message and the reason, so a podfs that was started again continues the series of the last one. The server
+//! deletes events after a time of its own, an hour usually; then podfs begins a new series.
 //!
-//! Nothing else depends on events. What cannot be posted because the server is away or busy is posted later; what the server
-//! refuses is tried again with the next repetition.
+//! Nothing else depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
+//! refuses it, podfs tries again with the next repetition.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -27,10 +27,10 @@ use crate::manifest::pod::PodIdentity;
 
 /// Longest message the API takes.
 const MAX_MESSAGE: usize = 1024;
-/// Most series whose count is remembered. The server tells the counts of others.
+/// Most series whose count podfs remembers. It reads the counts of others from the server.
 const MAX_COUNTS: usize = 256;
 
-/// Where the conditions of volumes are told. Cheap to clone.
+/// The conditions of volumes, from which events are made. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Conditions(Arc<Told>);
 
@@ -42,7 +42,7 @@ struct Told {
 }
 
 impl Conditions {
-    /// Tells the condition of a volume at this moment. Never waits.
+    /// Sets the present condition of a volume. Never waits.
     pub(crate) fn tell(&self, volume: &str, condition: Condition) {
         let mut last = self.0.last.lock().expect("no code panics while it is locked");
         last.insert(volume.to_owned(), condition);
@@ -54,7 +54,7 @@ impl Conditions {
     }
 }
 
-/// Posts events about the conditions of a pod's volumes, which are told to the first result.
+/// Posts events about the conditions of a pod's volumes, which the caller sets in the first result.
 pub(crate) fn post(
     client: Client,
     pod: PodIdentity,

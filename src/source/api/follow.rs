@@ -1,8 +1,7 @@
-//! Everything that the server is asked for, put together: the pod, and the objects that its volumes refer to. Whatever
-//! comes in leads to another snapshot at once.
+//! Makes snapshots of the pod and of the objects that its volumes refer to. Each change leads to another snapshot at once.
 //!
-//! Files win: what manifest files describe is taken from them, and the server is not asked for it. An object that is
-//! not known yet, or that podfs may not read, is absent for a reason; one that does not exist is just absent.
+//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that podfs
+//! may not read, is absent for a reason; one that does not exist is just absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -36,7 +35,7 @@ use crate::volume::{BundleKey, CredentialKey, Volume};
 const GRACE: Duration = Duration::from_millis(300);
 const QUEUE: usize = 64;
 
-/// All that is followed.
+/// The followed pod and objects.
 pub(super) struct Follow {
     client: Client,
     files: Option<(FileSource, Snapshot)>,
@@ -50,11 +49,11 @@ pub(super) struct Follow {
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
-    /// Where the tasks tell what they hear.
+    /// Where the tasks send their news.
     tell: Sender<(ObjectKey, Told<NamedObject>)>,
     told: Receiver<(ObjectKey, Told<NamedObject>)>,
     pods: Option<(Receiver<Told<Pod>>, Task)>,
-    /// Objects of which it was said that they come from files.
+    /// Objects for which the log has said that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
 }
@@ -85,7 +84,7 @@ enum News {
 }
 
 impl News {
-    /// When it came in: files were heard of by another thread.
+    /// When it came in: another thread watches files.
     fn heard(&self) -> Option<std::time::Instant> {
         match self {
             News::Files(snapshot) => snapshot.heard,
@@ -123,7 +122,7 @@ impl Follow {
         }
     }
 
-    /// Goes by this pod of the server, whose changes the follower tells.
+    /// Follows this pod of the server.
     pub(super) fn with_pod(mut self, pod: Pod, follower: crate::kube::follower::Follower) -> Follow {
         let (tell, told) = channel(QUEUE);
         let uid = pod.identity.uid.as_str().to_owned();
@@ -151,7 +150,7 @@ impl Follow {
         self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
-    /// Publishes a snapshot whenever something differs, for as long as anybody listens.
+    /// Publishes a snapshot after each change, until the receiver is gone.
     pub(super) async fn publish(mut self, snapshots: watch::Sender<Snapshot>) {
         loop {
             let news = tokio::select! {
@@ -205,7 +204,7 @@ impl Follow {
         }
     }
 
-    /// Takes in what was told. Whether the snapshot differs then.
+    /// Takes news of a task. Gives whether the snapshot has changed.
     fn take(&mut self, news: News) -> bool {
         let differs = match news {
             News::Files(snapshot) => self.take_files(snapshot),
@@ -253,7 +252,7 @@ impl Follow {
             }
             Told::Absent => {
                 self.contacts.pod_is_there(false);
-                info!("the pod is gone from the API server; its volumes stay as they are until podfs is told to stop");
+                info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
             Told::Alive | Told::Trouble(_) => false,
@@ -261,7 +260,7 @@ impl Follow {
     }
 
     fn take_object(&mut self, key: &ObjectKey, told: Told<NamedObject>) -> bool {
-        // A task that is not wanted any more may have told something before it ended.
+        // A task that was ended may have sent news before that.
         if !self.objects.contains_key(key) {
             return false;
         }
@@ -291,7 +290,7 @@ impl Follow {
         }
     }
 
-    /// Follows what is referred to and not in files, and nothing else.
+    /// Follows exactly the objects that are referred to and not in files.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
         let (contacts, journal) = (&self.contacts, &mut self.journal);

@@ -9,15 +9,15 @@
 //! | `certificates` | certificates of the pod, likewise |
 //! | `start` | the pod, before anything is served |
 //! | `live` | the pod, or the template of the workload, that the server has at this moment |
-//! | `follow` | everything that is followed, put together as snapshots |
+//! | `follow` | snapshots of the pod and all followed objects |
 //! | `question` | what the server was asked and has not answered |
-//! | `complaints` | what is wrong with objects, in the log |
-//! | `events` | what is wrong with volumes, told to the pod |
+//! | `complaints` | problems with objects, in the log |
+//! | `events` | problems with volumes, as events of the pod |
 //! | `notices` | which events are due |
-//! | [`contacts`] | what is known of the talk with the server, for `podfs status` |
+//! | [`contacts`] | the state of the requests to the server, for `podfs status` |
 //!
-//! One thread owns the connection and all that is followed. It publishes snapshots; [`ApiSource::changed`] only waits for
-//! the next publication, so it may be cancelled at any point, and a slow caller skips what is out of date already.
+//! One thread owns the connection and all followers. It publishes snapshots; [`ApiSource::changed`] only waits for
+//! the next publication, so it may be cancelled at any point, and a slow caller skips outdated snapshots.
 
 mod bundles;
 mod certificates;
@@ -81,7 +81,7 @@ pub enum TokenPolicy {
     Empty,
 }
 
-/// An API server that is asked for objects, and tells of their changes.
+/// An API server as the source of objects and their changes.
 pub struct ApiSource {
     updates: Receiver<Snapshot>,
     contacts: Contacts,
@@ -92,16 +92,16 @@ pub struct ApiSource {
 struct Begun {
     follow: Follow,
     snapshot: Snapshot,
-    /// Where to tell the conditions of the pod's volumes.
+    /// The conditions of the pod's volumes, if events are posted.
     conditions: Option<Conditions>,
 }
 
 impl ApiSource {
-    /// Begins to follow what is planned. A pod that is asked for by name is waited for while the server is away;
-    /// objects are waited for only for a moment.
+    /// Begins to follow the pod and its objects. While the server is unreachable, it waits for a pod that is known by name only;
+    /// for objects it waits only a moment.
     ///
     /// # Errors
-    /// Settings that cannot be used, and a pod that waiting will not bring.
+    /// Settings that cannot be used, and a pod that cannot be read.
     pub fn open(plan: Plan) -> Result<(ApiSource, Snapshot), StartError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -114,7 +114,7 @@ impl ApiSource {
         let of_thread = contacts.clone();
         let serve = move || {
             runtime.block_on(async {
-                // Whoever opens the source waits for what is sent.
+                // `open` waits for this.
                 let Begun { follow, snapshot, conditions } = match begin(plan, of_thread).await {
                     Ok(it) => it,
                     Err(error) => return drop(begun.send(Err(error))),
@@ -130,9 +130,9 @@ impl ApiSource {
         Ok((ApiSource { updates, contacts, conditions }, snapshot))
     }
 
-    /// The next snapshot that differs in what is known. Cancel-safe.
+    /// The next snapshot that differs in the pod or its objects. Cancel-safe.
     ///
-    /// Trouble with the server is logged and leaves what is known in use; it never ends the wait.
+    /// Trouble with the server is logged, and the last snapshot stays in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
         // The publishing thread outlives `self`, unless it panics; then nothing ever changes again.
         if self.updates.changed().await.is_err() {
@@ -141,14 +141,14 @@ impl ApiSource {
         self.updates.borrow_and_update().clone()
     }
 
-    /// Tells the condition of a volume at this moment, for the server to show with the pod.
+    /// Sets the present condition of a volume, for events of the pod.
     pub fn tell(&self, volume: &str, condition: Condition) {
         if let Some(conditions) = &self.conditions {
             conditions.tell(volume, condition);
         }
     }
 
-    /// What is known of the talk with the server.
+    /// The state of the requests to the server.
     pub fn contacts(&self) -> Contacts {
         self.contacts.clone()
     }

@@ -1,4 +1,4 @@
-//! Which events are due: what is wrong with each volume of the pod, and that it was mounted after all.
+//! Which events are due: failures of each volume of the pod, and a later success.
 //!
 //! 1. A failure is due when it has lasted for a second, and again every ten minutes for as long as it lasts.
 //! 2. A success is due only after a failure that was posted.
@@ -17,14 +17,14 @@ const REPEAT: Duration = Duration::from_secs(600);
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 
-/// How a volume is.
+/// The condition of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// It is mounted, and current.
     Mounted,
     /// It could not be mounted or refreshed, for this reason.
     Failing(String),
-    /// A container has the kubelet's volume in its place: this sentence is told once.
+    /// A container has the kubelet's volume in its place: the event with this sentence is posted once.
     Kept(String),
 }
 
@@ -193,7 +193,7 @@ mod tests {
         let mut notices = Notices::new(start);
         notices.hear("v".to_owned(), failing("a"), start);
         let now = start + SETTLE;
-        assert_eq!(notices.due(now), notices.due(now), "nobody said that it was posted");
+        assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
         notices.done("v", false, now);
         assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
         notices.hear("v".to_owned(), Condition::Mounted, now);

@@ -1,5 +1,5 @@
-//! One object of the server, followed by a task of its own: what comes of it is parsed here and told to the task that puts
-//! the objects together.
+//! One object of the server, which a task of its own follows: the task parses each version, and sends it to the task that makes
+//! snapshots.
 
 use std::marker::PhantomData;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
-/// What a task says about the object it follows.
+/// News of a task about the object that it follows.
 #[derive(Debug)]
 pub(crate) enum Told<T> {
     /// This is the object now.
@@ -78,7 +78,7 @@ impl Served for NamedObject {
 }
 
 /// Follows an object until it cannot change any more: a claim or a PersistentVolume that is bound.
-/// The content of an immutable object is read once (MG-02); its metadata tells when it was deleted and made again.
+/// The content of an immutable object is read once (MG-02); its metadata shows when it was deleted and made again.
 pub(crate) struct ObjectTeller<T> {
     teller: Teller,
     title: String,
@@ -93,7 +93,7 @@ impl<T: Served> ObjectTeller<T> {
         ObjectTeller { teller, title: key.to_string(), contacts, is_settled: false, _of: PhantomData }
     }
 
-    /// What is new; nothing any more when it cannot change. Not to be cancelled: what was heard would be lost.
+    /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> Option<Told<T>> {
         if self.is_settled {
             return None;
@@ -127,11 +127,11 @@ pub(super) async fn follow_object(
     }
 }
 
-/// Who tells of an object.
+/// How podfs gets news of an object.
 enum Teller {
     Follower {
         follower: Follower,
-        /// The uid of the immutable object whose metadata is followed.
+        /// The uid of the immutable object, of which only the metadata is watched.
         immutable: Option<String>,
     },
     Poller(Poller),
@@ -261,7 +261,7 @@ fn is_bound(object: &NamedObject) -> bool {
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 
-/// Writes down how the talk about it goes.
+/// Records the state of the requests for it.
 pub(super) fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
     match told {
         Told::Trouble(error) => contacts.trouble(title, doing, error),

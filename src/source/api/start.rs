@@ -1,5 +1,5 @@
-//! The start: the pod, when the server is the only one who knows it. Nothing can be served before it is known, so this
-//! waits for a server that is away, and fails where waiting does not help.
+//! The start: reads the pod when no manifest file describes it. podfs cannot serve anything before that, so this
+//! waits for an unreachable server, and fails where waiting does not help.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ use crate::manifest::pod::Pod;
 
 /// How long a server may go on refusing.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may go on saying that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
+/// How long it may answer that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
 /// or any pod after a restart of the server, only after some seconds.
 const TIMEOUT_FOR_RIGHTS: Duration = Duration::from_secs(30);
 
@@ -90,7 +90,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// The pod of that name, and the follower that hears of its changes.
+/// The pod of that name, and the follower of its changes.
 pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();

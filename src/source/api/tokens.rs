@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
@@ -38,6 +38,8 @@ const SPREAD: Duration = Duration::from_secs(10);
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// Clocks can be set, and time passes while a machine sleeps: so often the age of a token is looked at.
 const LOOK: Duration = Duration::from_secs(600);
+/// The longest that an answer may have been on its way, and clocks that are right may differ by.
+const TOLERANCE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
 /// All tokens and certificates of a pod.
@@ -50,7 +52,7 @@ pub(crate) struct Issued {
     told: Receiver<(CredentialKey, Told<Token>)>,
 }
 
-/// Whom tokens are for. Those of another pod or another service account are of no use (TK-07).
+/// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) pod: PodIdentity,
@@ -102,7 +104,7 @@ impl Issued {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes in what was told. Whether the tokens differ then.
+    /// Takes news of a token. Gives whether the tokens have changed.
     pub(crate) fn take(&mut self, key: &CredentialKey, told: Told<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
@@ -180,7 +182,7 @@ impl Owner {
     }
 }
 
-/// Tells a token, and another one in time, for as long as anybody listens.
+/// Sends a token, and the next one in time, until the receiver is gone.
 async fn keep_issued(
     client: Client,
     owner: Owner,
@@ -194,11 +196,18 @@ async fn keep_issued(
     let below = [owner.service_account.as_str(), "token"];
     let mut retry = Retry::new(client.clone());
     let mut life: Option<Life> = None;
+    let mut is_warned = false;
     loop {
         let answer = client.create(Resource::SERVICE_ACCOUNT, Some(&owner.pod.namespace), &below, &request).await;
         match answer.and_then(|answer| Grant::parse(answer, SystemTime::now())) {
-            Ok(Grant { token, life: granted }) => {
+            Ok(Grant { token, life: granted, clocks_differ }) => {
                 retry.reset();
+                if clocks_differ && !std::mem::replace(&mut is_warned, true) {
+                    warn!(
+                        "{title}: the clocks of this node and of the API server differ by more than a minute; podfs replaces the \
+                         token by the time that passes; set the clocks"
+                    );
+                }
                 contacts.heard(&title, "issued", None);
                 if tell.send((key.clone(), Told::Is(token.into()))).await.is_err() {
                     return;
@@ -216,7 +225,7 @@ async fn keep_issued(
                 if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
                     return;
                 }
-                // The reason first, so that the token never misses without one.
+                // The reason first, so that a missing token always has one.
                 if is_over && tell.send((key.clone(), Told::Absent)).await.is_err() {
                     return;
                 }
@@ -230,6 +239,8 @@ async fn keep_issued(
 struct Grant {
     token: Token,
     life: Life,
+    /// Whether the clock of this node or that of the server is wrong: the token ends before now, or long after its whole life.
+    clocks_differ: bool,
 }
 
 /// When a token or a certificate is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
@@ -261,7 +272,7 @@ struct Status {
 }
 
 impl Grant {
-    /// Reads the server's answer. Nothing of it is told when it is wrong: there is a token in it.
+    /// Reads the server's answer. An error quotes nothing of it, because it has a token.
     fn parse(answer: Value, now: SystemTime) -> Result<Grant, ApiError> {
         let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
         let answer: Answer =
@@ -270,14 +281,16 @@ impl Grant {
         let Status { token, expiration_timestamp } =
             status.ok_or_else(|| nonsense("the answer of the server has no token"))?;
         let expires = SystemTime::from(expiration_timestamp.0);
-        let left = expires.duration_since(now).unwrap_or_default();
-        if left.is_zero() {
-            let sentence = "the server issued a token that has expired already; the clock here, or there, is wrong";
-            return Err(nonsense(sentence));
+        let by_clock = expires.duration_since(now).unwrap_or_default();
+        let whole = answer.spec.expiration_seconds.map_or(by_clock, Duration::from_secs);
+        if whole.is_zero() {
+            return Err(nonsense("the server issued a token that has expired already"));
         }
-        let whole = answer.spec.expiration_seconds.map_or(left, Duration::from_secs);
+        let clocks_differ = by_clock.is_zero() || by_clock > whole + TOLERANCE;
+        // A token that was issued just now is good for its whole life, whatever the clocks say.
+        let left = if by_clock.is_zero() { whole } else { by_clock.min(whole) };
         let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
-        Ok(Grant { token, life: Life::new(now, whole, left, fastrand::f64()) })
+        Ok(Grant { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
     }
 }
 
@@ -320,6 +333,8 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
+
     use super::*;
 
     const MINUTE: u64 = 60;
@@ -360,6 +375,22 @@ mod tests {
     }
 
     #[test]
+    fn tk_05_a_token_is_good_for_its_life_whatever_the_clocks_say() {
+        let grant = |hours: u64| {
+            let until =
+                json!(Time(Timestamp::from_second(i64::try_from(hours * HOUR).expect("a number")).expect("a time")));
+            let answer =
+                json!({"spec": {"expirationSeconds": HOUR}, "status": {"token": "t", "expirationTimestamp": until}});
+            let grant =
+                Grant::parse(answer, SystemTime::UNIX_EPOCH + Duration::from_secs(100 * HOUR)).expect("a token");
+            (grant.life.end.as_secs(), grant.clocks_differ)
+        };
+        assert_eq!(grant(101), (HOUR, false));
+        assert_eq!(grant(77), (HOUR, true), "the clock of the node is a day ahead");
+        assert_eq!(grant(125), (HOUR, true), "the clock of the node is a day behind");
+    }
+
+    #[test]
     fn tk_05_clocks_that_differ_do_not_lead_to_a_storm_of_requests() {
         assert_eq!(due(HOUR, 5 * MINUTE), MINUTE);
         assert_eq!(due(HOUR, 10), 5);
@@ -395,10 +426,8 @@ mod tests {
             |answer: Value| Grant::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);
         let answer = |token: &str, until: &str| json!({"spec": {"expirationSeconds": 3600}, "status": {"token": token, "expirationTimestamp": until}});
         assert_eq!(parse(answer("hunter2", "2030-03-17T18:46:40Z")), Ok(Duration::from_secs(3600)));
-        assert_eq!(
-            parse(answer("hunter2", "2030-03-17T17:46:40Z")),
-            Err("the server issued a token that has expired already; the clock here, or there, is wrong".to_owned())
-        );
+        let expired = json!({"status": {"token": "hunter2", "expirationTimestamp": "2030-03-17T17:46:40Z"}});
+        assert_eq!(parse(expired), Err("the server issued a token that has expired already".to_owned()));
         assert_eq!(parse(answer("", "2030-03-17T18:46:40Z")), Err("the answer of the server has no token".to_owned()));
         assert_eq!(parse(answer("hunter2", "tomorrow")), Err("the answer of the server is no TokenRequest".to_owned()));
     }

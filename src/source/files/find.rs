@@ -11,8 +11,8 @@ use super::read::FileId;
 use super::route::{Route, is_manifest};
 use super::watch::Watcher;
 
-/// How often the way is looked at again when it has changed between looking and watching. Links that are switched all
-/// the time are not waited for: each switch causes another scan.
+/// How often the search repeats when the path has changed between looking and watching. It does not wait for links that are
+/// switched all the time: each switch causes another scan.
 const ATTEMPTS: usize = 4;
 
 /// What a configured path is for.

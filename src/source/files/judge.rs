@@ -34,7 +34,7 @@ pub(super) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// The events raised while the files were read have been heard already.
+    /// The watcher has already received the events that were raised while the files were read.
     pub(super) fn new(rested: Rested, activity: &'a mut Activity) -> Self {
         Self { rested, activity, seen: HashSet::new(), restless: None }
     }
@@ -73,8 +73,8 @@ impl<'a> Judge<'a> {
         self.restless
     }
 
-    /// A writer changes a file before the kernel tells. So a file changed in place is at rest only when it was heard to
-    /// come to rest; and one that has become empty is about to be filled, unless it stays so for a while.
+    /// The event of a write comes after the write. So a file changed in place is at rest only after an event or a time that
+    /// shows it; and one that has become empty is about to be filled, unless it stays so for a while.
     fn is_at_rest(&self, target: &Target, stamp: Stamp, before: Option<Stamp>) -> bool {
         let rest = self.rested.get(&target.real);
         let Some(before) = before else { return true };
@@ -90,7 +90,7 @@ impl<'a> Judge<'a> {
 fn judge_failure(target: &Target, problem: SourceError, known: bool) -> Result<Verdict, Trouble> {
     let path = || target.path.clone();
     match problem {
-        // Whatever else lies in a directory is none of our business.
+        // Other entries of a directory do not matter.
         SourceError::WrongType { .. } if target.listed => Ok(Verdict::Drop),
         SourceError::Missing(_) if target.listed => Ok(Verdict::Drop),
         SourceError::Missing(_) | SourceError::Dangling(_) if known && target.role == Role::Pod => {

@@ -1,4 +1,4 @@
-//! What the files say: the last good documents of each, and what they add up to.
+//! The content of the files: the last good documents of each, and their sum.
 //!
 //! One scan finds the files, reads those that changed, waits for the events of the meantime, and takes over every file
 //! that was at rest. A file in trouble keeps its last good documents. A [`Sum`] says what documents are and what those of

@@ -1,16 +1,16 @@
 //! Manifest files as a source.
 //!
-//! One thread owns the files: it hears of changes ([`watch`]), finds the files ([`find`]), reads what changed ([`read`]),
-//! works out what they come to ([`ledger`]) and publishes it: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or whatever
-//! else a [`Sum`] makes of them ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
-//! cancelled at any point, and a slow caller skips snapshots that are out of date already.
+//! One thread owns the files: it watches them ([`watch`]), finds them ([`find`]), reads changed ones ([`read`]), adds up their
+//! documents ([`ledger`]) and publishes the sum: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or what another
+//! [`Sum`] makes of them ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
+//! cancelled at any point, and a slow caller skips outdated snapshots.
 //!
 //! Why no change is lost and no half-written file is shown:
 //!
 //! 1. Every directory a configured path goes through is watched before anything is read ([`route`]), so what changes
 //!    after the reading raises an event that causes another scan.
-//! 2. The kernel queues events in order. After reading, the scan waits until the events queued meanwhile have been
-//!    heard ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`judge`]).
+//! 2. The kernel queues events in order. After reading, the scan waits until it has received all events queued
+//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`judge`]).
 //! 3. A file that changed in place counts only after its writer has closed it, or after a second without a write.
 //! 4. What is left out keeps its last good documents, and is looked at again by 1 or by the second's end.
 
@@ -169,7 +169,7 @@ pub(crate) struct Scanned<W> {
 
 impl SummedFiles {
     /// Reads a directory of manifests, or a file of them, and everything anew that changes. Files with problems are left
-    /// out, and the path itself need not be there yet. `publish` hears of each scan; the first one follows soon.
+    /// out, and the path itself need not exist yet. `publish` gets the result of each scan; the first one comes soon.
     ///
     /// # Errors
     /// The kernel's limits on inotify.

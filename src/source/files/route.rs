@@ -1,8 +1,8 @@
 //! Which directory entries decide what the configured paths lead to.
 //!
 //! A path changes its meaning when any component of it, or of a symbolic link on the way, is replaced: a ConfigMap
-//! volume switches `..data`, a deployment switches a parent directory. So the path is followed here as the kernel would
-//! follow it, and every entry that was looked up is noted. Where a path ends early, the missing entry is the last one.
+//! volume switches `..data`, a deployment switches a parent directory. So this module resolves the path as the kernel would,
+//! and notes every entry that it looks up. Where a path ends early, the missing entry is the last one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

@@ -1,7 +1,7 @@
 //! Which files are being written, and which have come to rest.
 //!
-//! A file rewritten in place passes through states nobody wants to see: empty, then half written. A writer's `close`
-//! ends that. Some writers keep the file open or change it through a mapping; for them, a second of quiet is enough.
+//! A file that is rewritten in place is invalid for a while: empty, then half written. The writer's `close` ends that. Some
+//! writers keep the file open or change it through a mapping; such a file is at rest after a second without a change.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ pub(super) enum Rest {
 /// Files that have come to rest since the last scan.
 pub(super) type Rested = HashMap<PathBuf, Rest>;
 
-/// What has been heard since the last scan began. Paths are real paths.
+/// The events since the last scan began. Paths are real paths.
 #[derive(Default)]
 pub(super) struct Activity {
-    /// When a file was last written to, or a directory was made: who makes a directory is about to fill it.
+    /// When a file was last written to, or a directory was made: a new directory is about to be filled.
     writing: HashMap<PathBuf, Instant>,
     rested: Rested,
-    /// Something differs that only a scan can tell.
+    /// Something has changed that only a scan can find.
     stirred: bool,
 }
 
@@ -63,7 +63,7 @@ impl Activity {
         self.stir();
     }
 
-    /// A scan begins; it is told what has come to rest.
+    /// A scan begins, with the files that have come to rest.
     pub(super) fn begin_scan(&mut self) -> Rested {
         self.stirred = false;
         std::mem::take(&mut self.rested)

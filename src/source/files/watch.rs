@@ -1,7 +1,7 @@
-//! Hears of changes, by inotify.
+//! Watches for changes, by inotify.
 //!
-//! Only directories are watched: an entry of them is how a file is replaced, and writes to a file are reported there
-//! too. Events that tell of reading are dropped at once; the scan's own reading raises them.
+//! The watcher watches only directories: a file is replaced through its entry there, and the kernel reports writes to a file
+//! there, too. It drops events of reading at once; the scan's own reading raises them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the kernel may take to report the marker. It takes microseconds.
 const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What the watching thread is told.
+/// A message for the watching thread.
 pub(super) enum Signal {
     /// Something happened to a file.
     Event(notify::Result<Event>),
@@ -36,7 +36,7 @@ pub(super) enum Signal {
     Stop,
 }
 
-/// The watches, and what has been heard.
+/// The watches, and the events received.
 pub(super) struct Watcher {
     inotify: INotifyWatcher,
     signals: Receiver<Signal>,
@@ -47,7 +47,7 @@ pub(super) struct Watcher {
     /// Events were lost; nothing known about files holds any more.
     lost_track: bool,
     stopped: bool,
-    /// When the last wait had something to hear.
+    /// When the last wait received an event.
     heard: Option<Instant>,
     pub(super) activity: Activity,
 }
@@ -97,7 +97,7 @@ impl Watcher {
             news = true;
             match self.inotify.watch(&directory, RecursiveMode::NonRecursive) {
                 Err(error) if is_not_found(&error) => continue,
-                // Who may pass through a directory but not list it cannot watch it either.
+                // A process that may pass through a directory but not list it cannot watch it either.
                 Err(error) if is_denied(&error) => {}
                 Err(error) => return Err(watch_error(directory, error)),
                 Ok(()) => {}
@@ -129,12 +129,12 @@ impl Watcher {
         }
     }
 
-    /// When the change was heard of that the last [wait](Self::wait) ended for.
+    /// When the event came that ended the last [wait](Self::wait).
     pub(super) fn heard(&self) -> Option<Instant> {
         self.heard
     }
 
-    /// Hears every event that the kernel has queued so far.
+    /// Receives every event that the kernel has queued so far.
     pub(super) fn catch_up(&mut self) {
         let patience = Instant::now() + MARKER_TIMEOUT;
         self.marker.put();
@@ -150,7 +150,7 @@ impl Watcher {
     /// Waits for one signal that matters, until `until` at the latest.
     fn hear(&mut self, until: Option<Instant>) -> Heard {
         while !self.stopped {
-            // A deadline counts even when there is always something to hear.
+            // The deadline counts even if events never stop.
             let signal = match until.map(|until| until.checked_duration_since(Instant::now())) {
                 None => self.signals.recv().map_err(RecvTimeoutError::from),
                 Some(None) => return Heard::Nothing,
@@ -215,7 +215,7 @@ enum Heard {
 }
 
 /// A pipe of our own among the watched files. The kernel queues the event of a write to it behind all events that were
-/// queued before: once it is heard, so are they.
+/// queued before: when it arrives, they have arrived.
 struct Marker {
     reader: PipeReader,
     writer: PipeWriter,
@@ -242,7 +242,7 @@ impl Marker {
 fn tells_of_reading(event: &notify::Result<Event>) -> bool {
     event.as_ref().is_ok_and(|event| match event.kind {
         EventKind::Access(kind) => kind != AccessKind::Close(AccessMode::Write),
-        // Its two halves are told as well.
+        // Its two halves are events of their own.
         EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => true,
         _ => false,
     })

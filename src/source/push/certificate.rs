@@ -28,7 +28,7 @@ pub struct Certificate {
     /// How long it may be valid at most, in seconds: a day, if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_expiration_seconds: Option<i32>,
-    /// What the pod tells the signer.
+    /// The pod's annotations for the signer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub user_annotations: BTreeMap<String, String>,
 }

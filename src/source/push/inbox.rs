@@ -1,4 +1,4 @@
-//! What was pushed, all together.
+//! All pushed objects of a pod.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct Known {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
     pub(super) tokens: BTreeMap<CredentialKey, Token>,
-    /// What the agent cannot tell about, with its reasons.
+    /// What is unknown to the agent, with its reasons.
     pub(super) missing: Vec<(Missing, String)>,
     pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
     /// Whether that is no problem yet.

@@ -29,7 +29,7 @@ pub struct Push {
     /// Whether everything that was pushed before is forgotten first.
     #[serde(default)]
     pub replace: bool,
-    /// All that volumes refer to and the agent cannot tell about at this moment. An object that was pushed stays; a token is
+    /// All that volumes refer to and that is unknown to the agent at present. An object that was pushed stays; a token is
     /// not used any more. Everything else that was not pushed does not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<Unknown>,
@@ -57,7 +57,7 @@ pub struct Deletion {
     pub name: String,
 }
 
-/// Something that a volume refers to, and the reason why the agent cannot tell about it.
+/// Something that a volume refers to, and the reason why it is unknown to the agent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Unknown {
@@ -78,7 +78,7 @@ pub struct Unknown {
     /// What a volume asks of a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Certificate>,
-    /// Why, in a sentence for people.
+    /// Why, in one sentence.
     pub reason: String,
 }
 

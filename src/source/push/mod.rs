@@ -1,17 +1,16 @@
 //! Objects that an agent of the node pushes: it reads them from the API server for all pods, so that no pod needs a
 //! connection of its own.
 //!
-//! The pod manifest and, if there are any, objects in files are read as ever ([`FileSource`]); an object found there is
-//! taken from there. Everything else comes through the [`Inbox`], which the control socket fills.
+//! [`FileSource`] reads the pod manifest and objects in files, which win over pushed ones. Everything else comes through the
+//! [`Inbox`], which the control socket fills.
 //!
-//! 1. A push is taken as a whole or not at all: it is parsed and checked before anything of it can be seen, and what it
-//!    comes to is published in one step.
-//! 2. Before the first push nobody knows what exists: volumes wait, also for what is optional. After it, what was not pushed
-//!    does not exist.
-//!    For the first two seconds, that is no problem yet.
-//! 3. What was pushed is in this process alone. When another one goes on with the pod, volumes keep what they show
+//! 1. A push is taken as a whole or not at all: the inbox parses and checks all of it, and then publishes it in one step.
+//! 2. Before the first push it is unknown which objects exist: volumes wait, also for optional ones. After it, objects that were
+//!    not pushed do not exist.
+//!    For the first two seconds, a missing push is not reported as a problem.
+//! 3. Pushed objects are only in this process. When another one takes the pod over, volumes keep what they show
 //!    and wait for the next push.
-//! 4. The agent speaks for the API server: an immutable object that it pushes with other content was deleted and made
+//! 4. The agent knows the API server's state: an immutable object that it pushes with other content was deleted and created
 //!    again meanwhile.
 
 mod certificate;
@@ -42,7 +41,7 @@ pub use message::{Deletion, Push, PushError, Taken, Unknown};
 /// Why a token is not there.
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
 
-/// How long the first push may take before it is a problem that nothing is known. An agent that starts podfs pushes at once.
+/// How long the first push may take before podfs reports a problem. An agent that starts podfs pushes at once.
 const FIRST_PUSH: Duration = Duration::from_secs(2);
 
 /// A pod and objects in files, and what is pushed beside them.
@@ -134,7 +133,7 @@ impl PushSource {
     }
 }
 
-/// Everything that volumes refer to, with the reason why nobody knows whether it exists.
+/// Everything that volumes refer to, with the reason why it is unknown whether it exists.
 fn unknown(references: &References, pod: &PodIdentity, node: Option<&str>) -> Vec<(Missing, String)> {
     let object = |kind: ObjectKind, namespace: &str, name: &str| {
         let reason = format!("{} {name:?} is not known yet: nothing was pushed", kind.to_string().to_lowercase());

@@ -1,4 +1,4 @@
-//! Asking a supervisor on its control socket. A supervisor that does not answer costs its caller a few seconds.
+//! A client of a supervisor's control socket. It waits a few seconds for a supervisor that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
@@ -19,13 +19,13 @@ use crate::supervisor::run_dir::socket;
 /// Why a supervisor gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens.
+    /// No process listens.
     #[error("no supervisor listens on {}", .0.display())]
     NobodyListens(PathBuf),
-    /// Somebody listens, but does not answer in time, or closes the connection.
+    /// A process listens, but does not answer in time, or closes the connection.
     #[error("the supervisor (pid {pid}) does not answer: {reason}")]
     Silent {
-        /// Who listens.
+        /// The process that listens.
         pid: u32,
         /// What happened instead.
         reason: String,
@@ -33,14 +33,14 @@ pub enum AskError {
     /// What listens is no supervisor, or one of another version.
     #[error("what pid {pid} answers is not understood: {reason}")]
     Nonsense {
-        /// Who listens.
+        /// The process that listens.
         pid: u32,
         /// What is wrong.
         reason: String,
     },
     /// A process that is not root's listens.
     #[error(
-        "uid {uid} listens on {}, not podfs; nothing was sent to it; find out who has made the socket, and remove it",
+        "uid {uid} listens on {}, not podfs; nothing was sent to it; find out which process has made the socket, and remove it",
         .path.display()
     )]
     OtherUser {
@@ -49,10 +49,10 @@ pub enum AskError {
         /// Whose process it is.
         uid: u32,
     },
-    /// It does not do what it was asked for.
+    /// It refuses the request.
     #[error("the supervisor (pid {pid}) refuses: {reason}")]
     Refused {
-        /// Who listens.
+        /// The process that listens.
         pid: u32,
         /// Why.
         reason: String,
@@ -105,7 +105,7 @@ pub fn ask_for_upgrade(directory: &Path, patience: Duration, mut started: impl F
 /// A question that was asked.
 pub(super) struct Asked {
     pub(super) stream: UnixStream,
-    /// Who listens.
+    /// The process that listens.
     pub(super) pid: u32,
 }
 
@@ -172,10 +172,10 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Answe
 /// Connects to a socket in this directory; calls on it end after a few seconds.
 ///
 /// # Errors
-/// When nobody listens, or the socket cannot be used.
+/// When no process listens, or the socket cannot be used.
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
-    // Connecting waits for room in the queue of one that does not accept.
+    // Connecting waits for room in the queue of a listener that does not accept.
     let patience = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &patience)?;
     setsockopt(&stream, ReceiveTimeout, &patience)?;

@@ -1,5 +1,5 @@
 //! Questions that take work on volumes. The supervisor's task does it and gives the answer to the client's thread, which
-//! waits for a moment: a volume that hangs costs its client that moment, and nobody else anything.
+//! waits for a moment: a volume that hangs delays its client by that moment, and no other client.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::protocol::{Answer, ContainerRequest};
 /// How long the volumes may take. A client waits two seconds for an answer.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What the supervisor's task is asked to do.
+/// The work that the supervisor's task has to do.
 #[derive(Debug)]
 pub(in crate::supervisor) enum Task {
     /// To make ready what a container mounts.
@@ -36,7 +36,7 @@ impl Errand {
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
 
-    /// Whether the client waits no more. What is done by then stays done: it finds it when it asks again.
+    /// Whether the client waits no more. Work that is done stays done: the client finds it when it asks again.
     pub(in crate::supervisor) fn is_late(&self) -> bool {
         self.until <= Instant::now()
     }
@@ -47,7 +47,7 @@ impl Errand {
     }
 }
 
-/// Has the supervisor's task do this.
+/// Lets the supervisor's task do this.
 pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> Answer {
     let (errand, answered) = Errand::new(task);
     match desk.try_send(errand) {

@@ -1,9 +1,9 @@
-//! Telling those that follow a pod how it is.
+//! Sends a pod's status to the programs that follow the pod.
 //!
 //! 1. A follower costs a small task on the supervisor's runtime and no thread. It is not among the few clients that are served at
 //!    once; most followers have a limit of their own.
 //! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
-//! 3. A follower that does not read is dropped after two seconds; one that hung up, or says something, at once.
+//! 3. A follower that does not read is dropped after two seconds; one that hung up, or sends something, at once.
 //! 4. A status is sent when it differs from the last one in more than ages and counts of requests: the first change of a burst at
 //!    once, the others together after 50 ms.
 
@@ -26,7 +26,7 @@ use crate::supervisor::status::store::StatusStore;
 const MAX_FOLLOWERS: usize = 8;
 /// From one status to the next.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often a pod that is not well is looked at: what is wrong with it may be over with time alone.
+/// How often the status of a pod with a problem is read: some problems end by time alone.
 const GLANCE: Duration = Duration::from_secs(1);
 
 /// Those that follow the pod.
@@ -37,7 +37,7 @@ pub(super) struct Followers {
 }
 
 impl Followers {
-    /// Nobody follows the pod yet. To be called on the supervisor's runtime.
+    /// No followers yet. To be called on the supervisor's runtime.
     pub(super) fn new() -> Followers {
         Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
     }
@@ -47,10 +47,10 @@ impl Followers {
         self.gone.notified().await;
     }
 
-    /// Tells the program at the other end how the pod is from now on.
+    /// From now on sends each change of the pod's status to the program at the other end.
     ///
     /// # Errors
-    /// Why it is not told.
+    /// Why it cannot follow the pod.
     pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Result<(), String>> {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
             return Ok(Err(format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them")));
@@ -66,7 +66,7 @@ impl Followers {
     }
 }
 
-/// Tells one follower, until it is gone.
+/// Sends the status to one follower, until it is gone.
 async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemaphorePermit) -> Option<()> {
     let mut stream = UnixStream::from_std(stream).ok()?;
     let mut changes = store.changes();
@@ -93,7 +93,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
     }
 }
 
-/// Waits until the follower hangs up, or says something that it was not asked for.
+/// Waits until the follower hangs up, or sends anything.
 async fn is_over(stream: &UnixStream) {
     while stream.readable().await.is_ok() {
         match stream.try_read(&mut [0]) {

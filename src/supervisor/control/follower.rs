@@ -1,4 +1,4 @@
-//! Following a pod: its supervisor tells how it is, after each change.
+//! Following a pod: its supervisor sends the status after each change.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::protocol::{Answer, Envelope, LONGEST_ANSWER, Question};
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::status::PodStatus;
 
-/// A connection on which a supervisor tells how its pod is. Closing it ends that.
+/// A connection on which a supervisor sends its pod's status. Closing it ends that.
 pub struct Follower {
     stream: UnixStream,
     path: PathBuf,

@@ -1,7 +1,7 @@
 //! The control socket: `control.sock` in the pod's run directory, on which commands and agents ask the supervisor.
 //!
-//! A connection is one question and its answer, or the answers of one that follows the pod, framed as the messages to the server are
-//! ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
+//! A connection is one question and its answer, or the answers to a program that follows the pod, framed as the messages to the
+//! server are ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
 //!
 //! | module | owns |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `client` | asking a supervisor |
 //! | `errand` | questions that take work on volumes, which the supervisor's task does |
 //! | `server` | answering, without the supervisor's task |
-//! | `follow`, `follower` | telling the status after each change, and hearing it |
+//! | `follow`, `follower` | sending the status after each change, and receiving it |
 //! | `questions` | asking a server that may not answer |
 
 mod client;

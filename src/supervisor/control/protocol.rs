@@ -15,7 +15,7 @@ use crate::mounts::{ContainerMount, Environment};
 use crate::source::{Push, Taken};
 use crate::supervisor::status::PodStatus;
 
-/// The version of this protocol. Another one is not understood, and says so.
+/// The version of this protocol. A message of another version is refused, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
 /// How long a question may take to arrive, and how long an answer may take to be taken.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,13 +27,13 @@ pub const LONGEST_PUSH: usize = 16 << 20;
 /// Most bytes of an answer: a few hundred for each volume.
 pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 
-/// What the supervisor is asked for.
+/// The questions to a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Question {
     /// How the pod is.
     Status,
-    /// A line per FUSE request on the pipe that comes with this question, until nobody reads it.
+    /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
     Trace {
         /// The volume's name.
         volume: String,
@@ -74,7 +74,7 @@ pub struct ContainerRequest {
     /// Its runtime can make mounts read-only with everything below them.
     #[serde(default)]
     pub recursive_read_only: bool,
-    /// Nothing but volumes is asked for: another program has the pod's `/etc/hosts` and the termination log.
+    /// The container needs only volumes: another program has the pod's `/etc/hosts` and the termination log.
     #[serde(default)]
     pub only_volumes: bool,
 }

@@ -1,5 +1,5 @@
-//! Questions to a server that may not answer. One thread asks them, one after another, so that nobody else waits for it:
-//! neither the supervisor's task, nor the threads that commit.
+//! Questions to a server that may not answer. One thread asks them, one after another, so that only this thread waits for the
+//! server: neither the supervisor's task does, nor the threads that commit.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, channel, sync_channel};
@@ -16,7 +16,7 @@ type Question = Box<dyn FnOnce() + Send>;
 pub(super) struct Questions(OnceLock<SyncSender<Question>>);
 
 impl Questions {
-    /// What `question` comes to, or nothing when that is not known within `patience`.
+    /// The result of `question`, or none if it takes longer than `patience`.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -24,7 +24,7 @@ impl Questions {
     ) -> Option<T> {
         let (answer, answered) = channel();
         let asks = self.0.get_or_init(start);
-        // Whoever wanted to know may have gone by then.
+        // The asking thread may have given up by then.
         asks.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
         answered.recv_timeout(patience).ok()
     }

@@ -2,12 +2,10 @@
 //!
 //! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
-//! 3. A few clients are served at once. One that is there longer than a question takes is cut off when others come.
-//! 4. Only what changes something is handed over to the supervisor's task: a wish for an upgrade, one at a time, and changes of
-//!    the volumes, a few at a time, which the task answers itself; and errands, whose end the client's thread waits for, for a
-//!    moment only.
-//! 5. What the server has to be asked is asked by `Questions`, and sources of the host are looked at by `capacity`. They may not
-//!    answer.
+//! 3. A few clients are served at once. When others come, a client that is there longer than a question takes is disconnected.
+//! 4. Only requests that change something go to the supervisor's task: an upgrade, one at a time, and changes of the volumes, a
+//!    few at a time, which the task answers itself; and errands, for whose end the client's thread waits a moment only.
+//! 5. `Questions` asks the server, and `capacity` the sources of the host, because either may not answer.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -54,7 +52,7 @@ pub struct Caller {
     connection: UnixStream,
 }
 
-/// What the supervisor's task is asked to change.
+/// A change that the supervisor's task has to make.
 #[derive(Debug)]
 pub(in crate::supervisor) enum Change {
     /// To serve the volumes of this manifest, too.
@@ -158,12 +156,12 @@ fn answer(directory: &Path, desk: &Arc<Desk>) -> io::Result<UnixListener> {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Whoever waits in accept(2) wakes and ends.
+        // Wakes the thread in accept(2), which then ends.
         let _ = shutdown(self.listener.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     }
 }
 
-/// Who accepts.
+/// The thread that accepts connections.
 struct Reception {
     desk: Arc<Desk>,
     clients: Vec<Client>,
@@ -178,7 +176,7 @@ struct Desk {
     followers: Followers,
 }
 
-/// Somebody who is being answered. Their thread holds the stream, too, until it is done.
+/// A client that is being answered. Its thread holds the stream, too, until it is done.
 struct Client {
     since: Instant,
     stream: Arc<UnixStream>,
@@ -209,7 +207,7 @@ impl Reception {
         let (desk, stream) = (Arc::clone(&self.desk), Arc::clone(&client.stream));
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
-            // A client who went away, or whose question is none, is not told.
+            // A client that is gone, or that sent no valid question, gets no answer.
             if serve(&stream, &desk).unwrap_or(Attention::Over) == Attention::Over {
                 let _ = stream.shutdown(Shutdown::Both);
             }

@@ -96,7 +96,7 @@ impl Adoption {
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
 fn discard(about: &About, served: Adopted, site: &MountPoint) {
-    warn!("volume {:?} of the podfs before is not wanted any more", about.volume);
+    warn!(volume = about.volume, "volume {:?} of the podfs before is not wanted any more", about.volume);
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
@@ -107,8 +107,8 @@ fn discard(about: &About, served: Adopted, site: &MountPoint) {
     drop(served);
 }
 
-/// Looks for a server in the pod's run directory, and takes it over with its volumes. One that cannot be taken over is killed, after `refused`
-/// was told why: what it serves is mounted anew.
+/// Looks for a server in the pod's run directory, and takes it over with its volumes. If that fails, calls `refused` with the
+/// reason and kills the server: its volumes are mounted anew.
 pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,

@@ -23,7 +23,7 @@ pub struct Assignment {
     pub volumes: Vec<Volume>,
     /// Where they are to be seen.
     pub site: Site,
-    /// The right to serve them, where somebody else might.
+    /// The right to serve them, if other supervisors could serve the pod too.
     pub claim: Option<Claim>,
     /// What is left of a podfs that served the pod before.
     pub inheritance: Inheritance,
@@ -39,7 +39,7 @@ pub struct Assignment {
     pub sub_path: SubPathMode,
     /// Whether an agent watches the mount table, and asks for a Remount of volumes that another process has unmounted.
     pub agent_watches_mounts: bool,
-    /// Whether the content of emptyDirs stays when the supervisor is told to end, and an agent deletes it.
+    /// Whether the content of emptyDirs stays when a signal ends the supervisor, for an agent to delete.
     pub keep_empty_dirs: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,

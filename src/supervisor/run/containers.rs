@@ -1,4 +1,4 @@
-//! Errands for containers: what one mounts is made ready before it starts, and taken away after its end.
+//! Errands for containers: what a container mounts is prepared before it starts, and removed after its end.
 //!
 //! An errand takes work on several volumes. It waits for each by itself: as soon as a volume has nothing to do, the errand
 //! sends it to a blocking thread with its part. So a volume that hangs delays this errand and no other volume. When all
@@ -20,7 +20,8 @@ use super::work::{Done, Outcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource, plan,
+    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource,
+    Propagation, plan,
 };
 use crate::supervisor::control::{Answer, ContainerRequest, Errand, Task};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
@@ -239,6 +240,7 @@ impl Supervisor {
                 index: mount.index,
                 path: path.clone(),
                 read_only: mount.read_only,
+                both_ways: mount.propagation == Propagation::Bidirectional,
             });
         }
         let parts = parts.into_iter().map(|(place, requests)| (place, Part::Prepare(requests))).collect();
@@ -251,7 +253,7 @@ impl Supervisor {
         let container = container.map(str::to_owned);
         let is_concerned = |volume: &Volume| {
             let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
-            // A thread that has the lock may wait; then its volume is asked, too.
+            // Another thread may hold the lock while it waits on a mount. Then the volume is taken for concerned.
             let mount_points = self.containers.mount_points.try_lock();
             directory.is_some_and(|directory| {
                 mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())

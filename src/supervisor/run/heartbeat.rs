@@ -1,4 +1,4 @@
-//! Telling systemd that the supervisor's task goes on, where the unit wants to hear of it (`WatchdogSec=`).
+//! Notifies systemd that the supervisor's task makes progress, if the unit has a watchdog (`WatchdogSec=`).
 
 use std::future::pending;
 
@@ -21,7 +21,7 @@ impl Heartbeat {
         }))
     }
 
-    /// Waits until it is time, and tells.
+    /// Waits until it is time, and notifies systemd.
     pub(crate) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),

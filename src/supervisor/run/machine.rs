@@ -7,7 +7,7 @@ use rustix::system::sysinfo;
 
 use crate::types::Allocatable;
 
-/// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel tells.
+/// CPUs, memory, and the size of the file system of `volumes`, as far as the kernel reports them.
 pub fn allocatable(volumes: &Path) -> Allocatable {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let memory = sysinfo();

@@ -6,15 +6,15 @@
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
-//! | `containers` | making ready what containers mount, and taking it away |
+//! | `containers` | preparing what containers mount, and removing it |
 //! | `publishing` | volumes that come and go while the pod runs |
 //! | `work` | what is done on blocking threads |
 //! | `table_watch` | when a look at the mount table is due |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `run_directory` | the pod's run directory, made again when another process has deleted it |
 //! | `upgrade` | going on as another version of podfs |
-//! | `orders`, `signals` | what signals tell the supervisor to do |
-//! | `heartbeat` | telling systemd that this process goes on |
+//! | `orders`, `signals` | the orders that the supervisor gets by signals |
+//! | `heartbeat` | notifying systemd's watchdog |
 //! | `shutdown` | ending: unmount everything, or leave it for the next supervisor |
 //! | [`machine`] | what this machine offers to pods |
 
@@ -43,7 +43,7 @@ use podfs_fuse::memory_lock;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, error_span, info, warn};
 
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
@@ -63,17 +63,28 @@ use start::{Prepared, Started};
 use unmount_watch::UnmountWatch;
 use work::{Done, Turn};
 
-/// How long work under way may take when podfs is told to stop, and a server to end.
+/// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long after the start of a pod the memory is given back that it took.
 const TIDY: Duration = Duration::from_secs(1);
 
-/// Serves the volumes until the process is told to stop.
+/// Serves the volumes until a signal ends the process.
 ///
 /// # Errors
 /// When the volumes cannot be served. A missing object is not an error: its volume waits.
 pub async fn run(
+    assignment: Assignment,
+    source: Source,
+    snapshot: Snapshot,
+    report: Report,
+) -> Result<(), SupervisorError> {
+    // An error's span, so that every event has its fields, whatever --log lets through.
+    let span = error_span!("pod", pod = %assignment.identity);
+    run_pod(assignment, source, snapshot, report).instrument(span).await
+}
+
+async fn run_pod(
     assignment: Assignment,
     source: Source,
     snapshot: Snapshot,
@@ -111,7 +122,7 @@ struct Supervisor {
     refresh: Arc<Refresh>,
     version: u64,
     sharing: Sharing,
-    /// By place: where they stand in the manifest, and those that were published later behind them.
+    /// By place: first those of the manifest at the start, in its order, then those published later.
     volumes: BTreeMap<usize, Volume>,
     /// The place of the next volume that is published. None is used twice.
     next_place: usize,
@@ -183,8 +194,8 @@ impl Supervisor {
         self.report.server(self.server.record(), self.server.version());
     }
 
-    /// Tells of each volume before its first refresh: where it is, and, of one that shows something of the host, that it
-    /// waits for its source until that has answered.
+    /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for
+    /// its source until that has answered.
     fn report_volumes(&mut self) {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {

@@ -1,4 +1,4 @@
-//! What the supervisor is told to do by signals.
+//! The orders that a supervisor gets by signals.
 //!
 //! | signal | order |
 //! |---|---|
@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::signals::StopSignals;
 
-/// What a supervisor is told to do.
+/// An order to a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::supervisor) enum Order {
     /// Take the volumes down.

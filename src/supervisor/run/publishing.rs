@@ -2,10 +2,10 @@
 //!
 //! 1. A manifest is published as a whole or not at all. Its new volumes are mounted like those that the pod had at its start;
 //!    what is mounted already is not touched, also if the manifest does not have it.
-//! 2. If the new volumes need a server that may do more, it takes the place of the one that serves, by an ordinary takeover,
-//!    before the first of them is mounted.
-//! 3. A volume that is unpublished is unmounted on a blocking thread. It has its place until that is done; then the client is
-//!    answered.
+//! 2. If the new volumes need a server with more privileges, it replaces the current server by an ordinary takeover before the
+//!    first of them is mounted.
+//! 3. A volume that is unpublished is unmounted on a blocking thread. It stays in the table until that is done; then the client
+//!    gets its answer.
 //! 4. The supervisor may be killed at any moment. What it mounted is written down before, and the next supervisor, with the
 //!    manifest that the agent wrote for it, adopts what is wanted and takes away what is not.
 
@@ -180,7 +180,7 @@ impl Supervisor {
         self.volumes.extend((first..).zip(added));
     }
 
-    /// Tells the source which volumes there are.
+    /// Gives the source the current list of volumes.
     fn want(&mut self) {
         let volumes = self.volumes.values().cloned().collect();
         if let Some(snapshot) = self.source.want(volumes) {
@@ -258,7 +258,7 @@ impl Supervisor {
         }
         match &outcome {
             Ok(()) => info!(volume = name, "volume is unmounted; the pod goes on without it"),
-            Err(error) => warn!("{error}"),
+            Err(error) => warn!(volume = name, "{error}"),
         }
         let Some(leader) = place else { return };
         self.departures.leaders.remove(&leader);
@@ -304,7 +304,7 @@ impl Supervisor {
     }
 
     /// Takes away what an earlier supervisor made for volumes that the pod has no more: parts that containers mount, bind mounts,
-    /// which no server told of, and the content of emptyDirs.
+    /// which no server listed, and the content of emptyDirs.
     pub(super) fn drop_what_is_not_wanted(&mut self) {
         let Some(homes) = self.setting.site.homes() else { return };
         let Setting { site, .. } = &self.setting;

@@ -55,7 +55,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the server listen at a new socket. The server may take its time to answer.
+    /// Makes the server listen at a new socket. The server may take its time to answer.
     fn let_server_listen(&self, directory: PathBuf) {
         let server = self.server.client();
         spawn_blocking(move || {

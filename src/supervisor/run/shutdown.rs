@@ -4,16 +4,16 @@
 //! 1. No new work is started; work under way is given two seconds, then the server is killed, which
 //!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
 //!    is not mounted yet.
-//! 2. Each volume is unmounted while the server still answers; one that ends or hangs meanwhile is not waited for.
+//! 2. The volumes are unmounted while the server still answers, a few at the same time: the kernel lets each unmount wait until
+//!    no CPU looks at the mount any more. A server that ends or hangs meanwhile is killed, so that no unmount waits for it.
 //!    When podfs was told to stop, the content of emptyDirs is deleted; after a failure the next podfs finds it again.
 //! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What one does not unmount stays written
 //!    down for the next podfs of the pod, and for `podfs cleanup`.
-//! 4. The server's socket is closed; it ends by itself, and is killed if it does not. Nobody is answered on the control
-//!    socket any more.
+//! 4. The server's socket is closed; the server ends by itself, and is killed if it does not. The control socket closes.
 //! 5. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
 //!
-//! A supervisor that is told to leave finishes what is under way and ends without a step of this. What is left is what a crash
-//! leaves, so the next one adopts it.
+//! The order to leave the volumes (SIGUSR1) makes a supervisor finish the work under way and end without any of these steps. The
+//! volumes are left as after a crash, so the next supervisor adopts them.
 
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ use crate::supervisor::volume::{End, PodVolume, Setting, State};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all that is tried again.
 const DRIVERS: Duration = Duration::from_secs(123);
+/// How many volumes are unmounted at the same time.
+const AT_ONCE: usize = 16;
 /// How long after a driver failed it is called again.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -54,20 +56,7 @@ impl Supervisor {
                 warn!("a source does not answer; its volume is left as it is");
             }
         }
-        let volumes: Vec<_> = self.idle.drain().map(|(_, volume)| volume).collect();
-        let all = volumes.len();
-        for (done, volume) in volumes.into_iter().enumerate() {
-            self.report.unmounting(all - done);
-            let (name, plugin, began) = (volume.spec().name.clone(), volume.plugin(), Instant::now());
-            let was_mounted = !matches!(volume.state(), State::Waiting(_));
-            let taken_down = self.take_down(volume, end).await;
-            if was_mounted {
-                self.report.operated("volume_unmount", &plugin, taken_down.is_ok(), began.elapsed());
-            }
-            if let Err(error) = taken_down {
-                warn!("volume {:?}: {error}", name.as_str());
-            }
-        }
+        self.unmount_all(end).await;
         if end == End::Clean {
             self.leave_devices().await;
         }
@@ -93,26 +82,60 @@ impl Supervisor {
         }
     }
 
-    /// Takes a volume down. A server that is lost meanwhile is not waited for.
-    async fn take_down(&mut self, volume: PodVolume, end: End) -> Result<(), MountError> {
-        let mut work = spawn_blocking(move || volume.take_down(end));
-        let done = tokio::select! {
-            done = &mut work => Some(done),
-            () = self.server.lost() => None,
-        };
-        let done = match done {
-            Some(done) => done,
-            None => {
-                warn!("the server is gone while the volumes are unmounted");
-                self.server.kill().await;
-                work.await
+    /// Unmounts all volumes.
+    async fn unmount_all(&mut self, end: End) {
+        let mut waiting = std::mem::take(&mut self.idle).into_values();
+        let mut unmounting = JoinSet::new();
+        loop {
+            for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
+                unmounting.spawn_blocking(move || Unmounted::of(volume, end));
             }
-        };
-        done.expect("a blocking thread that panics ends the process")
+            match waiting.len() + unmounting.len() {
+                0 => return,
+                left => self.report.unmounting(left),
+            }
+            tokio::select! {
+                Some(unmounted) = unmounting.join_next() => {
+                    self.note_unmounted(unmounted.expect("a blocking thread that panics ends the process"));
+                }
+                () = self.server.lost() => {
+                    warn!("the server is gone while the volumes are unmounted");
+                    self.server.kill().await;
+                }
+            }
+        }
+    }
+
+    fn note_unmounted(&mut self, unmounted: Unmounted) {
+        let Unmounted { name, plugin, took, outcome } = unmounted;
+        if let Some(took) = took {
+            self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
+        }
+        if let Err(error) = outcome {
+            warn!(volume = name, "volume {name:?}: {error}");
+        }
     }
 }
 
-/// Has the drivers undo what they have done for the pod. One that hangs delays no other.
+/// What became of a volume that was unmounted.
+struct Unmounted {
+    name: String,
+    plugin: String,
+    /// How long it took, if the volume was mounted.
+    took: Option<Duration>,
+    outcome: Result<(), MountError>,
+}
+
+impl Unmounted {
+    fn of(volume: PodVolume, end: End) -> Unmounted {
+        let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
+        let was_mounted = !matches!(volume.state(), State::Waiting(_));
+        let outcome = volume.take_down(end);
+        Unmounted { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
+    }
+}
+
+/// Makes the drivers undo what they have done for the pod. A driver that hangs delays no other.
 async fn undo_drivers(setting: &Setting) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|(home, _)| undo_until_done(setting.clone(), home)).collect();

@@ -1,4 +1,4 @@
-//! The signals by which podfs is told to end.
+//! The signals that end podfs.
 
 use std::io;
 

@@ -234,7 +234,7 @@ pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> Prof
     volumes.into_iter().map(of_volume).max().unwrap_or(Profile::Projection)
 }
 
-/// The pod's volumes do not depend on whether anybody can ask for their state.
+/// A control socket that cannot be opened is only logged: the pod's volumes do not depend on it.
 fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, desks: Desks) -> Option<Control> {
     let control = Control::open(claim.directory(), report.store(), inbox, desks);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
@@ -249,8 +249,8 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
     }
 }
 
-/// The mount points of projections, which are known from the start, but for those that are mounted already. Those of
-/// passthroughs are made when their sources are found.
+/// Makes the mount points of projections, which are known from the start, except those that are mounted already. The mount points
+/// of passthrough volumes are made when their sources are found.
 fn prepare_mount_points(
     volumes: &[(usize, Volume)],
     kept: &HashMap<usize, Kept>,

@@ -1,8 +1,8 @@
 //! When a look at the mount table of this process is due.
 //!
-//! The kernel marks an open mount table at each change (`proc_pid_mounts(5)`). Every process that watches hears of every mount on
-//! the node, and the table grows with the node: with 1 000 mounts, a read takes 2.5 ms. So a look is due 100 ms after the first
-//! change, when the rest of a burst is over, and then at most once a second.
+//! The kernel marks an open mount table at each change (`proc_pid_mounts(5)`). Every process that watches gets an event for every
+//! mount on the node, and the table grows with the node: with 1 000 mounts, a read takes 2.5 ms. So a look is due 100 ms after
+//! the first change, when the rest of a burst is over, and then at most once a second.
 
 use std::fs::File;
 use std::future::pending;

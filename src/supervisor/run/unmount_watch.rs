@@ -1,6 +1,6 @@
 //! Notices that another process has unmounted a volume.
 //!
-//! The supervisor reads the mount table when that has changed. It never looks at a mount itself: a look may wait for the server
+//! The supervisor reads the mount table when that has changed. It never looks at a mount itself: that may wait for the server
 //! that the supervisor has to replace. Where an agent watches the table for all pods of the node, the supervisor does not: a
 //! hundred pods that start one after the other would cost their supervisors a quarter of a CPU meanwhile.
 

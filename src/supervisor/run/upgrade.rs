@@ -1,14 +1,13 @@
 //! Going on as the podfs that is on disk now.
 //!
-//! 1. The supervisor lets what is under way come to its end, and has the server followed by one of the new program, which
-//!    lives before the other one dies. It starts the new podfs as `podfs server`, which executes its own podfs-fuse, and
-//!    refuses one of another version: both programs are replaced, or neither. A program that does not start is refused here;
-//!    nothing has happened.
-//! 2. It becomes the new program itself (`execve(2)`): the same process, so whoever started it does not notice. Nothing of
-//!    a volume is in its memory alone: the new program adopts the server, as after a crash.
-//! 3. The new program tells whoever asked, on the connection that it finds open, that it is done.
-//! 4. If it cannot adopt the server, it becomes the program before it again, which it finds open too, and that one tells. The
-//!    podfs-fuse of the program before is open as well: what is on disk is of the other version.
+//! 1. The supervisor waits for the work under way, and replaces the server by one of the new program, which runs before the old
+//!    one ends. It starts the new podfs as `podfs server`, which executes its own podfs-fuse, and refuses one of another version:
+//!    both programs are replaced, or neither. A program that does not start is refused here; nothing has happened.
+//! 2. It becomes the new program itself (`execve(2)`): the process id stays, so its parent does not notice. No state of a volume
+//!    is only in its memory: the new program adopts the server, as after a crash.
+//! 3. The new program answers the client that asked for the upgrade, on the connection that `execve` left open.
+//! 4. If it cannot adopt the server, it executes the previous program again, whose file is open too, and that program answers the
+//!    client. The previous podfs-fuse is open as well: the one on disk is of the other version.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -31,24 +30,24 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{Program, UpgradeError};
 use crate::supervisor::status::store::VERSION;
 
-/// What a program says to the one that it becomes.
+/// The state that a program passes to the program that it executes.
 pub(in crate::supervisor) const LEGACY: &str = "PODFS_UPGRADE";
 /// Beside the directory of a podfs that a container has installed, the link to the directory of the last one.
 pub(crate) const CURRENT: &str = "current";
 
 impl Supervisor {
-    /// Goes on as the podfs that is on disk now, for whoever asked for it, who is told how that goes.
+    /// Goes on as the podfs that is on disk now, and answers the client that asked for it, `upgrading`, with the outcome.
     pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Caller) {
-        // Whoever goes on shows it anew.
+        // The program that goes on shows it anew.
         self.report.hide_progress();
         let path = match program_on_disk() {
             Ok(path) => path,
             Err(reason) => return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason })),
         };
         upgrading.answer(&Answer::Upgrade(Upgrade::Started));
-        // What does not end goes on in the new program.
+        // The new program continues work that does not end in time.
         let _ = timeout(TIMEOUT, self.finish_all()).await;
-        // What it came to is looked at again if this program goes on.
+        // If this program goes on, it refreshes all volumes again.
         self.version += 1;
         match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
@@ -74,14 +73,14 @@ pub(in crate::supervisor) struct Continuing {
     upgrading: Caller,
     /// The program before, until it is not needed any more.
     before: Option<OwnedFd>,
-    /// The podfs-fuse of the program before. One that served volumes itself has none.
+    /// The podfs-fuse of the program before. None if that program served volumes itself.
     before_server: Option<OwnedFd>,
     rolled_back: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Legacy {
-    /// Where whoever asked waits for an answer.
+    /// The client's connection, on which it waits for the answer.
     connection: RawFd,
     /// The program before.
     before: Option<RawFd>,
@@ -96,7 +95,7 @@ struct Legacy {
     rolled_back: Option<String>,
 }
 
-/// Whether this process was another version of podfs, which has told it what it left.
+/// Whether this process was another version of podfs, which left its state for this one.
 pub fn is_under_way() -> bool {
     env::var_os(LEGACY).is_some()
 }
@@ -106,19 +105,19 @@ impl Continuing {
     pub(in crate::supervisor) fn find() -> Option<Continuing> {
         let legacy: Legacy = serde_json::from_str(&env::var(LEGACY).ok()?).ok()?;
         let Legacy { connection, before, before_server, rolled_back, .. } = legacy;
-        // SAFETY: whoever started this process as it is now has left the descriptors for it, and this is called once.
+        // SAFETY: the program that executed this one left the descriptors for it, and this is called once.
         let left = |number: Option<RawFd>| number.and_then(|number| unsafe { inherited(number) }.ok());
         let (before, before_server) = (left(before), left(before_server));
         // SAFETY: as above.
         let upgrading = unsafe { Caller::inherited(connection) };
         upgrading
-            .inspect_err(|error| warn!("whoever asked for an upgrade is gone: {error}"))
+            .inspect_err(|error| warn!("the client that asked for an upgrade is gone: {error}"))
             .ok()
             .map(|upgrading| Continuing { upgrading, before, before_server, rolled_back })
     }
 
-    /// The pod's server cannot be gone on with, for this reason: becomes the program before again, if there is one. Returns
-    /// when that is not possible.
+    /// The pod's server cannot be adopted, for this reason: executes the previous program again, if there is one. Returns when
+    /// that is not possible.
     pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
         error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
@@ -132,7 +131,7 @@ impl Continuing {
         error!("the podfs before cannot go on either: {cause}");
     }
 
-    /// The volumes are served as before; whoever asked is told by which program.
+    /// The volumes are served as before: answers the client with the version that serves them.
     pub(in crate::supervisor) fn complete(self) {
         match self.rolled_back {
             None => {
@@ -158,12 +157,12 @@ pub(in crate::supervisor) fn server_program_left() -> Option<OwnedFd> {
 /// When nothing is open there.
 ///
 /// # Safety
-/// The descriptor belongs to nobody else in this process.
+/// No other code in this process owns the descriptor.
 pub(in crate::supervisor) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the flags of a number that is no descriptor cannot be set, and that harms nobody.
+    // SAFETY: for a number that is no descriptor, fcntl(2) fails without any effect.
     let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
     nix::errno::Errno::result(set)?;
-    // SAFETY: it is open, and nobody else's, says the caller.
+    // SAFETY: it is open, and the caller promises that no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -207,13 +206,13 @@ fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) ->
         Err(error) => return error.into(),
     };
     let cause = Command::new(path).arg0("podfs").args(arguments(env::args_os())).env(LEGACY, legacy).exec();
-    // Nobody else is to have them.
+    // The process goes on after all: later children must not inherit them.
     let _ = set(FdFlag::FD_CLOEXEC);
     cause
 }
 
-/// The arguments of this process, but for a descriptor that it has written to and closed, and for a file of settings, which
-/// are in the environment by now: a pod keeps those it was started with.
+/// The arguments of this process, without the descriptor that it has written to and closed, and without the file of settings,
+/// which are in the environment by now: a pod keeps those it was started with.
 pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();

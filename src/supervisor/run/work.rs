@@ -16,7 +16,7 @@ use crate::supervisor::volume::{Attempt, PodVolume, State};
 pub(super) struct Turn {
     /// What it was last refreshed with.
     refreshed: u64,
-    /// When the oldest change was heard of that it was not refreshed with.
+    /// When podfs saw the oldest change that it was not refreshed with.
     pub(super) heard: Option<time::Instant>,
     pub(super) retry_at: Option<Instant>,
 }

@@ -1,7 +1,6 @@
 //! Which recorded paths a podfs believes. A lock file says what an earlier podfs made, so that the next one takes it back;
-//! whoever could write such a file would have podfs unmount and remove what the file names. So podfs touches nothing but
-//! what lies in the pod's run directory and below the root directory that it was given itself, and the cgroup of the pod's
-//! server.
+//! a process that can write such a file could make podfs unmount and remove any path. So podfs touches nothing but what lies in
+//! the pod's run directory and below the root directory that it was given itself, and the cgroup of the pod's server.
 
 use std::ffi::OsStr;
 use std::io;

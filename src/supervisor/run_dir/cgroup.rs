@@ -16,7 +16,7 @@
 //! Without such a cgroup everything works, and the server shares that of podfs.
 //!
 //! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the daemon where
-//! there is a place for it: those who kill all of the daemon's cgroup do not kill the volumes. Where the kubelet kills the daemon's,
+//! there is a place for it: killing all of the daemon's cgroup does not kill the volumes. Where the kubelet kills the daemon's,
 //! it is outside of those that the kubelet kills.
 
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ const OF_SUPERVISOR: &str = "podfs-pod-";
 /// Processes enter by it, and are listed in it.
 const PROCESSES: &str = "cgroup.procs";
 
-/// The cgroup of a pod's server, removed when dropped, unless somebody is still in it.
+/// The cgroup of a pod's server, removed when dropped, unless a process is still in it.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Cgroup {
     path: PathBuf,
@@ -92,7 +92,7 @@ impl Cgroup {
         &self.path
     }
 
-    /// Its directory, for those who start processes in it.
+    /// Its directory, to start processes in it.
     pub(in crate::supervisor) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
@@ -220,7 +220,7 @@ fn visible(own: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
     let below = own.strip_prefix("/").unwrap_or(own);
     let mounts = mounts()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
     let mut places = mounts.map(|mounted| (mounted.at.join(below), mounted.at));
-    // A mount may begin elsewhere than the namespace does; then the path leads to somebody else's cgroup.
+    // A mount may begin elsewhere than the namespace does; then the path leads to a cgroup of other processes.
     let is_own = |path: &Path| listed(path).is_ok_and(|all| all.contains(&std::process::id()));
     Ok(places.find(|(path, _)| is_own(path)).map(|(path, top)| (top, path)))
 }

@@ -1,7 +1,7 @@
 //! One supervisor per pod: a locked file in the pod's run directory.
 //!
-//! The lock, not a process id, says whether somebody serves the pod: the kernel gives it up with its holder, and a process
-//! id may belong to another program by then. The file says what its holder has made.
+//! The lock, not a process id, says whether a supervisor serves the pod: the kernel gives it up with its holder, and a process id
+//! may belong to another program by then. The file says what its holder has made.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -25,7 +25,7 @@ use crate::manifest::pod::PodIdentity;
 
 /// The locked file in the pod's run directory.
 pub const LOCK: &str = "lock";
-/// The socket there on which the supervisor is asked.
+/// The supervisor's control socket there.
 pub const CONTROL: &str = "control.sock";
 /// The socket there on which the server is found by the next supervisor.
 pub const SERVER: &str = "server.sock";
@@ -35,7 +35,7 @@ pub const COUNTS: &str = "counts.json";
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
 
-/// How long somebody may hold the lock of a pod whose supervisor is gone: who cleans up after it, or looks at it.
+/// How long another process may hold the lock of a pod whose supervisor is gone, to clean up after it or to look at it.
 const CLEANING: Duration = Duration::from_secs(3);
 
 /// Why a pod cannot be claimed.
@@ -88,7 +88,7 @@ pub struct Claim {
     leaves_record: bool,
 }
 
-/// What a podfs that ended too early has left behind for the one that claims its pod next.
+/// What a podfs that ended too early has left for the next podfs that claims its pod.
 #[derive(Debug, Default)]
 pub struct Inheritance {
     /// Directories and files it had made for the pod.
@@ -144,7 +144,7 @@ impl Record {
     }
 }
 
-/// Whether somebody holds the claim on the pod of this directory.
+/// Whether a process holds the claim on the pod of this directory.
 pub fn is_held(directory: &Path) -> bool {
     let Ok(file) = trust::open(OpenOptions::new().read(true), &directory.join(LOCK)) else { return false };
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
@@ -175,7 +175,7 @@ impl Claim {
         trust::check(run_directory)?;
         loop {
             run.make(&directory)?;
-            // In a directory such as /tmp, somebody else may have made it first.
+            // In a directory such as /tmp, another user may have made it first.
             trust::check(&directory)?;
             let mut options = OpenOptions::new();
             let file = match trust::open(options.read(true).write(true).create(true).truncate(false), &path) {
@@ -329,7 +329,7 @@ impl Drop for Claim {
         let _ = std::fs::remove_file(self.directory().join(SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
-        // Removed while it is still locked, so that nobody can lock the file that goes.
+        // Removed while it is still locked, so that no process locks the file that goes.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -383,7 +383,7 @@ mod tests {
         std::fs::create_dir(&directory).expect("a directory");
         let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..Record::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(Claim::take(run.path(), root.path(), &pod).expect("nobody holds the lock"));
+        drop(Claim::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
@@ -396,7 +396,7 @@ mod tests {
         let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
         std::fs::write(directory.join(LOCK), "").expect("written");
-        let (cleaner, _) = Claim::take_leftovers(&directory).expect("nobody holds the lock");
+        let (cleaner, _) = Claim::take_leftovers(&directory).expect("no process holds the lock");
         assert!(is_held(&directory));
         std::thread::scope(|scope| {
             let next = scope.spawn(|| Claim::take(run.path(), ROOT.as_ref(), &pod).map(drop));

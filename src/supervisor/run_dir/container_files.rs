@@ -1,5 +1,5 @@
-//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for each start of a container
-//! to leave its termination message in. They are written down before they are written, and go with the pod.
+//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for the termination message of
+//! each start of a container. They are recorded in the claim before they are made, and go with the pod.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -17,7 +17,8 @@ const HOSTS: &str = "etc-hosts";
 const CONTAINERS: &str = "containers";
 /// Everybody in the container may read the hosts file, and its root may write it.
 const HOSTS_MODE: u32 = 0o644;
-/// The container's user writes its message, whoever that is; the directory keeps other users of the node out (MT-08).
+/// Writable for every user, because the container's user writes its message; the directory keeps other users of the node out
+/// (MT-08).
 const LOG_MODE: u32 = 0o666;
 
 /// Why a file cannot be there.
@@ -114,7 +115,7 @@ fn open(path: &Path, is_new: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file this content. One that has it already is not touched: a program of another container may read it.
+/// Gives a file this content. A file that has it already is not touched: a program of another container may read it.
 fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     let mut before = Vec::new();
     Read::by_ref(file).take(text.len() as u64 + 1).read_to_end(&mut before)?;

@@ -1,4 +1,4 @@
-//! What a pod has on the node: its run directory, and what stands around its volumes.
+//! What a pod has on the node: its run directory, and what podfs makes around its volumes.
 //!
 //! | module | owns |
 //! |---|---|

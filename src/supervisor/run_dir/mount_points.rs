@@ -1,5 +1,5 @@
-//! Mount points: what stands on the host around a pod's volumes, and goes with them. Directories and mount points are
-//! written down before they are used, so that the next podfs finds them if this one is killed.
+//! Mount points: what podfs makes on the host for a pod's volumes, and removes with them. Directories and mount points are
+//! recorded before they are used, so that the next podfs finds them if this one is killed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use nix::unistd::mkdtemp;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::Shape;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away};
+use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away, take_away_part};
 use tracing::warn;
 
 use super::claim::{Claim, ClaimError, Inheritance, LOCK};
@@ -113,7 +113,7 @@ impl MountPoints {
     /// # Errors
     /// When it is taken, or cannot be made.
     pub fn prepare(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountError> {
-        // Whoever has claimed the pod may take away what others mounted for it.
+        // With a claim on the pod, this podfs may remove what others mounted for it.
         let leftovers = if self.claim.is_some() { Leftovers::Cover } else { Leftovers::RemoveDead };
         let point = MountPoint::prepare_shape(path, shape, leftovers, &mut self.directories)?;
         self.mark(&point);
@@ -128,7 +128,7 @@ impl MountPoints {
         }
     }
 
-    /// Makes the directory an emptyDir keeps its content in: this one, or one that nobody else knows.
+    /// Makes the directory an emptyDir keeps its content in: this one, or a new one with a name of its own.
     ///
     /// # Errors
     /// When it cannot be made or written down.
@@ -193,7 +193,7 @@ impl MountPoints {
         if !self.has_target(path) {
             self.targets.push(path.to_owned());
         }
-        take_away(path)?;
+        take_away_part(path)?;
         let point = MountPoint::prepare_shape(path, shape, Leftovers::Cover, &mut self.directories)?;
         self.record()?;
         Ok(point)
@@ -220,7 +220,7 @@ impl MountPoints {
         }
         let mut outcome = Ok(());
         for target in targets {
-            match take_away(&target) {
+            match take_away_part(&target) {
                 Ok(()) => self.targets.retain(|other| *other != target),
                 Err(error) => outcome = Err(error.into()),
             }
@@ -298,10 +298,9 @@ impl MountPoints {
     /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.
     pub fn take_back(self) {
         let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
-        for path in targets.into_iter().chain(left) {
-            if let Err(error) = take_away(&path) {
-                warn!("a mount of an earlier podfs stays: {error}");
-            }
+        let parts = targets.iter().map(|target| take_away_part(target));
+        for error in parts.chain(left.iter().map(|path| take_away(path))).filter_map(Result::err) {
+            warn!("a mount of an earlier podfs stays: {error}");
         }
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);

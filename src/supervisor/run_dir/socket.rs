@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 
-/// A socket which only root may connect to, in the place of one that nobody is at any more. It does not listen yet, so
-/// nobody can connect before its mode is set.
+/// A socket which only root may connect to; replaces one that no process uses any more. It does not listen yet, so no process can
+/// connect before its mode is set.
 ///
 /// # Errors
 /// When it cannot be made.
@@ -26,16 +26,16 @@ pub(crate) fn make(directory: &Path, name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects `socket` to whoever listens there.
+/// Connects `socket` to the process that listens there.
 ///
 /// # Errors
-/// When nobody does.
+/// When no process listens.
 pub(crate) fn connect_to(socket: &OwnedFd, directory: &Path, name: &str) -> io::Result<()> {
     let opened = File::open(directory)?;
     Ok(connect(socket.as_raw_fd(), &address(&opened, name)?)?)
 }
 
-/// A socket that is connected to nobody yet.
+/// A socket that is not connected yet.
 ///
 /// # Errors
 /// When there are no descriptors left.

@@ -1,7 +1,7 @@
 //! Which directories podfs trusts with what it writes down: those that only root can change.
 //!
-//! The run directory says what podfs unmounts and removes as root, and has the sockets that get Secrets. Who can write to it, or
-//! put another directory in its place, could make podfs do that anywhere. So its whole path is checked:
+//! The run directory says what podfs unmounts and removes as root, and has the sockets that get Secrets. A user that can write to
+//! it, or put another directory in its place, could make podfs do that anywhere. So its whole path is checked:
 //!
 //! 1. The directory itself belongs to root, and no other user may write to it.
 //! 2. The same holds for each directory above it, or the directory is sticky, as `/tmp` is: there others may make things of
@@ -32,7 +32,7 @@ impl From<Untrusted> for io::Error {
 /// Checks the part of a directory's path that exists.
 ///
 /// # Errors
-/// When somebody else than root could change what is in it.
+/// When a user other than root could change what is in it.
 pub fn check(directory: &Path) -> Result<(), Untrusted> {
     let absolute = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     check_path(&absolute, directory)?;
@@ -45,7 +45,7 @@ pub fn check(directory: &Path) -> Result<(), Untrusted> {
 fn check_path(path: &Path, directory: &Path) -> Result<(), Untrusted> {
     let above: Vec<_> = path.ancestors().collect();
     for at in above.into_iter().rev() {
-        // What is not there, nobody else has made. What cannot be looked at cannot be used either.
+        // A missing path belongs to no other user. A path that cannot be looked at cannot be used either.
         let Ok(found) = std::fs::symlink_metadata(at) else { return Ok(()) };
         let (problem, advice) = if !belongs_to_root(&found) {
             (format!("belongs to uid {}", found.uid()), "give it to root, or choose another directory")
@@ -60,7 +60,7 @@ fn check_path(path: &Path, directory: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Whether a file or directory belongs to root, or to who runs this program as its root.
+/// Whether a file or directory belongs to root, or to the user that this program runs as.
 fn belongs_to_root(found: &Metadata) -> bool {
     found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw()
 }
@@ -116,7 +116,7 @@ mod tests {
         set(&parent, 0o777);
         assert!(refusal(&inner).contains("parent can be written to by other users (mode 0777)"));
         set(&parent, 0o1777);
-        check(&inner).expect("nobody can replace it");
+        check(&inner).expect("no other user can replace it");
         chown(&inner, Some(65534), None).expect("its owner");
         assert!(refusal(&inner).contains("inner belongs to uid 65534"));
         chown(&inner, Some(0), Some(65534)).expect("its owner");

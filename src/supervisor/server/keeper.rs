@@ -2,8 +2,8 @@
 
 use std::io;
 
+use podfs_fuse::caller::ending::{is_dying, is_exiting};
 use podfs_fuse::client::LastKeeper;
-use podfs_fuse::ending::{is_dying, is_exiting};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -12,11 +12,11 @@ use super::process::Process;
 
 /// The keeper of the server that serves.
 pub(super) enum Keeper {
-    /// There is none, or nobody knows it.
+    /// There is none, or this supervisor does not know it.
     Unknown,
     /// It lives, or ended while it was watched.
     Watched(Process),
-    /// It had ended before anybody could watch it.
+    /// It had ended before this supervisor could watch it.
     Gone(i32),
     /// The server starts another one.
     Coming(JoinHandle<io::Result<()>>),
@@ -40,7 +40,7 @@ impl Keeper {
                 Change::Ended(process.pid())
             }
             Self::Gone(pid) => Change::Ended(*pid),
-            Self::Coming(coming) => Change::Came(coming.await.expect("whoever panics ends the process")),
+            Self::Coming(coming) => Change::Came(coming.await.expect("a task that panics ends the process")),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The server of a pod: watched, and replaced by another when it dies.
 //!
 //! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::client::succession`
-//! says why nothing is lost). What dies again without having answered anything is started again after a pause, which grows;
+//! says why nothing is lost). A server that dies without having answered a request is started again after a pause, which grows;
 //! the mounts are never given up.
 
 mod call;
+mod fusectl;
 mod keeper;
 pub(super) mod oom;
 mod process;
@@ -20,6 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, Succession};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::protocol::Greeting;
@@ -38,8 +40,7 @@ pub use replace::UpgradeError;
 use watchdog::Rounds;
 
 /// The first pause before another server is started, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(20), Duration::from_secs(5));
 /// How long a process may take to end once it was killed.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
 /// So many servers in a row that answered nothing are followed without a pause.
@@ -57,12 +58,12 @@ pub(super) struct PodServer {
     life: Life,
     keeper: Keeper,
     record: Record,
-    /// Volumes were given up, and nobody was told.
+    /// Volumes were given up, and this was not reported yet.
     gave_up: bool,
     rounds: Rounds,
 }
 
-/// What has become of the servers of a pod.
+/// The history of a pod's servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The process that serves, if one does.
@@ -81,7 +82,7 @@ pub struct Record {
 enum Event {
     Ended(String),
     Keeper(Change),
-    /// The watchdog has looked at it, and this is wrong.
+    /// The watchdog has found this problem.
     Looked(Option<String>),
 }
 
@@ -93,7 +94,7 @@ enum Life {
     Dead { until: Instant, keeper: LastKeeper },
     /// Another one gets ready.
     Following { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
-    /// Nobody needs one any more.
+    /// The pod needs no server any more.
     Over,
 }
 
@@ -179,7 +180,7 @@ impl PodServer {
         Arc::clone(&self.client)
     }
 
-    /// What has become of the servers so far.
+    /// The history of the servers so far.
     pub(super) fn record(&self) -> &Record {
         &self.record
     }
@@ -202,8 +203,8 @@ impl PodServer {
         self.client.listen(socket)
     }
 
-    /// Watches the server, and has it followed by another when it dies. Returns when something has changed. A call that is
-    /// given up goes on with the next one.
+    /// Watches the server, and replaces it when it dies. Returns when something has changed. A call that is given up continues at
+    /// the next one.
     pub(super) async fn guard(&mut self) {
         match &mut self.life {
             Life::Serving { process, .. } => {
@@ -243,14 +244,15 @@ impl PodServer {
                         attempt.await
                     }
                 };
-                let done = done.expect("whoever panics ends the process");
+                let done = done.expect("a task that panics ends the process");
                 self.settle(done);
             }
             Life::Over => std::future::pending().await,
         }
     }
 
-    /// Waits until the server answers no more, because it ended or hangs. For ever if there is none: then nobody waits for it.
+    /// Waits until the server answers no more, because it ended or hangs. Without a server it waits for ever: nothing can be lost
+    /// then.
     pub(super) async fn lost(&mut self) {
         let Life::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
@@ -314,7 +316,7 @@ impl PodServer {
             Ok(succession) => {
                 for (_, reason) in succession.given_up {
                     self.gave_up = true;
-                    error!("a volume is lost to those who use it, and is mounted anew: {reason}");
+                    error!("processes that use a volume have lost it, and podfs mounts it anew: {reason}");
                 }
                 self.record.restarts += 1;
                 self.record.pid = Some(process.pid());
@@ -347,7 +349,7 @@ impl PodServer {
     fn pause(&self) -> Duration {
         match self.record.in_vain.checked_sub(TRIES) {
             None | Some(0) => Duration::ZERO,
-            Some(more) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(more - 1)).min(LONGEST_PAUSE),
+            Some(more) => PAUSE.after(more - 1),
         }
     }
 
@@ -376,7 +378,7 @@ impl PodServer {
             }
             Change::Came(Err(error)) => {
                 self.keeper = Keeper::Unknown;
-                warn!("nobody keeps the server's open files, should it be killed: {error}");
+                warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }
         }
     }
@@ -412,13 +414,13 @@ impl PodServer {
     }
 }
 
-/// Runs what blocks where it blocks nobody.
+/// Runs blocking work on a thread that may block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
 }
 
-/// Waits for the end of a process that was killed. One that has to bring data to another machine before it ends, which does
-/// not answer, ends when that is back.
+/// Waits for the end of a process that was killed. If it must first write data to a machine that does not answer, it ends when
+/// that machine is back.
 async fn gone(process: &Process) {
     if timeout(LAST_MOMENTS, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());

@@ -1,8 +1,8 @@
-//! Whom the kernel kills last when memory runs out (`proc_pid_oom_score_adj(5)`).
+//! Which processes the kernel kills last when memory runs out (`proc_pid_oom_score_adj(5)`).
 //!
 //! | process | score | why |
 //! |---|---|---|
-//! | keeper | -1000 | never: it takes next to no memory, and nobody can replace what it keeps. This also exempts it where a cgroup is killed as a whole (`memory.oom.group`) |
+//! | keeper | -1000 | never: it takes next to no memory, and no other process has the descriptors it keeps. This also exempts it where a cgroup is killed as a whole (`memory.oom.group`) |
 //! | supervisor | -999 | as the kubelet: it starts the next server |
 //! | server | -998 | after every container, of which the best protected have -997; before the supervisor, for it can be replaced |
 //!

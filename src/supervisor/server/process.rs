@@ -25,7 +25,7 @@ use crate::supervisor::run_dir::cgroup::Cgroup;
 use crate::supervisor::server::oom;
 use crate::supervisor::status::report::Audience;
 
-/// How often a process that was killed is looked at.
+/// How often podfs checks a process that was killed.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// What a server is started from.
@@ -135,8 +135,8 @@ impl Process {
         }
     }
 
-    /// Nobody needs it any more: it is not to stay behind as a zombie when it ends, nor are its children, which become this
-    /// process's. A server and its children are a process group.
+    /// Reaps it in the background, and its children, which become this process's: none stays behind as a zombie. A server and its
+    /// children are a process group.
     pub(super) fn leave(self) {
         tokio::spawn(async move {
             self.ended().await;
@@ -152,8 +152,8 @@ impl Process {
         });
     }
 
-    /// It is dead: whoever waits for its answer waits no longer. Its keeper has the other end of the socket, too, so nothing
-    /// else tells.
+    /// It is dead: ends every wait for its answer. Without this the waits would not end, because its keeper has the other end of
+    /// the socket, too.
     pub(super) fn hang_up(&self) {
         if let Some(control) = &self.control {
             let _ = control.shutdown(Shutdown::Both);
@@ -169,7 +169,7 @@ impl Process {
         let _ = pidfd_send_signal(self.watch.get_ref(), signal);
     }
 
-    /// The kernel forgets a child when its end was asked for; of others nobody can tell how they ended.
+    /// The kernel forgets a child once its exit status was read; the status of other processes' children cannot be read at all.
     fn reap(&self) -> String {
         let status = loop {
             match waitid(Id::PIDFd(self.watch.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {

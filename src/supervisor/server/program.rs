@@ -95,7 +95,7 @@ impl AsFd for ServerProgram {
     }
 }
 
-/// What this podfs tells podfs-fuse of itself.
+/// What this podfs passes to podfs-fuse about itself.
 pub fn this_podfs() -> StartedBy {
     StartedBy { version: version().to_owned(), path: own_path().unwrap_or_else(|_| "podfs".into()) }
 }

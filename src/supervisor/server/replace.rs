@@ -1,4 +1,4 @@
-//! A server that lives is replaced by another one, on purpose: by one of another version of podfs, or by one that may do more.
+//! Replaces a live server on purpose: by one of another version of podfs, or by one with more privileges.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ pub enum UpgradeError {
 }
 
 impl PodServer {
-    /// Lets the server serve what `profile` allows. A server that is confined more is replaced by one that is not, which
-    /// lives before the other one dies.
+    /// Lets the server serve what `profile` allows. Replaces a server that is confined more by one that is not, which lives
+    /// before the other one dies.
     ///
     /// # Errors
-    /// When the pod goes on with the server that it had, or with another one that is confined as much.
+    /// When the pod keeps the server that it had, or gets another one that is confined as much.
     pub(in crate::supervisor) async fn widen(&mut self, profile: Profile) -> Result<(), UpgradeError> {
         let before = self.profile;
         self.profile = before.max(profile);
@@ -48,7 +48,7 @@ impl PodServer {
         replaced
     }
 
-    /// Has the server followed by one that is started from `program`, and lives before the other one dies.
+    /// Replaces the server by one that is started from `program`, and runs before the old one dies.
     ///
     /// # Errors
     /// When the pod goes on as it was: with the same server, or with another one of the same program.

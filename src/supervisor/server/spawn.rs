@@ -57,7 +57,7 @@ pub(crate) struct Start<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// In a process group of its own: a Ctrl-C is for the supervisor, which unmounts first. A server ignores SIGTERM and SIGHUP:
-    /// those who tell a whole unit or a whole machine to end tell the supervisor, which unmounts before it ends the server.
+    /// when a whole unit or machine stops, the supervisor gets the signal too, and unmounts before it ends the server.
     Server,
     /// In a session of its own, with the environment of this process: it goes on when this process and its terminal are gone.
     Supervisor,
@@ -146,7 +146,7 @@ unsafe fn enter(namespaces: &[OwnedFd]) -> bool {
     namespaces.iter().all(|namespace| unsafe { libc::setns(namespace.as_raw_fd(), 0) } == 0)
 }
 
-/// Ends the child, and tells why.
+/// Ends the child, and reports the error.
 ///
 /// # Safety
 /// To be called in a child that has its memory for itself.

@@ -1,12 +1,12 @@
-//! What remains of a server that was killed, while it has not ended.
+//! A server that was killed but has not ended.
 //!
-//! Not every wait in the kernel ends by a signal: who closes a file of an NFS server that is away waits until what was written is
-//! there (`folio_wait_writeback`), killed or not. Such a thread keeps its process, but will never run the server's code
-//! again. If what it does there changes nothing that its successor could do first, nobody has to wait for it.
+//! Not every wait in the kernel ends by a signal: a thread that closes a file of an unreachable NFS server waits until the
+//! written data is there (`folio_wait_writeback`), killed or not. Such a thread keeps its process, but will never run the
+//! server's code again. If that cannot conflict with what the successor does, the successor starts without waiting for it.
 
 use std::fs;
 
-use podfs_fuse::ending::{is_dying, is_exiting};
+use podfs_fuse::caller::ending::{is_dying, is_exiting};
 
 use super::call::{Call, call};
 

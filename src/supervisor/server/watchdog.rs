@@ -1,20 +1,21 @@
-//! The watchdog: notices a server that lives and does not get on.
+//! The watchdog: notices a server that lives and makes no progress.
 //!
-//! A volume is stuck while requests wait and none is read or answered. What waits is known from the region, which says what
-//! each thread does, and from fusectl (`/sys/fs/fuse/connections/N/waiting`), where it is mounted. Whether it is the server's
-//! fault is seen from outside:
+//! A volume is stuck while requests wait and none is read or answered. The region says what each thread does, and fusectl how many
+//! requests wait. While no request waits and none is being answered, a look costs a few system calls on the supervisor's own
+//! thread, and wakes no other. Otherwise the supervisor decides from outside whether the server is at fault:
 //!
 //! 1. A stopped process, a thread that each look finds waiting for another thread of the server or running on and on, or a
-//!    server that does not answer its supervisor: it hangs, and another one is to go on.
-//! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so nothing
-//!    is done: each volume has threads of its own, and the others go on.
+//!    server that does not answer its supervisor: it hangs, and is replaced.
+//! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so the
+//!    supervisor does nothing: each volume has threads of its own, and the others go on.
 //! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no signal, is
 //!    as good as ended (`unkillable`).
-//! 4. Volumes of podfs's own NFS client have one thread, which waits for nothing. Since when an NFS server owes answers
-//!    stands in the region. Again nothing is done.
+//! 4. Volumes of podfs's own NFS client share one thread, which never blocks. The region says since when an NFS server owes
+//!    answers. Again the supervisor does nothing.
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Read;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ use tokio::time::sleep_until;
 use tracing::warn;
 
 use super::call::{Call, call};
-use super::unkillable;
+use super::{fusectl, unkillable};
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
 const CALM: Duration = Duration::from_secs(5);
@@ -57,10 +58,17 @@ impl Rounds {
         Self::Resting { until: Instant::now() + watchdog.interval(), watchdog }
     }
 
-    /// The next look at the server. Gives what is wrong if it hangs. A call that is given up goes on with the next one.
+    /// The next look at the server at which it is not at rest. Returns the problem if it hangs. A call that is given up continues
+    /// at the next one.
     pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
         if let Self::Resting { watchdog, until } = self {
-            sleep_until((*until).into()).await;
+            loop {
+                sleep_until((*until).into()).await;
+                if !watchdog.is_calm() || !is_at_rest(pid, client) {
+                    break;
+                }
+                *until = Instant::now() + CALM;
+            }
             let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
             *self = Self::Looking(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
         }
@@ -89,22 +97,22 @@ pub(super) struct Watchdog {
     asked: Option<Instant>,
 }
 
-/// A volume that does not get on.
+/// A volume that makes no progress.
 struct Stuck {
     doing: Doing,
     since: Instant,
     /// Since when each look found its requests in the server's own code.
     in_server_since: Option<Instant>,
-    /// Whoever uses the volume waits for its source.
+    /// The processes that use the volume wait for its source.
     in_source: bool,
 }
 
-/// What a look at a stuck volume comes to.
+/// The verdict on a stuck volume.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// Nothing yet, or nothing new.
     Wait,
-    /// Its source has been silent for so long that it is told.
+    /// Its source has been silent for so long that podfs reports it.
     SourceIsSilent,
     /// Perhaps the server reads no requests.
     Ask,
@@ -168,8 +176,12 @@ impl Watchdog {
 
     /// How long after the last look the next one is due.
     fn interval(&self) -> Duration {
-        let is_calm = self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none();
-        if is_calm { CALM } else { ALERT }
+        if self.is_calm() { CALM } else { ALERT }
+    }
+
+    /// Whether the last look found nothing to look at again.
+    fn is_calm(&self) -> bool {
+        self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none()
     }
 
     fn silent_sources(&self) -> Vec<String> {
@@ -207,7 +219,7 @@ fn name(doing: &Doing) -> String {
 
 /// Once for each silence.
 fn tell(volume: &str) {
-    warn!("volume {volume:?}: its source does not answer; the other volumes go on");
+    warn!(volume, "volume {volume:?}: its source does not answer; the other volumes go on");
 }
 
 /// Where a stuck volume's requests are.
@@ -217,7 +229,7 @@ enum Place {
     Server,
     /// In a system call on the source.
     Source,
-    /// Nobody has taken them.
+    /// No thread of the server has read them.
     Nowhere,
 }
 
@@ -226,7 +238,7 @@ fn place(pid: i32, doing: &Doing) -> Place {
     match calls.as_slice() {
         [] => Place::Nowhere,
         calls if calls.contains(&Some(Call::Running)) => Place::Server,
-        // Who waits for a thread that is in the source waits for the source, too.
+        // A thread that waits for a thread in the source waits for the source, too.
         calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => Place::Server,
         _ => Place::Source,
     }
@@ -237,7 +249,7 @@ fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end. One that does is looked at in vain: that it has ended is told by itself.
+/// Whether a server was killed and does not end. No answer is needed for one that ends: its pidfd reports that.
 fn stays_spent(pid: i32) -> bool {
     unkillable::is_spent(pid) && {
         thread::sleep(ENDING);
@@ -246,15 +258,33 @@ fn stays_spent(pid: i32) -> bool {
 }
 
 fn is_stopped(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name may hold anything.
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't']))
+    matches!(state(pid), Some(b'T' | b't'))
 }
 
-/// How many requests wait in the kernel or in the server, where it tells.
+/// The state of the main thread of a process (`proc_pid_stat(5)`).
+fn state(pid: i32) -> Option<u8> {
+    // The beginning of the file has it, in one read.
+    let (mut text, mut file) = ([0; 512], fs::File::open(format!("/proc/{pid}/stat")).ok()?);
+    let length = file.read(&mut text).ok()?;
+    // The name may hold anything.
+    let end = text[..length].windows(2).rposition(|pair| pair == b") ")?;
+    text[..length].get(end + 2).copied()
+}
+
+/// Whether the server waits for requests, and no request waits for it. A server that was killed or stopped does not: its main thread
+/// ends, stops, or is in a call that ends by no signal.
+fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
+    let is_idle = |doing: &Doing| {
+        doing.busy.is_empty()
+            && doing.silent_since.is_none()
+            && waiting(doing).is_some_and(|waiting| waiting <= doing.waits)
+    };
+    matches!(state(pid), Some(b'S' | b'R')) && client.doings().iter().all(is_idle)
+}
+
+/// How many requests wait in the kernel or in the server, where fusectl is mounted.
 fn waiting(doing: &Doing) -> Option<usize> {
-    let text = fs::read_to_string(format!("/sys/fs/fuse/connections/{}/waiting", doing.connection?)).ok()?;
-    text.trim().parse().ok()
+    fusectl::waiting(doing.connection?)
 }
 
 #[cfg(test)]

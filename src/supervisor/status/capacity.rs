@@ -1,29 +1,40 @@
-//! How much room there is in the volumes that show something of the host. A source that does not answer holds up whoever
-//! looks at it, so each look has a thread of its own, which is left behind when it hangs; while it does, nobody else looks.
+//! How much room there is in the volumes that show something of the host. statfs(2) on a source that does not answer blocks, as
+//! does a call of a driver that hangs. So each look has a thread of its own, which is left behind when it hangs; until it returns,
+//! podfs does not look at that volume again.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use podfs_fuse::client::Watch;
 use podfs_fuse::passthrough::Room;
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use tracing::{debug, info, warn};
 
-/// How long all looks together may take. Whoever asks for metrics waits two seconds.
+use crate::driver::Home;
+use crate::driver::csi::{self, Amounts, Usage};
+
+/// How long all looks together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A volume to look at.
 pub(in crate::supervisor) struct Look {
     /// Its place in the manifest.
     pub(in crate::supervisor) place: usize,
+    /// Its name.
+    pub(in crate::supervisor) name: String,
+    /// Its home, if a CSI driver has mounted it. A driver that counts is asked in place of the file system.
+    pub(in crate::supervisor) home: Option<Home>,
     /// Where to look.
     pub(in crate::supervisor) at: At,
-    pub(in crate::supervisor) hanging: Hanging,
+    /// What an earlier look has left.
+    pub(in crate::supervisor) earlier: Earlier,
 }
 
 /// Where to look.
@@ -32,49 +43,93 @@ pub(in crate::supervisor) enum At {
     Source(Watch),
     /// At where it is mounted: it is a bind mount.
     Mount(PathBuf),
+    /// At a block device.
+    Device(PathBuf),
 }
 
-/// Whether a look at a volume has not come back yet. Cheap to clone.
+/// What earlier looks at a volume have left. Cheap to clone.
 #[derive(Clone, Default)]
-pub(in crate::supervisor) struct Hanging(Arc<AtomicBool>);
+pub(in crate::supervisor) struct Earlier {
+    /// A look has not come back yet.
+    is_hanging: Arc<AtomicBool>,
+    /// What was wrong with the volume, as its driver says. Locked for single comparisons.
+    condition: Arc<Mutex<String>>,
+}
 
 /// Looks at all of these. What does not answer in time is left out.
-pub(in crate::supervisor) fn look(looks: Vec<Look>) -> HashMap<usize, Room> {
+pub(in crate::supervisor) fn look(looks: Vec<Look>) -> HashMap<usize, Usage> {
     let (found, findings) = channel();
-    for Look { place, at, hanging: Hanging(hanging) } in looks {
-        if hanging.swap(true, Ordering::AcqRel) {
+    for Look { place, name, home, at, earlier } in looks {
+        if earlier.is_hanging.swap(true, Ordering::AcqRel) {
             continue;
         }
-        let (found, back) = (found.clone(), Arc::clone(&hanging));
+        let (found, is_hanging) = (found.clone(), Arc::clone(&earlier.is_hanging));
         let look = move || {
-            let room = at.room();
-            back.store(false, Ordering::Release);
-            // Whoever wanted to know may have gone by then.
-            let _ = found.send((place, room));
+            let usage = home.and_then(|home| of_driver(&home)).map_or_else(|| at.usage(), |usage| Ok(Some(usage)));
+            if let Ok(Some(Usage { condition: Some(condition), .. })) = &usage {
+                earlier.compare(&name, condition);
+            }
+            earlier.is_hanging.store(false, Ordering::Release);
+            // The reader may have given up by then.
+            let _ = found.send((place, usage));
         };
         if thread::Builder::new().name("room".to_owned()).spawn(look).is_err() {
-            hanging.store(false, Ordering::Release);
+            is_hanging.store(false, Ordering::Release);
         }
     }
     drop(found);
     let until = Instant::now() + TIMEOUT;
-    let mut rooms = HashMap::new();
-    while let Ok((place, room)) = findings.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if let Ok(Some(room)) = room {
-            rooms.insert(place, room);
+    let mut usages = HashMap::new();
+    while let Ok((place, usage)) = findings.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if let Ok(Some(usage)) = usage {
+            usages.insert(place, usage);
         }
     }
-    rooms
+    usages
+}
+
+/// What the driver of a volume counts, if it counts and answers.
+fn of_driver(home: &Home) -> Option<Usage> {
+    csi::usage(home).unwrap_or_else(|error| {
+        debug!("{error}; podfs asks the file system");
+        None
+    })
+}
+
+impl Earlier {
+    /// Logs what is wrong with a volume, when that is another thing than before.
+    fn compare(&self, volume: &str, condition: &str) {
+        let mut before = self.condition.lock().expect("no thread panics while it compares");
+        if *before == condition {
+            return;
+        }
+        condition.clone_into(&mut before);
+        match condition {
+            "" => info!("volume {volume:?}: its CSI driver finds nothing wrong with it any more"),
+            condition => warn!("volume {volume:?}: its CSI driver says that something is wrong with it: {condition}"),
+        }
+    }
 }
 
 impl At {
-    fn room(self) -> io::Result<Option<Room>> {
+    fn usage(self) -> io::Result<Option<Usage>> {
         match self {
-            At::Source(watch) => watch.room(),
+            At::Source(watch) => Ok(watch.room()?.map(of_file_system)),
             At::Mount(path) => {
                 let file = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                Room::at(file).map(Some)
+                Room::at(file).map(of_file_system).map(Some)
+            }
+            At::Device(path) => {
+                let total = File::open(path)?.seek(SeekFrom::End(0))?;
+                Ok(Some(Usage { bytes: Some(Amounts { total, ..Amounts::default() }), ..Usage::default() }))
             }
         }
     }
+}
+
+fn of_file_system(room: Room) -> Usage {
+    let Room { capacity, free, available, inodes, inodes_free } = room;
+    let bytes = Amounts { total: capacity, available, used: capacity.saturating_sub(free) };
+    let files = Amounts { total: inodes, available: inodes_free, used: inodes.saturating_sub(inodes_free) };
+    Usage { bytes: Some(bytes), inodes: Some(files).filter(|files| files.total > 0), condition: None }
 }

@@ -1,5 +1,5 @@
 //! What the supervisor counts of its pod. It is kept in a file of the pod's run directory, so that no count goes back when
-//! another supervisor goes on with the pod. Little is counted here, and seldom; what volumes count stands in their regions.
+//! another supervisor goes on with the pod. Little is counted here, and seldom; the counters of volumes are in their regions.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -21,7 +21,7 @@ pub const OPERATION_BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in crate::supervisor) struct Counters {
-    /// Servers that took the place of one that ended.
+    /// Servers that replaced a dead one.
     pub(in crate::supervisor) server_restarts: u64,
     pub(in crate::supervisor) operations: Vec<Operations>,
     /// By the name of the volume.
@@ -60,7 +60,7 @@ impl Counters {
         Counters { file: Some(file), ..kept.unwrap_or_default() }
     }
 
-    /// So many servers took the place of one that ended.
+    /// So many servers replaced a dead one.
     pub(in crate::supervisor) fn restarted(&mut self, servers: u32) {
         self.server_restarts += u64::from(servers);
         self.keep();

@@ -1,7 +1,7 @@
-//! How well a pod is served: what has become of its servers, and whether that is trouble.
+//! The health of a pod's server: the history of its servers, and whether that is trouble.
 //!
-//! A server that was followed by another is no trouble by itself. It is for as long as there is none, and for a minute
-//! after one that had answered nothing, or after several.
+//! A replaced server is no trouble by itself. It is trouble while there is no server, and for a minute after a server died that
+//! had answered nothing, or after several died.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(in crate::supervisor) struct Health {
 }
 
 impl Health {
-    /// Notes what has become of the servers by now. Gives how many were followed by another since the last time.
+    /// Takes in the history of the servers. Returns how many were replaced since the last time.
     pub(in crate::supervisor) fn note(&mut self, record: &Record, version: Option<String>, now: Instant) -> u32 {
         let restarts = record.restarts.saturating_sub(self.record.restarts);
         for _ in 0..restarts {
@@ -61,7 +61,7 @@ impl Health {
         let Record { restarts, last_end, in_vain, .. } = &self.record;
         self.dead().or_else(|| {
             let few = recent < MANY && (recent == 0 || *in_vain == 0);
-            let how = last_end.as_deref().unwrap_or("nobody knows how");
+            let how = last_end.as_deref().unwrap_or("for an unknown reason");
             let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(*restarts));
             (!few).then(|| text + &in_vain_words(*in_vain))
         })

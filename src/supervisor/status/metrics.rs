@@ -1,10 +1,9 @@
-//! What a pod tells of itself as metrics, from the status store. Nothing is counted for it but what is counted anyway.
+//! The metrics of a pod, from the status store. Nothing is counted for them alone.
 
 use std::fs;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use podfs_fuse::passthrough::Room;
 use podfs_fuse::projection::GenerationName;
 use serde::Serialize;
 
@@ -12,20 +11,22 @@ use super::capacity::{At, Look, look};
 use super::counters::{Counters, Errors};
 use super::pod_status::{PodState, PodStatus, VolumeState};
 use super::store::{Known, StatusStore, VERSION, VolumeReport};
+use crate::driver::Home;
+use crate::driver::csi::Usage;
 use crate::metrics::families::*;
 use crate::metrics::{PodLabels, Reading};
-use crate::supervisor::volume::State;
+use crate::supervisor::volume::{Shown, State};
 
-/// One reading at a time: a source that does not answer is waited for once.
+/// One reading at a time: several readings do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
 
 /// The numbers of a pod at this moment. Takes a second where a source does not answer.
 pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
-    let _turn = READING.lock().expect("nobody panics while a reading is taken");
+    let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
     let looks = looks(&store.known());
     let looked_at: Vec<_> = looks.iter().map(|look| look.place).collect();
-    let rooms = look(looks);
+    let usages = look(looks);
     let mut reading = begun(&status);
     pod(&mut reading, &status);
     let counters = store.counters();
@@ -36,13 +37,13 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     for (place, report) in &known.volumes {
         volume(&mut reading, report, counters.refresh_errors.get(&report.name));
         if looked_at.contains(place) {
-            host(&mut reading, report, rooms.get(place));
+            host(&mut reading, report, usages.get(place));
         }
     }
     reading
 }
 
-/// What is told of a pod whose supervisor does not answer.
+/// The metrics of a pod whose supervisor does not answer.
 pub fn unspoken(status: &PodStatus) -> Reading {
     let mut reading = begun(status);
     reading.tell(&UP, &[], 0.0);
@@ -133,21 +134,29 @@ fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>)
     }
 }
 
-/// A volume that shows something of the host. What a source that does not answer holds, nobody knows.
-fn host(reading: &mut Reading, report: &VolumeReport, room: Option<&Room>) {
+/// A volume that shows something of the host. The usage of a source that does not answer is left out.
+fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&Usage>) {
     let name = report.name.as_str();
-    reading.tell(&SOURCE_ANSWERING, &[name], truth(room.is_some() && !report.source_is_silent));
+    reading.tell(&SOURCE_ANSWERING, &[name], truth(usage.is_some() && !report.source_is_silent));
     // What a directory of the host is on is the node's, not the pod's (ME-03).
-    let (Some(room), true) = (room, report.has_room) else { return };
+    let (Some(usage), true) = (usage, report.has_room) else { return };
     let labels = [name, report.claim.as_deref().unwrap_or_default()];
     let mut tell = |family, number: u64| reading.tell(family, &labels, number as f64);
-    tell(&CAPACITY_BYTES, room.capacity);
-    tell(&AVAILABLE_BYTES, room.available);
-    tell(&USED_BYTES, room.capacity.saturating_sub(room.free));
-    if room.inodes > 0 {
-        tell(&INODES, room.inodes);
-        tell(&INODES_FREE, room.inodes_free);
-        tell(&INODES_USED, room.inodes.saturating_sub(room.inodes_free));
+    if let Some(bytes) = usage.bytes {
+        tell(&CAPACITY_BYTES, bytes.total);
+        // Of a device, only the containers know what is in use.
+        if report.state.shown().is_none_or(|shown| !matches!(shown, Shown::Device(_))) {
+            tell(&AVAILABLE_BYTES, bytes.available);
+            tell(&USED_BYTES, bytes.used);
+        }
+    }
+    if let Some(inodes) = usage.inodes {
+        tell(&INODES, inodes.total);
+        tell(&INODES_FREE, inodes.available);
+        tell(&INODES_USED, inodes.used);
+    }
+    if let Some(condition) = &usage.condition {
+        tell(&ABNORMAL, u64::from(!condition.is_empty()));
     }
 }
 
@@ -159,12 +168,14 @@ fn looks(known: &Known) -> Vec<Look> {
             State::Live(shown) | State::Behind(shown, _) => (shown, report.path.as_ref()),
             State::Hidden(shown, _) => (shown, None),
         };
-        let at = match (shown.generation(), &report.watch, path) {
-            (Some(_), _, _) | (None, None, None) => return None,
-            (None, Some(watch), _) => At::Source(watch.clone()),
-            (None, None, Some(path)) => At::Mount(path.clone()),
+        let at = match (shown, &report.watch, path) {
+            (Shown::Generation(_) | Shown::Audited(_), _, _) | (_, None, None) => return None,
+            (Shown::Device(_), _, Some(path)) => At::Device(path.clone()),
+            (_, Some(watch), _) => At::Source(watch.clone()),
+            (_, None, Some(path)) => At::Mount(path.clone()),
         };
-        Some(Look { place: *place, at, hanging: report.hanging.clone() })
+        let home = report.path.as_deref().and_then(Home::of_csi);
+        Some(Look { place: *place, name: report.name.clone(), home, at, earlier: report.earlier.clone() })
     };
     known.volumes.iter().filter_map(look).collect()
 }

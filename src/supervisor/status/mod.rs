@@ -1,12 +1,12 @@
-//! What podfs tells of a pod and its volumes.
+//! The status of a pod and its volumes, as podfs reports it.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `pod_status` | the status as JSON: the types |
 //! | `store` | the state of the pod at this moment, for `podfs status` and metrics |
-//! | [`report`] | readiness and state, told to people, to the node agent and to systemd |
+//! | [`report`] | readiness and state, reported to people, to the node agent and to systemd |
 //! | `progress` | what a terminal shows while volumes come up, below the log |
-//! | `health` | whether what has become of the servers is trouble |
+//! | `health` | whether the history of the servers is trouble |
 //! | [`metrics`] | the status in numbers |
 //! | `counters` | what is counted, and kept for the next supervisor |
 //! | `capacity` | how much room there is in volumes whose sources may not answer |

@@ -1,5 +1,5 @@
-//! What is told of a pod and its volumes: by its supervisor, and by `podfs status`, whose JSON these types are.
-//! A field that does not apply is left out.
+//! The status of a pod and its volumes, as its supervisor and `podfs status` report it: these types are the JSON. A field that
+//! does not apply is left out.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
-    /// Its namespace, unless nobody is left who knows it.
+    /// Its namespace, unless no process and no file knows it any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Its name, likewise.
@@ -33,7 +33,7 @@ pub struct PodStatus {
     /// The process that answers for them, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
-    /// Its volumes, in the order of the manifest: all of them, if its supervisor tells, none otherwise.
+    /// Its volumes, in the order of the manifest: all of them, if its supervisor answers, none otherwise.
     pub volumes: Vec<VolumeStatus>,
     /// What its supervisor asks an API server for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -48,13 +48,13 @@ pub enum PodState {
     Running,
     /// It is served, but not as it should be.
     Degraded,
-    /// The API server has deleted the pod. Its volumes are served until podfs is told to stop.
+    /// The API server has deleted the pod. podfs serves its volumes until a signal stops it.
     PodDeleted,
     /// Its supervisor is gone, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
     NoSupervisor,
-    /// Somebody has claimed the pod but does not tell how it is.
+    /// A process holds the claim on the pod, but does not answer.
     NotAnswering,
-    /// Nobody serves it any more, but something of it is left.
+    /// No process serves it any more, but something of it is left.
     Dead,
 }
 
@@ -88,7 +88,7 @@ pub struct VolumeStatus {
     pub name: String,
     /// Its kind, as the manifest says it: `configMap`.
     pub kind: String,
-    /// Where it is, or is going to be, mounted; unknown while nobody knows its PersistentVolume.
+    /// Where it is, or is going to be, mounted; unknown until its PersistentVolume is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// Where it is in its life.
@@ -117,7 +117,7 @@ pub struct VolumeStatus {
     /// FUSE requests served so far, as far as they are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
-    /// What an audited volume costs, and has told.
+    /// What the access log of an audited volume costs, and its counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditStatus>,
     /// Whether containers can only read it, once it is mounted.
@@ -137,9 +137,9 @@ pub struct VolumeStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditStatus {
-    /// FUSE messages that whoever opens a file waits for.
+    /// FUSE messages that an open waits for.
     pub messages_per_open: u32,
-    /// FUSE messages that nobody waits for when it is closed.
+    /// FUSE messages at its close, which no process waits for.
     pub messages_per_close: u32,
     /// Opens since it was mounted.
     pub opens: u64,
@@ -154,7 +154,7 @@ impl AuditStatus {
     }
 }
 
-/// An object that an API server is asked for.
+/// An object of an API server that the pod needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatus {
@@ -207,7 +207,7 @@ impl PodStatus {
         }
     }
 
-    /// `default/web`, or the uid when nobody knows the name.
+    /// `default/web`, or the uid when the name is unknown.
     pub fn title(&self) -> String {
         match (&self.namespace, &self.name) {
             (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -215,7 +215,7 @@ impl PodStatus {
         }
     }
 
-    /// Stands for all that is told, but for ages, counts of requests and what old generations take.
+    /// A hash of the status without ages, counts of requests and what old generations take.
     pub(in crate::supervisor) fn digest(&self) -> u64 {
         let mut plain = self.clone();
         for volume in &mut plain.volumes {
@@ -269,7 +269,7 @@ impl PodState {
     /// How a pod that is served is: as its volumes are, unless there is `trouble` with all of them.
     pub fn of(volumes: &[VolumeStatus], trouble: Option<&str>) -> (PodState, Option<String>) {
         let each = volumes.iter().filter_map(|volume| {
-            let reason = volume.reason.as_deref().unwrap_or("nobody knows why");
+            let reason = volume.reason.as_deref().unwrap_or("for an unknown reason");
             match volume.state {
                 VolumeState::Live => None,
                 VolumeState::Waiting => Some(format!("volume {:?} waits: {reason}", volume.name)),

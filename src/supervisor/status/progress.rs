@@ -1,7 +1,7 @@
 //! What a person at a terminal sees while volumes come up: a few lines below the log, updated in place.
 //!
-//! Standard error is theirs and the log's together, so both are written here: a log line takes the place of these lines for
-//! a moment. Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
+//! Standard error has these lines and the log, so both are written here: a log line takes the place of these lines for a moment.
+//! Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard};
@@ -44,7 +44,7 @@ impl Progress {
         Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
     }
 
-    /// Whether anybody sees them.
+    /// Whether a terminal shows them.
     pub(in crate::supervisor) fn is_wanted(&self) -> bool {
         self.wanted
     }
@@ -131,7 +131,7 @@ struct Canvas(Mutex<String>);
 
 impl Canvas {
     fn add(&self, text: &str) -> io::Result<()> {
-        self.0.lock().expect("nobody panics while it is locked").push_str(text);
+        self.0.lock().expect("no thread panics while it is locked").push_str(text);
         Ok(())
     }
 
@@ -181,16 +181,16 @@ impl TermLike for Canvas {
 
     fn flush(&self) -> io::Result<()> {
         self.add("\r")?;
-        let drawn = std::mem::take(&mut *self.0.lock().expect("nobody panics while it is locked"));
+        let drawn = std::mem::take(&mut *self.0.lock().expect("no thread panics while it is locked"));
         io::stderr().write_all(drawn.as_bytes())
     }
 }
 
 fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
-    SHOWN.lock().expect("nobody panics while the lines are locked")
+    SHOWN.lock().expect("no thread panics while the lines are locked")
 }
 
-/// Standard error, for log lines. What cannot be written is lost: podfs goes on when nobody reads any more.
+/// Standard error, for log lines. What cannot be written is lost: podfs goes on when the reader of the pipe is gone.
 pub(crate) struct StandardError;
 
 impl Write for StandardError {

@@ -1,4 +1,4 @@
-//! Readiness and state, told to everyone who asked.
+//! Reports readiness and state.
 //!
 //! | to | when | what |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | people at a terminal | until then | what is up and what waits, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
 //! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
-//! | whoever asks on the control socket | at any time | the status store, see `store` |
+//! | clients of the control socket | at any time | the status store, see `store` |
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,7 +33,7 @@ use crate::volume::Volume;
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
 const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
 
-/// How a person at a terminal, or a program that reads logs, wants to be told.
+/// Who reads standard error: a person at a terminal, or a program that reads logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Plain lines.
@@ -57,11 +57,11 @@ impl Audience {
 pub enum Subject {
     /// The volumes of a pod.
     Pod,
-    /// One volume, by a person who looks at it.
+    /// One volume, that a person looks at.
     Volume,
 }
 
-/// Collects the state of the volumes, and tells when it changes.
+/// Collects the state of the volumes, and reports when it changes.
 pub struct Report {
     subject: Subject,
     identity: PodIdentity,
@@ -123,7 +123,7 @@ impl Report {
         }
     }
 
-    /// Who is told.
+    /// The reader of standard error.
     pub(in crate::supervisor) fn audience(&self) -> Audience {
         self.audience
     }
@@ -148,7 +148,7 @@ impl Report {
         self.store.known().remove(place);
     }
 
-    /// What has become of the servers, and the version of the one that serves.
+    /// The history of the servers, and the version of the current one.
     pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) {
         let restarts = self.store.known().server(record, version);
         if restarts > 0 {
@@ -181,12 +181,12 @@ impl Report {
         self.store.known().tokens = tokens;
     }
 
-    /// What is known, for those who ask.
+    /// The status store, for status requests and metrics.
     pub(in crate::supervisor) fn store(&self) -> StatusStore {
         self.store.clone()
     }
 
-    /// Tells what has changed since the last time.
+    /// Reports what has changed since the last time.
     pub(in crate::supervisor) fn progress(&mut self) {
         self.store.note_change();
         let status = self.describe();
@@ -279,7 +279,7 @@ impl Report {
         if let Some(descriptor) = self.ready_fd.take()
             && let Err(error) = self.write_ready(descriptor)
         {
-            // The pod's volumes do not depend on who wanted to hear of them.
+            // The pod's volumes do not depend on the reader of this descriptor.
             warn!("cannot write to the descriptor given with --ready-fd: {error}");
         }
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status)]);
@@ -353,9 +353,9 @@ impl VolumeReport {
     }
 }
 
-/// Tells systemd, if it wants to hear of this process.
+/// Notifies systemd, if it has started this process with a notification socket.
 pub(crate) fn notify(state: &[NotifyState<'_>]) {
-    // Without systemd there is nobody to tell, and that is no error.
+    // Without systemd this does nothing, and that is no error.
     if let Err(error) = sd_notify::notify(state) {
         warn!("cannot notify the service manager: {error}");
     }

@@ -1,5 +1,5 @@
-//! What is known of the pod at this moment. The supervisor's task writes it, whoever is asked for the status reads it;
-//! it is locked for moments and never while anything is waited for.
+//! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read it. The
+//! lock is held for moments, and never across a wait.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 use tokio::sync::watch;
 
-use super::capacity::Hanging;
+use super::capacity::Earlier;
 use super::counters::Counters;
 use super::health::Health;
 use super::pod_status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
@@ -32,7 +32,7 @@ pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<Known>>,
     /// What is counted. Locked while it is written down, too.
     counters: Arc<Mutex<Counters>>,
-    /// Where those that follow the pod hear of changes.
+    /// Announces changes to the tasks that follow the pod.
     changed: Arc<watch::Sender<()>>,
 }
 
@@ -73,10 +73,10 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) watch: Option<Watch>,
     /// The claim that it shows.
     pub(in crate::supervisor) claim: Option<String>,
-    /// Whether it is told how much room there is.
+    /// Whether podfs reports how much room there is.
     pub(in crate::supervisor) has_room: bool,
-    /// A look at its room that does not come back.
-    pub(in crate::supervisor) hanging: Hanging,
+    /// What earlier looks at its room have left.
+    pub(in crate::supervisor) earlier: Earlier,
 }
 
 impl StatusStore {
@@ -106,11 +106,11 @@ impl StatusStore {
     }
 
     pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("nobody panics while the store is locked")
+        self.known.lock().expect("no thread panics while the store is locked")
     }
 
     pub(in crate::supervisor) fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().expect("nobody panics while something is counted")
+        self.counters.lock().expect("no thread panics while it counts")
     }
 
     /// How the pod is, in the words of `podfs status`.
@@ -186,7 +186,7 @@ impl Known {
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
-            hanging: before.map(|before| before.hanging).unwrap_or_default(),
+            earlier: before.map(|before| before.earlier).unwrap_or_default(),
             state,
         };
         self.volumes.insert(place, report);
@@ -203,8 +203,8 @@ impl Known {
         self.volumes.remove(&place);
     }
 
-    /// What has become of the servers, and the version of the one that serves. Gives how many took the place of one that
-    /// ended, since the last time.
+    /// The history of the servers, and the version of the current one. Returns how many took the place of one that ended, since
+    /// the last time.
     pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
         let restarts = self.health.note(record, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
@@ -246,7 +246,7 @@ fn with_source(
     let (state, reason) = of_volumes;
     let (state, cause, since) = match (contacts.pod_deleted(), contacts.unreachable()) {
         (Some(since), _) => {
-            let cause = "the API server has deleted the pod; podfs serves its volumes until podfs is told to stop";
+            let cause = "the API server has deleted the pod; podfs serves its volumes until podfs is stopped";
             (PodState::PodDeleted, cause.to_owned(), since)
         }
         (None, Some(Unreachable { since, trouble })) => (
@@ -289,7 +289,7 @@ impl VolumeReport {
             watch: None,
             claim: volume.claim_name(&pod.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
-            hanging: Hanging::default(),
+            earlier: Earlier::default(),
         }
     }
 

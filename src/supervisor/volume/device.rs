@@ -6,7 +6,7 @@ use std::path::Path;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
-use super::{Refresh, Setting, Shown, Trouble};
+use super::{Refresh, Setting, Shown, Trouble, driver};
 use crate::binding::{self, BoundSource};
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
@@ -22,6 +22,8 @@ pub(super) struct DeviceVolume {
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
+    /// The size of the PersistentVolume that the device was grown for.
+    grown_for: Option<u64>,
     warned: Vec<String>,
 }
 
@@ -32,7 +34,7 @@ impl DeviceVolume {
     }
 
     pub(super) fn new(setting: Setting) -> Self {
-        Self { setting, group: None, read_only: false, links: None, device: None, warned: Vec::new() }
+        Self { setting, group: None, read_only: false, links: None, device: None, grown_for: None, warned: Vec::new() }
     }
 
     pub(super) fn setting(&self) -> &Setting {
@@ -58,14 +60,27 @@ impl DeviceVolume {
 
     /// Finds the device and makes the links, unless that is done.
     pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
+        let VolumeSource::Claim(claim) = &spec.source else { unreachable!("only a claim is a block device") };
         if let Some(shown) = self.shown() {
+            self.follow_capacity(spec, claim, refresh)?;
             return Ok(shown);
         }
-        let VolumeSource::Claim(claim) = &spec.source else { unreachable!("only a claim is a block device") };
         let device = self.map(spec, claim, refresh)?;
         let shown = Shown::Device(device.number());
         self.device = Some(device);
+        self.follow_capacity(spec, claim, refresh)?;
         Ok(shown)
+    }
+
+    /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
+    fn follow_capacity(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<(), Trouble> {
+        let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
+        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        if let BoundSource::Csi(csi) = &bound.source {
+            driver::expand_csi(&self.setting, spec, csi, &bound, refresh)?;
+        }
+        self.grown_for = bound.capacity;
+        Ok(())
     }
 
     fn map(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<BlockDevice, Trouble> {
@@ -76,17 +91,6 @@ impl DeviceVolume {
             warn!("volume {name:?}: {warning}");
         }
         self.warned.clone_from(&bound.warnings);
-        let path = match &bound.source {
-            BoundSource::Local(local) => Path::new(&local.path),
-            BoundSource::HostPath(host_path) => &host_path.path,
-            _ => {
-                return Err(Trouble::Manifests(format!(
-                    "PersistentVolume {:?} has volumeMode Block, and podfs hands over devices of the kinds local and hostPath",
-                    bound.name
-                )));
-            }
-        };
-        let device = block::open(path)?;
         let (Some(root), Some(claim)) = (self.setting.site.root(), self.setting.mount_points().claim_file()) else {
             return Err(Trouble::Passing("podfs mount shows files, and no block devices; use podfs run".to_owned()));
         };
@@ -95,6 +99,17 @@ impl DeviceVolume {
             let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
             return Err(Trouble::Passing(text.to_owned()));
         }
+        let device = match &bound.source {
+            BoundSource::Local(local) => block::open(Path::new(&local.path))?,
+            BoundSource::HostPath(host_path) => block::open(&host_path.path)?,
+            BoundSource::Csi(csi) => driver::map_csi(&self.setting, spec, csi, &bound, refresh)?,
+            BoundSource::Nfs(..) | BoundSource::Flex(_) => {
+                return Err(Trouble::Manifests(format!(
+                    "PersistentVolume {:?} has volumeMode Block, and only the kinds local, hostPath and csi have block devices",
+                    bound.name
+                )));
+            }
+        };
         self.group = bound.gid;
         self.read_only = bound.read_only || device.is_read_only();
         if let Some(directory) = volume.link().parent() {
@@ -105,7 +120,7 @@ impl DeviceVolume {
         Ok(device)
     }
 
-    /// Takes the device away from the pod: its links go, then it is let go.
+    /// Takes the device away from the pod: removes its links, then closes it.
     pub(super) fn take_down(self) -> Result<(), HostError> {
         let Self { links, device, .. } = self;
         let unmapped = links.map_or(Ok(()), |links| links.unmap());

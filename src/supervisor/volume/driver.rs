@@ -1,7 +1,7 @@
-//! A volume that a driver of the node mounts: its home in the pod's directory, and what of the driver's mount is served.
+//! A volume that a driver of the node mounts: its home in the pod's directory, and the part of the driver's mount that is served.
 //!
-//! What is served is a clone of the driver's mount. So the driver can unmount its own whenever it is asked to, whoever has
-//! files of the volume open.
+//! What is served is a clone of the driver's mount. So the driver can unmount its own mount at any time, even while containers
+//! have files of the volume open.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -12,6 +12,7 @@ use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::Access;
 use tracing::{info, warn};
 
+use super::device::DeviceVolume;
 use super::passthrough::{MountPlan, PassthroughVolume, Planned, access};
 use super::{Refresh, Setting, Trouble};
 use crate::binding::{self, Bound, BoundSource};
@@ -19,6 +20,7 @@ use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, Drivers, Home};
 use crate::host::Source;
+use crate::host::device::BlockDevice;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::migration::complete;
@@ -48,7 +50,7 @@ impl PassthroughVolume {
         read_only: bool,
         refresh: &Refresh,
     ) -> Result<MountPlan, Trouble> {
-        let (drivers, home) = self.home(&flex.directory(), name)?;
+        let (drivers, home) = home(self.setting(), &flex.directory(), name)?;
         let mount = FlexMount {
             flex,
             volume: spec.name.as_str(),
@@ -78,11 +80,10 @@ impl PassthroughVolume {
         bound: Option<&Bound>,
         refresh: &Refresh,
     ) -> Result<MountPlan, Trouble> {
-        let name = bound.map_or(spec.name.as_str(), |bound| &bound.name);
         let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
         let call = CsiCall::of(csi, refresh)?;
-        let (drivers, home) = self.home(Csi::DIRECTORY, name)?;
-        let source = call.mount(spec, bound, refresh, &drivers)?.set_up(&home)?;
+        let (drivers, home) = home(self.setting(), Csi::DIRECTORY, name(spec, bound))?;
+        let source = call.mount(spec, bound, refresh, &drivers).set_up(&home)?;
         self.set_republishes(call.driver.requires_republish);
         plan(spec, path, source, access(read_only))
     }
@@ -111,23 +112,60 @@ impl PassthroughVolume {
             return Ok(());
         }
         let call = CsiCall::of(csi, refresh)?;
-        let (drivers, home) = self.home(Csi::DIRECTORY, bound.map_or(spec.name.as_str(), |bound| &bound.name))?;
-        Ok(call.mount(spec, bound, refresh, &drivers)?.publish_again(&home)?)
+        let (drivers, home) = home(self.setting(), Csi::DIRECTORY, name(spec, bound))?;
+        Ok(call.mount(spec, bound, refresh, &drivers).publish_again(&home)?)
     }
+}
 
-    /// The home of a volume, which is made, and where the drivers of the node are.
-    fn home(&self, kind: &str, name: &str) -> Result<(Drivers, Home), Trouble> {
-        let Setting { site, flex_volumes, .. } = self.setting();
-        let Site::Pod(pod) = site else {
-            return Err(Trouble::Manifests("a driver mounts the volume for a pod; serve it with podfs run".to_owned()));
-        };
-        let made = self.setting().mount_points().make_home(Some(Home::of(pod, kind, name).path().to_owned()));
-        made.map_err(|error| Trouble::Passing(error.to_string()))?;
-        // As mount tables name it, now that it is there.
-        let pod = site.pod().unwrap_or_else(|| pod.clone());
-        let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
-        Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, Home::of(&pod, kind, name)))
+/// Has the CSI driver of a PersistentVolume make it a block device.
+pub(super) fn map_csi(
+    setting: &Setting,
+    spec: &Volume,
+    csi: &Csi,
+    bound: &Bound,
+    refresh: &Refresh,
+) -> Result<BlockDevice, Trouble> {
+    let call = CsiCall::of(csi, refresh)?;
+    let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
+    Ok(call.mount(spec, Some(bound), refresh, &drivers).set_up_device(&home)?)
+}
+
+/// Has the CSI driver of a PersistentVolume grow it, if that has more bytes than when the driver was asked last.
+pub(super) fn expand_csi(
+    setting: &Setting,
+    spec: &Volume,
+    csi: &Csi,
+    bound: &Bound,
+    refresh: &Refresh,
+) -> Result<(), Trouble> {
+    let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
+    let has_grown = home.read().is_some_and(|record| record.published && record.capacity < bound.capacity);
+    if bound.read_only || !has_grown {
+        return Ok(());
     }
+    let mut call = CsiCall::of(csi, refresh)?;
+    let reference = call.csi.expand_secret.as_ref();
+    call.expand_secret = reference.map(|reference| secret(reference, refresh)).transpose()?;
+    Ok(call.mount(spec, Some(bound), refresh, &drivers).expand(&home)?)
+}
+
+/// The name of the PersistentVolume, or of the volume in the pod.
+fn name<'a>(spec: &'a Volume, bound: Option<&'a Bound>) -> &'a str {
+    bound.map_or(spec.name.as_str(), |bound| &bound.name)
+}
+
+/// The home of a volume, which is made, and where the drivers of the node are.
+fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, Home), Trouble> {
+    let Setting { site, flex_volumes, .. } = setting;
+    let Site::Pod(pod) = site else {
+        return Err(Trouble::Manifests("a driver mounts the volume for a pod; serve it with podfs run".to_owned()));
+    };
+    let made = setting.mount_points().make_home(Some(Home::of(pod, kind, name).path().to_owned()));
+    made.map_err(|error| Trouble::Passing(error.to_string()))?;
+    // As mount tables name it, now that it is there.
+    let pod = site.pod().unwrap_or_else(|| pod.clone());
+    let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
+    Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, Home::of(&pod, kind, name)))
 }
 
 /// What a CSI driver is called with, of what the cluster says.
@@ -137,6 +175,7 @@ struct CsiCall<'a> {
     publish_context: BTreeMap<String, String>,
     stage_secret: Option<&'a Secret>,
     publish_secret: Option<&'a Secret>,
+    expand_secret: Option<&'a Secret>,
     tokens: Option<String>,
 }
 
@@ -160,6 +199,8 @@ impl<'a> CsiCall<'a> {
             publish_context: if driver.attach_required { attached(&csi, refresh)? } else { BTreeMap::new() },
             stage_secret: secret(&csi.stage_secret)?,
             publish_secret: secret(&csi.publish_secret)?,
+            // Only a volume that has grown needs it.
+            expand_secret: None,
             tokens: tokens(&driver, refresh)?,
             csi,
             driver,
@@ -172,23 +213,27 @@ impl<'a> CsiCall<'a> {
         bound: Option<&'b Bound>,
         refresh: &'b Refresh,
         drivers: &'b Drivers,
-    ) -> Result<CsiMount<'b>, Trouble> {
-        Ok(CsiMount {
+    ) -> CsiMount<'b> {
+        CsiMount {
             csi: &self.csi,
             volume: spec.name.as_str(),
-            name: bound.map_or(spec.name.as_str(), |bound| &bound.name),
+            name: name(spec, bound),
             pod: &refresh.identity,
             facts: &refresh.facts,
             driver: &self.driver,
             publish_context: &self.publish_context,
             stage_secret: self.stage_secret,
             publish_secret: self.publish_secret,
+            expand_secret: self.expand_secret,
             tokens: self.tokens.clone(),
             access_modes: bound.map_or(&[], |bound| &bound.access_modes),
             mount_options: bound.map_or(&[], |bound| &bound.mount_options),
             read_only: bound.map_or(self.csi.read_only, |bound| bound.read_only),
+            is_block: DeviceVolume::is_for(spec),
+            capacity: bound.and_then(|bound| bound.capacity),
+            claimed: bound.and_then(|bound| bound.claimed),
             root: &drivers.root,
-        })
+        }
     }
 }
 

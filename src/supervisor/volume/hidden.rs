@@ -1,10 +1,10 @@
 //! Volumes whose path does not show them: another process has unmounted them, or has mounted something over them.
 //!
-//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that
-//!    would show what is mounted there, and may wait for the server that the supervisor has to replace.
+//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that leads
+//!    to what is mounted there, and may wait for the server that the supervisor has to replace.
 //! 2. A mount that is gone is replaced by another clone of the volume's private mount. So containers that still use the old one
 //!    see the same files as those that come later, and every refresh reaches both. A bind mount is made anew from its source.
-//! 3. What another process has mounted over a volume stays; the volume is seen again when that is unmounted.
+//! 3. A mount of another process over a volume stays; the volume is visible again when that is unmounted.
 //! 4. Each unmount within a minute of the one before makes podfs wait twice as long before it mounts the volume again, up to
 //!    30 s. So a process that unmounts a volume in a loop fills no log.
 
@@ -15,7 +15,7 @@ use podfs_fuse::mount::table::Mounted;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{Body, FIRST_RETRY, LONGEST_RETRY, PodVolume, State, Trouble};
+use super::{Body, PodVolume, RETRY, State, Trouble};
 
 /// An unmount that comes later is no repetition of the one before.
 const CALM: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ impl Unmounts {
         self.count = self.count.saturating_add(1);
         match self.count {
             1 => Duration::ZERO,
-            count => FIRST_RETRY.saturating_mul(2_u32.saturating_pow(count - 2)).min(LONGEST_RETRY),
+            count => RETRY.after(count - 2),
         }
     }
 }
@@ -70,6 +70,7 @@ impl PodVolume {
     /// Compares the volume with the mount table. If what its path shows has changed, its state has, too, and gives how long to
     /// wait before it is refreshed.
     pub(in crate::supervisor) fn look(&mut self, table: &[Mounted]) -> Option<Duration> {
+        let _span = self.enter_span();
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
         let hidden = match (presence, &self.hidden) {
@@ -171,7 +172,7 @@ mod tests {
         let pauses: Vec<_> = (0..4).map(|_| unmounts.pause(start).as_millis()).collect();
         assert_eq!(pauses, [0, 100, 200, 400]);
         let last = (0..20).map(|_| unmounts.pause(start + CALM)).last();
-        assert_eq!(last, Some(LONGEST_RETRY));
+        assert_eq!(last, Some(RETRY.longest()));
         assert_eq!(unmounts.pause(start + 3 * CALM), Duration::ZERO);
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Opened {
     pub(super) source: Source,
     /// Nothing can be written to it, whatever the claim says.
     pub(super) read_only: bool,
-    /// What the user should hear about it.
+    /// Warnings about it, for the user.
     pub(super) warnings: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn open(
     let expected = setting.mount_points().expect(path, Shape::Directory);
     expected.map_err(|error| Trouble::Passing(error.to_string()))?;
     let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
-    let (source, read_only) = local::mount(&device, source, &root, &bound.name, user)?;
+    let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
     Ok(Opened { source, read_only, warnings: Vec::new() })
 }
 
@@ -66,7 +66,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh) {
         return;
     }
     match local::open(&source.path) {
-        Ok(LocalSource::Device(device)) => device::grow(&device, source.capacity, mount.place()),
+        Ok(LocalSource::Device(device)) => device::grow(&device, bound.capacity, mount.place()),
         Ok(LocalSource::Directory(_)) => {}
         Err(error) => warn!("{error}; the volume keeps its size"),
     }

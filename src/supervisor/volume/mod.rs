@@ -28,13 +28,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{Adopted, ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use serde_json::Value;
-use tracing::{info, warn};
+use tracing::span::EnteredSpan;
+use tracing::{Span, error_span, field, info, warn};
 
 use super::run::adoption::{About, Kept};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -53,8 +55,7 @@ use projected::ProjectedVolume;
 pub use state::{Shown, State};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
 
 /// Where SELinux shows that it is in use.
 pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
@@ -76,14 +77,14 @@ pub struct Setting {
     pub keep_old_generations: Duration,
     /// What containers that mount parts of projections see after a change, where a volume does not say it.
     pub sub_path: SubPathMode,
-    /// Whether the content of emptyDirs stays when the supervisor is told to end, and an agent deletes it.
+    /// Whether the content of emptyDirs stays when a signal ends the supervisor, for an agent to delete.
     pub keep_empty_dirs: bool,
 }
 
 impl Setting {
     /// What is made around the volumes. Hold it for single calls that make or remove a directory or a file.
     pub(super) fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
-        self.mount_points.lock().expect("nobody panics while the mount points are locked")
+        self.mount_points.lock().expect("no thread panics while the mount points are locked")
     }
 
     /// Makes the mount point of a volume ready, and writes it down.
@@ -101,7 +102,7 @@ impl Setting {
     fn about(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> Value {
         let read_only = Some(access == Access::ReadOnly);
         let about = About { volume: volume.name.to_string(), path: path.to_owned(), group, read_only };
-        // A path that is no text cannot be told: such a volume is mounted anew.
+        // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
         serde_json::to_value(about).unwrap_or_default()
     }
 }
@@ -119,7 +120,7 @@ pub struct Refresh {
     pub tokens: Tokens,
     /// What this machine offers to pods.
     pub allocatable: Allocatable,
-    /// Whether something was asked for only seconds ago and is not known yet.
+    /// Whether an object was requested only seconds ago and is not known yet.
     pub is_settling: bool,
 }
 
@@ -149,7 +150,7 @@ pub enum Attempt {
 /// How a supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As it was told to: the pod is gone.
+    /// On request: the pod is gone.
     Clean,
     /// With a failure: the next podfs goes on with what is there.
     Failed,
@@ -184,12 +185,14 @@ pub struct PodVolume {
     /// Why its path does not show it, if it does not.
     hidden: Option<Hidden>,
     unmounts: Unmounts,
-    /// Whether it waits for what was asked for only seconds ago, which is no problem yet.
+    /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
     failures: u32,
     last_error: Option<String>,
-    /// When the oldest change was heard of that is not shown yet.
+    /// When podfs saw the oldest change that is not shown yet.
     heard: Option<Instant>,
+    /// The span of its pod, which the threads that work on the volume are not in.
+    pod: Span,
 }
 
 enum Body {
@@ -264,7 +267,15 @@ impl PodVolume {
             failures: 0,
             last_error: None,
             heard: None,
+            pod: Span::current(),
         }
+    }
+
+    /// Until what this gives is dropped, the fields of each event on this thread name the pod, the volume, and the generation
+    /// that it shows now.
+    fn enter_span(&self) -> EnteredSpan {
+        let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
+        error_span!(parent: &self.pod, "volume", volume, generation).entered()
     }
 
     /// The volume, as the manifest describes it.
@@ -272,7 +283,7 @@ impl PodVolume {
         &self.spec
     }
 
-    /// Where it is, or will be, seen; unknown while nobody knows its PersistentVolume.
+    /// Where it is, or will be, seen; unknown until its PersistentVolume is known.
     pub fn path(&self) -> Option<&Path> {
         match &self.body {
             Body::Projected(projected) => Some(projected.path()),
@@ -313,7 +324,7 @@ impl PodVolume {
         &self.state
     }
 
-    /// Whether it waits for what was asked for only seconds ago.
+    /// Whether it waits for an object that was requested only seconds ago.
     pub fn is_settling(&self) -> bool {
         self.is_settling
     }
@@ -323,7 +334,7 @@ impl PodVolume {
         self.state.reason().filter(|_| !self.is_settling)
     }
 
-    /// Whether it is mounted and current; unknown while it waits for what was asked for only seconds ago.
+    /// Whether it is mounted and current; unknown while it waits for an object that was requested only seconds ago.
     pub fn condition(&self) -> Option<Condition> {
         let failing = |reason: &str| Condition::Failing(reason.to_owned());
         (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
@@ -334,16 +345,17 @@ impl PodVolume {
         self.last_error.as_deref()
     }
 
-    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. Of a claim, nobody knows that before it is bound.
+    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. For a claim it is unknown before the claim is bound.
     pub fn plugin(&self) -> String {
         let of_kind = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
         let of_claim = || self.path()?.ancestors().find(of_kind)?.file_name()?.to_str();
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `refresh` says, because of a change that was heard of then, if it was because of one. When that fails,
-    /// what is shown stays as it is. A volume that another process has unmounted is mounted again first.
+    /// Shows what `refresh` says. `heard` is when podfs saw the change that caused it, if one did. When that fails, what is shown
+    /// stays as it is. A volume that another process has unmounted is mounted again first.
     pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
+        let _span = self.enter_span();
         self.heard = self.heard.or(heard);
         self.show_again();
         let outcome = match (&mut self.body, &self.spec.source) {
@@ -406,6 +418,7 @@ impl PodVolume {
 
     /// Removes the old generations whose time is over.
     pub fn remove_old_generations(&mut self) {
+        let _span = self.enter_span();
         if let Body::Projected(projected) = &mut self.body {
             projected.remove_old(self.spec.name.as_str());
         }
@@ -424,6 +437,7 @@ impl PodVolume {
     /// # Errors
     /// When the kernel does not unmount it.
     pub fn take_down(self, end: End) -> Result<(), MountError> {
+        let _span = self.enter_span();
         self.release_sub_paths(None).unwrap_or_else(|reason| warn!("{reason}"));
         match self.body {
             Body::Projected(projected) => projected.take_down(),
@@ -441,6 +455,7 @@ impl PodVolume {
     /// # Errors
     /// Why something of it is left.
     pub fn unpublish(self) -> Result<(), String> {
+        let _span = self.enter_span();
         let setting = self.setting().clone();
         let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
         let home = match self.spec.source {
@@ -492,16 +507,16 @@ impl PodVolume {
         self.enter(state);
     }
 
-    /// Waits for what was asked for only seconds ago. Nobody is warned of that.
+    /// Waits for an object that was requested only seconds ago. This logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
         self.state = State::Waiting(reason);
     }
 
     fn retry(&mut self) -> Attempt {
-        let delay = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(self.failures));
+        let delay = RETRY.after(self.failures);
         self.failures = self.failures.saturating_add(1);
-        Attempt::RetryIn(delay.min(LONGEST_RETRY))
+        Attempt::RetryIn(delay)
     }
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::mount::private::Access;
-use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
-use podfs_fuse::nfs::options::{Caching, Callers, LocalLocks, Lookups, Options, RetryPolicy, Search};
-use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::options::{Caching, LocalLocks, Lookups, Options, RetryPolicy, Search};
 use podfs_fuse::nfs::sockets::Sockets;
+use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
 use super::{Refresh, Setting, Trouble};
@@ -18,7 +19,7 @@ use crate::volume::{Nfs, NfsOptions, Volume};
 /// How long it may take to find out whether an export can be served. A server that is slower is found the next time.
 pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
-/// Whose client is used for a volume. Whether the kernel has one is asked only if it matters: asking loads it.
+/// Whose client is used for a volume. Checks for the kernel's client only if it matters, because the check loads its module.
 pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
@@ -34,11 +35,11 @@ pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access
 }
 
 /// As whom calls are made. The kernel's client sees to `sec=none` by itself.
-pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> Callers {
+pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> ActAs {
     match (backend, &options.security, refresh.facts.user_namespace) {
-        (Backend::User, Security::None, _) => Callers::AsNobody,
-        (_, _, true) => Callers::AsInTheirNamespace,
-        (_, _, false) => Callers::AsTheyAre,
+        (Backend::User, Security::None, _) => ActAs::Nobody,
+        (_, _, true) => ActAs::CallerInItsNamespace,
+        (_, _, false) => ActAs::Caller,
     }
 }
 
@@ -105,7 +106,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     Err(last)
 }
 
-/// What is asked of a server at `address`, to know whether it has an export.
+/// The request to a server at `address`, to know whether it has an export.
 pub(super) fn question(
     server: &str,
     address: IpAddr,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::NfsVolume;
 use podfs_fuse::client::Passthrough;
 use podfs_fuse::client::{Adopted, Watch};
@@ -15,18 +16,19 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::nfs::options::Callers;
-use podfs_fuse::passthrough::{DataPath, Options};
+use podfs_fuse::passthrough::{Cache, DataPath, Options};
 use serde_json::Value;
 use tracing::warn;
 
+use super::driver::expand_csi;
 use super::local;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
+use crate::host::device::BlockDevice;
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::neighbours::{self, Turn};
-use crate::host::{HostError, Source, fs_group, host_path, serve};
+use crate::host::{FileKind, HostError, Source, fs_group, host_path, serve};
 use crate::supervisor::run::adoption::About;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
@@ -49,20 +51,22 @@ pub(super) struct PassthroughVolume {
     outdated: Option<Mounted>,
     content: Option<Content>,
     warned: Vec<String>,
-    /// The size of the PersistentVolume for which the file system was grown, if it is one of a device.
+    /// The size of the PersistentVolume that the volume was grown for.
     grown_for: Option<u64>,
     /// The CSI driver wants to be called again.
     republishes: bool,
+    /// The device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
+    device: Option<BlockDevice>,
 }
 
-/// Fields are dropped in this order: nobody sees the volume any more when its server is let go.
+/// Fields are dropped in this order: the volume is no longer visible when its server is released.
 struct Mounted {
     visible: VisibleMount,
     access: Access,
     served: Served,
 }
 
-/// Who answers for a mount.
+/// What answers for a mount.
 enum Served {
     /// The kernel alone: it is a bind mount.
     Bind,
@@ -101,7 +105,7 @@ impl Mounted {
         }
     }
 
-    /// Whether nobody could go on with it when its server died.
+    /// Whether no successor could take it over when its server died.
     fn is_given_up(&self) -> bool {
         match &self.served {
             Served::Passthrough(passthrough) => passthrough.is_given_up(),
@@ -124,7 +128,7 @@ pub(super) struct MountPlan {
 /// What is to be seen.
 pub(super) enum Planned {
     /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
-    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<Callers> },
+    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
     /// An export, by podfs's own client.
     Export(Box<Export>),
 }
@@ -147,6 +151,7 @@ impl PassthroughVolume {
             warned: Vec::new(),
             grown_for: None,
             republishes: false,
+            device: None,
         }
     }
 
@@ -241,9 +246,9 @@ impl PassthroughVolume {
         }
         if let Some(mounted) = &self.mounted {
             let shown = mounted.shown();
-            self.follow_capacity(spec, refresh);
+            let grown = self.follow_capacity(spec, refresh);
             self.publish_again(spec, refresh)?;
-            return Ok(shown);
+            return grown.map(|()| shown);
         }
         let mount_plan = match &spec.source {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
@@ -263,6 +268,7 @@ impl PassthroughVolume {
             mounted.visible.cover(outdated.visible);
         }
         self.mounted = Some(mounted);
+        self.follow_capacity(spec, refresh)?;
         Ok(shown)
     }
 
@@ -270,7 +276,8 @@ impl PassthroughVolume {
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
         let Self { setting, path, mounted, outdated, content, .. } = self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| match &mounted.served {
-            // The machine that it waits for may be away, and with the pod there is nobody to go on with it.
+            // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
+            // unmount.
             Served::Passthrough(passthrough) if passthrough.is_remote() && end == End::Clean => {
                 mounted.visible.unmount_and_abort()
             }
@@ -279,7 +286,7 @@ impl PassthroughVolume {
         if let Some(Err(error)) = path.as_deref().map(|path| local::leave(&setting, path)) {
             warn!("volume {volume:?}: {error}");
         }
-        // Without a pod, nobody would find the content again.
+        // Without a pod, no later podfs would find the content again.
         let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
             match content.delete() {
@@ -294,7 +301,12 @@ impl PassthroughVolume {
     fn host_path(&mut self, spec: &Volume, source: &HostPath) -> Result<MountPlan, Trouble> {
         let path = self.setting.site.volume(HostPath::DIRECTORY, spec.name.as_str());
         self.path = Some(path.clone());
-        self.mount_plan(spec, path, host_path::open(source)?, Access::ReadWrite)
+        let source = host_path::open(source)?;
+        if source.kind() == FileKind::BlockDevice {
+            // One without a medium can be shown and not opened.
+            self.device = BlockDevice::open(&source).ok();
+        }
+        self.mount_plan(spec, path, source, Access::ReadWrite)
     }
 
     fn claim(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -328,7 +340,7 @@ impl PassthroughVolume {
                 let opened = local::open(&self.setting, &bound, local, &path, refresh)?;
                 let source = opened.source;
                 warnings.extend(opened.warnings);
-                self.grown_for = local.capacity;
+                self.grown_for = bound.capacity;
                 if opened.read_only {
                     access = Access::ReadOnly;
                 }
@@ -358,20 +370,21 @@ impl PassthroughVolume {
         }
     }
 
-    /// Grows the file system of a block device when its PersistentVolume has grown.
-    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) {
-        let VolumeSource::Claim(claim) = &spec.source else { return };
+    /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
+    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
+        let VolumeSource::Claim(claim) = &spec.source else { return Ok(()) };
         let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let Ok(bound) = bound else { return };
-        if let BoundSource::Local(source) = &bound.source
-            && source.capacity != self.grown_for
-        {
-            self.grown_for = source.capacity;
-            local::grow(&self.setting, &bound, refresh);
+        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        match &bound.source {
+            BoundSource::Local(_) => local::grow(&self.setting, &bound, refresh),
+            BoundSource::Csi(csi) => expand_csi(&self.setting, spec, csi, &bound, refresh)?,
+            _ => {}
         }
+        self.grown_for = bound.capacity;
+        Ok(())
     }
 
-    /// By whom a source of the host is served.
+    /// Whether FUSE or the kernel alone serves a source of the host.
     fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
@@ -446,7 +459,7 @@ impl PassthroughVolume {
         if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) = self.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
         {
-            // It was mounted by a supervisor before this one, and needs nobody.
+            // A supervisor before this one mounted it, and it needs no server.
             return Ok(Mounted { visible, access, served: Served::Bind });
         }
         let shape = match &content {
@@ -493,14 +506,24 @@ impl PassthroughVolume {
         Setting::about(spec, point.path(), self.group, access)
     }
 
-    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<Callers>) -> Options {
+    /// Whether all changes of the source go through the mount that is about to be made. Of content that was there before,
+    /// containers may still have files open through an earlier mount.
+    fn nothing_else_changes(&self, spec: &Volume) -> bool {
+        let is_new = self.content.as_ref().is_some_and(Content::is_new);
+        matches!(spec.source, VolumeSource::EmptyDir(_)) && is_new && self.outdated.is_none()
+    }
+
+    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> Options {
         let name = spec.name.to_string();
-        // What is in an emptyDir was made through it, and who listens at a socket of an export does so elsewhere.
+        // Sockets in an emptyDir were made through it, and the listeners at sockets of an export are on other machines.
         let advice = (!matches!(spec.source, VolumeSource::EmptyDir(_)) && remote.is_none())
             .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
         Options {
             name,
-            cache: spec.preferences.cache,
+            cache: match spec.preferences.cache {
+                Cache::Auto if self.nothing_else_changes(spec) && limit.is_none() => Cache::Always,
+                chosen => chosen,
+            },
             exclusive: matches!(spec.source, VolumeSource::EmptyDir(_)),
             limit,
             trace: self.setting.trace,

@@ -35,7 +35,7 @@ pub(super) struct ProjectedVolume {
     label: Option<String>,
 }
 
-/// Fields are dropped in this order: nobody sees the projection any more when it ends.
+/// Fields are dropped in this order: the projection is no longer visible when it ends.
 struct Mounted {
     visible: VisibleMount,
     projection: Projection,
@@ -139,7 +139,7 @@ impl ProjectedVolume {
         self.mounted.as_ref().map(|mounted| mounted.projection.old_usage()).unwrap_or_default()
     }
 
-    /// Shows the files that `refresh` comes to, because of a change that was `heard` of then.
+    /// Shows the files that result from `refresh`, because of a change that podfs saw at `heard`.
     pub(super) fn show(
         &mut self,
         spec: &Volume,
@@ -203,7 +203,7 @@ impl ProjectedVolume {
         Ok(mounted.shown().expect("a projection has a generation after its first commit"))
     }
 
-    /// The first generation is complete before anybody can see the volume (FU-09).
+    /// The first generation is complete before the volume is visible (FU-09).
     fn bring_up(
         &self,
         spec: &Volume,

@@ -1,24 +1,26 @@
-//! Looking for NFS servers that are silent: a name may mean another machine by now.
+//! Searches for NFS servers that are silent: their name may mean another machine by now.
 //!
-//! 1. A server that was asked something and has been silent for some seconds is looked for, and again after pauses that
-//!    grow, until it answers. Who watches the pod's server sees such a silence soon, and starts the look then: it has no
-//!    timer of its own.
-//! 2. Names are resolved and machines asked on a blocking thread, one for each server at a time.
+//! 1. podfs searches for a server that has not answered a call for some seconds, and again after pauses that grow, until it
+//!    answers. The watchdog of the pod's server sees such a silence soon, and starts the search then: the search has no timer of
+//!    its own.
+//! 2. A blocking thread resolves names and asks machines, one for each server at a time.
 //! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
-//!    takes as much at once as the volume was told. Then all volumes that share the server go on there.
-//! 4. Whether its files are the same is not asked here. What is another file there has another number, and is `ESTALE`.
-//! 5. A server that volumes name by its address is not looked for.
+//!    accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server go on there.
+//! 4. The search does not check whether its files are the same. A file that is another one there has another number, and is
+//!    `ESTALE`.
+//! 5. podfs does not search for a server that volumes name by its address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::mount::{self as reaching, Reached, reach};
-use podfs_fuse::nfs::options::{Callers, Options, Place, Search};
-use podfs_fuse::nfs::rpc::Credential;
+use podfs_fuse::nfs::options::{Options, Place, Search};
 use podfs_fuse::protocol::VolumeId;
+use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
 
@@ -26,7 +28,7 @@ use super::nfs::{BUDGET, mount_address, question, resolve};
 
 /// For so long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The first pause before it is looked for again, and the longest.
+/// The first pause before the next search, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -88,8 +90,8 @@ fn find(options: &Options, search: &Search) -> Option<Place> {
     let mount_address = mount_address(search).ok()?;
     let budget = BUDGET / u32::try_from(others.len()).unwrap_or(u32::MAX);
     let credential = match options.callers {
-        Callers::AsNobody => Credential::Nobody,
-        Callers::AsTheyAre | Callers::AsInTheirNamespace => Credential::root(),
+        ActAs::Nobody => Credential::Nobody,
+        ActAs::Caller | ActAs::CallerInItsNamespace => Credential::root(),
     };
     others.into_iter().find_map(|address| {
         let question = question(&options.server, address, &options.path, search, mount_address, budget);

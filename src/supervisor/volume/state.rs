@@ -1,4 +1,4 @@
-//! The life of a volume, and what is to be seen of it.
+//! The states of a volume, and how they are shown.
 
 use podfs_fuse::projection::GenerationName;
 
@@ -40,21 +40,26 @@ impl State {
         }
     }
 
-    /// The generation that is shown, if there is one.
-    pub fn generation(&self) -> Option<&GenerationName> {
+    /// What is to be seen of it, if anything is.
+    pub fn shown(&self) -> Option<&Shown> {
         match self {
             State::Waiting(_) => None,
-            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => shown.generation(),
+            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => Some(shown),
         }
+    }
+
+    /// The generation that is shown, if there is one.
+    pub fn generation(&self) -> Option<&GenerationName> {
+        self.shown().and_then(Shown::generation)
     }
 }
 
 /// What is to be seen of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// A generation of files, which the kernel keeps and asks nobody for.
+    /// A generation of files, which the kernel serves from its cache.
     Generation(GenerationName),
-    /// A generation of files; podfs is asked at each open, and writes down who it was.
+    /// A generation of files; the kernel asks podfs at each open, and podfs logs the process.
     Audited(GenerationName),
     /// A source of the host; reads and writes go from the kernel to it.
     Passthrough,
@@ -64,7 +69,7 @@ pub enum Shown {
     Bind,
     /// A block device of this number, which containers get as it is.
     Device((u32, u32)),
-    /// An export of an NFS server, by way of this client.
+    /// An export of an NFS server, served by this client.
     Nfs(Backend),
 }
 

@@ -2,12 +2,14 @@
 //!
 //! 1. The part is looked up on the volume's blocking thread, which may wait for the server or the source. The thread has the
 //!    volume, so no commit switches generations meanwhile (SP-07).
-//! 2. What is mounted is what the look found, by descriptor, with its flags set before it is attached. See
+//! 2. podfs mounts what it found, by descriptor, with flags set before it is attached. See
 //!    [`host::sub_path`](crate::host::sub_path) for why it is never outside of the volume.
-//! 3. The place is written down before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
-//! 4. A container that starts again keeps its mount when it shows the same file still (SP-10), else it has a new one (SP-06).
-//! 5. Parts go before their volume does (SP-09).
-//! 6. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
+//! 3. The mount point is recorded before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
+//! 4. A container that starts again keeps its mount if that still shows the same file (SP-10), else it gets a new one (SP-06).
+//! 5. Parts are unmounted before their volume (SP-09).
+//! 6. What a container mounts in its part reaches the volume if the volumeMount says `Bidirectional`, and stays there when the
+//!    part is unmounted.
+//! 7. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
 //!    A path that begins with the name of a generation is never live.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::client::{CommitError, LivePartError};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::bind::bind_alone;
+use podfs_fuse::mount::bind::{Propagation, bind_alone};
 use podfs_fuse::mount::private::{Access, Shape};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
@@ -28,7 +30,7 @@ use crate::volume::{SubPathMode, VolumeSource};
 /// A part of the volume that a container wants.
 #[derive(Clone, Debug)]
 pub(in crate::supervisor) struct SubPathRequest {
-    /// The volume's name in the `volumeMount`, for what is told.
+    /// The volume's name in the `volumeMount`, for messages.
     pub(in crate::supervisor) volume: String,
     /// The container; a DNS label.
     pub(in crate::supervisor) container: String,
@@ -38,6 +40,8 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) path: String,
     /// The container does not change it.
     pub(in crate::supervisor) read_only: bool,
+    /// What the container mounts in it appears in the volume, too (`Bidirectional`).
+    pub(in crate::supervisor) both_ways: bool,
 }
 
 /// Why a part cannot be mounted.
@@ -66,6 +70,7 @@ impl PodVolume {
     /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
     /// the log.
     pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, String> {
+        let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
             let SubPathRequest { volume, container, path, .. } = request;
             error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
@@ -88,6 +93,7 @@ impl PodVolume {
     /// # Errors
     /// What the kernel does not unmount, or what cannot be written down.
     pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), String> {
+        let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
         let of_volume = top.join(self.spec.name.as_str());
         let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));
@@ -120,7 +126,8 @@ impl PodVolume {
         }
         let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let shape = shape(&part)?;
-        let clone = if is_mount { part } else { bind_alone(part.as_fd(), access)? };
+        let propagation = if request.both_ways { Propagation::Peer } else { Propagation::Slave };
+        let clone = if is_mount { part } else { bind_alone(part.as_fd(), access, propagation)? };
         let mut mount_points = setting.mount_points();
         let point = mount_points.prepare_target(&target, shape)?;
         // From here on its path is what it is known by.

@@ -1,4 +1,4 @@
-//! Who asks: a plain client, with nothing of podfs in it.
+//! A plain HTTP client of the API server, without any code of podfs.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -14,7 +14,7 @@ async fn a_server_that_is_away_refuses_and_comes_back_with_its_objects() {
     let mut watch = caller.watch(&watch_of_app(version)).await;
     server.connections(Order::Refuse);
     assert_eq!(watch.end().await, End::Broken);
-    assert!(caller.send(&path).await.expect_err("nobody is there").is_connect());
+    assert!(caller.send(&path).await.expect_err("the server refuses connections").is_connect());
     server.connections(Order::Serve);
     assert_eq!(caller.get(&path).await["data"]["a"], "1");
     put_app(&server, "2");

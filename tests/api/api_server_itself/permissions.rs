@@ -1,4 +1,4 @@
-//! Who may do what, and what the others are told.
+//! Permissions of users, and the answers to requests without permission.
 
 use super::caller::{Caller, client, client_with_token};
 use super::objects::{APP, OF_APP, names, put_app, put_config_map, put_pod, watch_of_app};

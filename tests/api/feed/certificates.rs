@@ -16,7 +16,7 @@ fn pc_01_pc_03_the_daemon_asks_for_a_certificate_and_for_the_next_one_before_it_
     let _daemon = cluster.start();
     let node = &cluster.node;
     let request = signer.next(&cluster.server);
-    eventually("the reason is told", || reason(&cluster).contains("credential bundle is not issued yet"));
+    eventually("the reason is reported", || reason(&cluster).contains("credential bundle is not issued yet"));
     let refused = node.refused(&["wait", "default/web", "--timeout", "0"]);
     assert!(refused.contains("unmounted volumes=[identity]"), "{refused}");
     // Half of a short life has to pass.
@@ -40,9 +40,9 @@ fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_asked_f
     let _daemon = cluster.start();
     refuse(&cluster.server, signer.next(&cluster.server), "Denied");
     let denied = "PodCertificateRequest was permanently denied: reason=\"UnsupportedKeyType\" message=\"use ED25519\"";
-    eventually("the reason is told", || reason(&cluster).contains(denied));
+    eventually("the reason is reported", || reason(&cluster).contains(denied));
     let told = |event: &Value| event["message"].as_str().is_some_and(|message| message.contains(denied));
-    eventually("an event tells it to the pod", || cluster.server.objects("Event").iter().any(told));
+    eventually("the pod gets an event", || cluster.server.objects("Event").iter().any(told));
     // A connection anew is no reason to ask anew.
     cluster.server.connections(Order::Refuse);
     eventually("the server is missed", || cluster.trouble().contains("cannot watch pods"));

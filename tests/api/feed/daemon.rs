@@ -135,7 +135,7 @@ fn cm_06_an_optional_object_that_may_not_be_read_is_not_taken_for_a_missing_one(
     let _daemon = cluster.start();
     let node = &cluster.node;
     eventually("the server is asked", || cluster.server.count("watch", "configmaps") > 1);
-    eventually("the reason is told", || {
+    eventually("the reason is reported", || {
         node.volume("web", "config")
             .is_some_and(|volume| volume["reason"].to_string().contains("configmap default/app"))
     });
@@ -183,7 +183,7 @@ fn a_server_that_is_away_at_the_start_keeps_static_pods_going_and_leaves_pods_of
     node.put("static.yaml", &cluster.manifest("static", "[{name: scratch, emptyDir: {}}]"));
     let _daemon = cluster.start();
     node.expect(&["wait", "default/static"]);
-    eventually("the trouble is told", || cluster.trouble().contains("cannot watch pods of node n1"));
+    eventually("the error is reported", || cluster.trouble().contains("cannot watch pods of node n1"));
     wait_content(&config, "one");
     cluster.server.connections(Order::Serve);
     eventually("the trouble is over", || cluster.trouble() == "[]");
@@ -200,7 +200,7 @@ fn pods_that_may_not_be_listed_are_reported_and_static_pods_go_on() {
     command.arg("--kubeconfig").arg(cluster.server.kubeconfig("n2", Style::Embedded)).args(["--node-name", NODE]);
     let _daemon = cluster.node.start_command(command);
     cluster.node.expect(&["wait", "default/static"]);
-    eventually("the refusal is told", || {
+    eventually("the refusal is reported", || {
         let trouble = cluster.trouble();
         trouble.contains("pods is forbidden") && trouble.contains("its credentials must be those of the node n1")
     });

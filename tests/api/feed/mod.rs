@@ -46,7 +46,7 @@ impl Node {
             manifests: (!manifests.is_empty()).then(|| directory.path().to_owned()),
             api: Some(Access::Kubeconfig(kubeconfig)),
             node: Some(NODE.to_owned()),
-            earlier: Vec::new(),
+            ..FeedSettings::default()
         });
         let feed = feed.await.expect("a feed");
         Node { server, objects: feed.objects(), feed, manifests: directory }

@@ -1,4 +1,4 @@
-//! Which pods the manager hears of.
+//! The pods that the feed reports to the manager.
 
 use super::*;
 

@@ -62,3 +62,23 @@ async fn a_token_that_is_refused_is_unknown_with_the_words_of_the_server_and_com
     node.server.put(ACCOUNT);
     until(&mut followers[0], "a token", |push| token_of(push).is_some()).await;
 }
+
+#[tokio::test]
+async fn tk_05_tokens_are_shown_and_replaced_in_time_when_the_clock_of_the_node_is_set_a_day_ahead_or_back() {
+    const DAY: i64 = 24 * 60 * 60;
+    for ahead in [-DAY, DAY] {
+        let server = ApiServer::start();
+        server.put(&pod("web", "u1", ACCESS));
+        server.put(ACCOUNT);
+        server.mood(|mood| (mood.token_lifetime, mood.clock_ahead) = (Some(Duration::from_secs(4)), ahead));
+        let mut node = Node::at(server, None, &[]).await;
+        let mut followers = node.followers().await;
+        let first = push(&mut followers[0]).await;
+        assert!(token_of(&first).is_some() && first.unknown.is_empty(), "{first:?}");
+        // The clock is set while the pod runs.
+        node.server.mood(|mood| mood.clock_ahead = -ahead);
+        for _ in 0..2 {
+            until(&mut followers[0], "another token", |push| token_of(push).is_some()).await;
+        }
+    }
+}

@@ -29,7 +29,7 @@ fn say(address: SocketAddr, text: &str) -> String {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
     stream.write_all(text.as_bytes()).expect("written");
     let mut answer = Vec::new();
-    // Who has said too much is hung up on.
+    // podfs closes the connection of a client that sends too much.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).expect("text")
 }
@@ -141,11 +141,11 @@ fn a_pod_that_is_upgraded_serves_its_metrics_on() {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
     let mut running = fixture.start_command(with_metrics(&fixture, &builds.program(), &free.to_string()));
     running.wait_ready();
-    // Whoever scrapes keeps its connection; it ends with the program.
+    // A client keeps its connection; it ends with the program.
     let kept = TcpStream::connect(free).expect("a connection");
     let version = |text: String| {
         let info = Scrape(text).0.lines().find(|line| line.starts_with("podfs_build_info{")).map(str::to_owned);
-        info.expect("it is told")
+        info.expect("the metric exists")
     };
     let before = version(ask(free, "GET /metrics", "").1);
     builds.upgrade(&fixture);
@@ -162,7 +162,7 @@ fn a_pod_that_is_upgraded_goes_on_without_metrics_if_somebody_has_taken_the_addr
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
     let mut running = fixture.start_command(with_metrics(&fixture, &builds.program(), &free.to_string()));
     running.wait_ready();
-    // Between the two programs, when nobody listens there, somebody else begins to, until it is let go.
+    // Between the two programs, when the address is free, another program listens there until the test releases it.
     let [hold, bound, thief] = ["hold", "bound", "thief.py"].map(|name| fixture.path(name));
     for pipe in [&hold, &bound] {
         nix::unistd::mkfifo(pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");

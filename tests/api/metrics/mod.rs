@@ -1,4 +1,4 @@
-//! Metrics: each of them is told, read by the parsers of Prometheus, and moves when it should.
+//! Metrics: podfs prints each of them, the parsers of Prometheus read it, and its value changes when it should.
 
 mod api;
 mod examples;

@@ -1,4 +1,4 @@
-//! Pods that tell metrics.
+//! Pods with metrics.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What podfs tells, and what the parsers of Prometheus make of it.
+//! The metrics of a scrape, read by the parsers of Prometheus.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl Scrape {
         self.find(name, labels).unwrap_or_else(|| panic!("{name} {labels:?} is not in:\n{}", self.0))
     }
 
-    /// The families that are told.
+    /// The families of the scrape.
     pub fn families(&self) -> BTreeSet<String> {
         let types = self.0.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let name = |family: &str| match family.split_once(' ') {

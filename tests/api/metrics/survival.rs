@@ -1,4 +1,4 @@
-//! Counts that go on when processes are followed by others, and pods that nobody speaks for.
+//! Counters that continue after processes are replaced, and pods without a supervisor.
 
 use std::fs;
 
@@ -50,7 +50,7 @@ fn no_count_goes_back_when_another_supervisor_takes_the_pod_over() {
     let scrape = fixture.scrape();
     let gone = ("podfs_pod_state", [("state", "noSupervisor"), ("pod", "web"), ("namespace", "default")]);
     assert_eq!((scrape.get("podfs_up", &[]), scrape.get(gone.0, &gone.1)), (0.0, 1.0));
-    assert_eq!(scrape.find(began, &[]), None, "nothing else is told");
+    assert_eq!(scrape.find(began, &[]), None, "no other metric is printed");
     let mut running = fixture.run();
     let after = fixture.scrape();
     assert_eq!(counts(&after), counts(&before));

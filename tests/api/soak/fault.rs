@@ -17,13 +17,13 @@ pub enum Fault {
     Breaks,
     /// The server ends and begins again.
     Restarts,
-    /// The server forgets its history, and connections break: what was missed is not told.
+    /// The server forgets its history, and connections break: it does not send missed changes.
     Forgets,
     /// Watches end after a few changes.
     Cut(usize, End),
     /// Watches end after a few milliseconds.
     Short(u64, End),
-    /// Changes are told twice, or out of order.
+    /// Watches repeat changes, or send them out of order.
     Disturbed(Disturbance),
     /// Some requests are answered wrongly; connections break, so that there are some.
     Wrong(usize, Answer),
@@ -35,7 +35,7 @@ pub enum Fault {
     Unknown,
     /// Connections stay, and nothing moves on them.
     Frozen,
-    /// Connections are taken, and nobody answers.
+    /// The server accepts connections, and does not answer.
     Held,
 }
 

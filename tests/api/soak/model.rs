@@ -1,4 +1,4 @@
-//! What objects are, by their serial numbers: a state can be told from its content, and its content from its number.
+//! The states of objects, by their serial numbers: the content of a state follows from its number, and identifies it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -117,7 +117,7 @@ impl Model {
 
     /// The first state, of this or those that follow, after which the object was gone.
     pub fn gone_after(&self, object: Object, serial: u64) -> Option<u64> {
-        let gone_after = self.state(object).gone_after.lock().expect("nobody panics with it");
+        let gone_after = self.state(object).gone_after.lock().expect("no panic");
         gone_after.iter().copied().find(|after| *after >= serial)
     }
 
@@ -130,7 +130,7 @@ impl Model {
 
     pub fn delete(&self, server: &ApiServer, object: Object) {
         let serial = self.last(object);
-        self.state(object).gone_after.lock().expect("nobody panics with it").push(serial);
+        self.state(object).gone_after.lock().expect("no panic").push(serial);
         server.delete(object.kind(), "default", object.name());
     }
 

@@ -1,4 +1,4 @@
-//! Who looks at the volumes all the while, and judges what they show.
+//! Readers that look at the volumes all the time, and check their content.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Certificates of the pod: what is asked for, what volumes show, and when another one is asked for.
+//! Certificates of the pod: the requests, the files of volumes, and the time of the next request.
 
 use std::fs;
 use std::path::Path;

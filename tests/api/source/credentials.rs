@@ -1,4 +1,4 @@
-//! Every way to say who podfs is, and credentials that change while it runs.
+//! Every kind of credentials, and credentials that change while podfs runs.
 
 use serde_json::Value;
 

@@ -1,9 +1,10 @@
-//! Volumes whose pod and objects come from an API server: changes, outages, what is refused, and what is asked for.
+//! Volumes whose pod and objects come from an API server: changes, outages, refusals and requests.
 
 mod bundles;
 mod certificates;
 mod credentials;
 mod crowd;
+mod drivers;
 mod node;
 mod objects;
 mod outages;

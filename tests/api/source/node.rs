@@ -39,7 +39,7 @@ fn da_09_nothing_is_made_up_while_the_node_may_not_be_read() {
     let mut running = rig.start();
     running.wait_log("cannot list node n1");
     assert!(!running.is_ready());
-    eventually("the reason is told", || {
+    eventually("the reason is reported", || {
         rig.reason("limits").is_some_and(|reason| reason.contains("cannot list node n1"))
     });
     rig.server.heal();

@@ -126,9 +126,9 @@ fn a_volume_that_stays_unmounted_has_an_event_and_another_when_it_is_back() {
             event["reason"] == reason && event["message"].as_str().is_some_and(|said| said.contains(message))
         })
     };
-    eventually("its trouble is told", || has("FailedMount", "another process unmounted"));
+    eventually("its error has an event", || has("FailedMount", "another process unmounted"));
     umount2(&volume, MntFlags::empty()).expect("unmounted");
-    eventually("its success is told", || has("SuccessfulMountVolume", "config"));
+    eventually("its success has an event", || has("SuccessfulMountVolume", "config"));
     wait_content(&volume.join("key"), "1");
 }
 
@@ -149,7 +149,7 @@ fn cm_04_me_02_a_missing_object_is_waited_for_in_the_kubelets_words() {
         let events = rig.server.objects("Event");
         events.into_iter().filter(|event| event["reason"] == reason).collect::<Vec<_>>()
     };
-    eventually("its success is told", || of_reason("SuccessfulMountVolume").len() == 1);
+    eventually("its success has an event", || of_reason("SuccessfulMountVolume").len() == 1);
     let success = of_reason("SuccessfulMountVolume").remove(0);
     let message = r#"MountVolume.SetUp succeeded for volume "config""#;
     assert_eq!((success["type"].as_str(), success["message"].as_str()), (Some("Normal"), Some(message)));
@@ -178,7 +178,7 @@ fn a_volume_that_fails_again_and_again_has_one_event_that_counts() {
     fail(2);
     let name = |event: &Value| event["metadata"]["name"].clone();
     assert_eq!(events().iter().map(name).collect::<Vec<_>>(), first.iter().map(name).collect::<Vec<_>>());
-    // The next podfs of the pod goes on with the same events, although nobody told it how often they were.
+    // The next podfs of the pod continues the same events: it reads their counts from the server.
     running.signal(Signal::SIGKILL);
     running.wait();
     let _running = rig.run();
@@ -282,7 +282,7 @@ fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
         rig.put_config(&value.to_string());
         wait_content(&file, &value.to_string());
     }
-    // A bookmark comes after all that was told before.
+    // A bookmark comes after all earlier changes.
     rig.server.put(&config_map("app", &[("key", "last")]));
     wait_content(&file, "last");
     assert!(!running.log().contains("cannot watch"), "{}", running.log());

@@ -115,7 +115,7 @@ fn a_frozen_connection_is_given_up() {
     // Pings find out. It takes longer than anything else here may.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while fs::read_to_string(&file).expect("a file") != "2" {
-        assert!(std::time::Instant::now() < deadline, "nobody notices");
+        assert!(std::time::Instant::now() < deadline, "podfs does not notice the change");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

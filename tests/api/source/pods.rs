@@ -32,7 +32,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
     running.wait_log("the pod is gone from the API server");
     let status = rig.status();
     assert_eq!(status["state"], "podDeleted", "{status}");
-    assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("until podfs is told to stop")), "{status}");
+    assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("until podfs is stopped")), "{status}");
     assert!(status["stateSince"].as_str().is_some_and(|since| since.ends_with('Z')), "{status}");
     rig.fixture.status(&[]).says(1, &["pod default/web is deleted, and still served"]);
     rig.server.put(

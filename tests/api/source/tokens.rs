@@ -1,4 +1,4 @@
-//! Tokens of the pod's service account: what is asked for, and when again.
+//! Tokens of the pod's service account: the requests, and the time of the next one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -131,7 +131,7 @@ fn tk_06_a_token_that_cannot_be_replaced_stays_and_is_complained_about_when_it_h
     eventually("it cannot be replaced", || rig.object(title).is_some_and(|token| token["trouble"].is_string()));
     assert_eq!(rig.reason("access"), None);
     running.wait_log("failed to fetch token: the token has expired and refresh failed: ");
-    eventually("the reason is told", || {
+    eventually("the reason is reported", || {
         rig.reason("access").is_some_and(|it| it.starts_with("failed to fetch token: "))
     });
     assert_eq!((fs::read_to_string(&file).expect("a token"), generation(&running.volume("access"))), (content, first));
@@ -147,7 +147,7 @@ fn a_token_that_is_refused_is_waited_for_with_the_words_of_the_server() {
     let mut running = rig.start();
     running.wait_log("failed to fetch token: cannot create serviceaccounts/default/token in namespace default");
     let words = r#"serviceaccounts \"default\" not found"#;
-    eventually("the reason is told", || rig.reason("access").is_some_and(|reason| reason.contains(words)));
+    eventually("the reason is reported", || rig.reason("access").is_some_and(|reason| reason.contains(words)));
     rig.server.put(&service_account("default"));
     running.wait_ready();
     assert_eq!(claims_of(&token(&running))["kubernetes.io"]["serviceaccount"]["name"], "default");
@@ -157,7 +157,7 @@ fn a_token_that_is_refused_is_waited_for_with_the_words_of_the_server() {
 fn a_token_that_was_issued_expired_is_not_shown() {
     let rig = rig(ACCESS, Some(0));
     let mut running = rig.start();
-    running.wait_log("the server issued a token that has expired already; the clock here, or there, is wrong");
+    running.wait_log("the server issued a token that has expired already");
     assert!(!running.is_ready());
     rig.server.mood(|mood| mood.token_lifetime = None);
     running.wait_ready();

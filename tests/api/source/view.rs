@@ -75,6 +75,49 @@ fn a_view_needs_get_and_watch_only_and_reports_what_is_forbidden() {
 }
 
 #[test]
+fn no_byte_of_a_secret_of_a_cluster_or_of_a_credential_is_told() {
+    where_users_may_mount(|| {
+        const SECRET: &str = "correct horse battery staple";
+        const BASE64: &str = "Y29ycmVjdCBob3JzZSBiYXR0ZXJ5IHN0YXBsZQ";
+        let (mut rig, jane) =
+            rig_of_user("[{name: keys, secret: {secretName: tls}}, {name: config, configMap: {name: app}}]");
+        rig.server.permit(&jane, &["get", "watch"], "secrets");
+        rig.kubeconfig = rig.server.kubeconfig_of(&jane, Style::Token);
+        let kubeconfig = fs::read_to_string(&rig.kubeconfig).expect("a kubeconfig");
+        let kubeconfig: Value = serde_json::from_str(&kubeconfig).expect("JSON");
+        let token = kubeconfig["users"][0]["user"]["token"].as_str().expect("a token").to_owned();
+        rig.put_config("1");
+        rig.server.put(&secret("tls", &[("key", SECRET)]));
+        let path = rig.kubeconfig.to_str().expect("text").to_owned();
+        let arguments = |command| [command, "--log", "trace", "--pod-name", "default/web", "--kubeconfig", &path];
+        let directory = rig.fixture.path("view");
+        let mut command = rig.as_user(Path::new(PODFS), &arguments("view"));
+        let mut viewing = rig.fixture.spawn(command.arg(&directory));
+        wait_read(&directory.join("config/key"), "1");
+        wait_read(&directory.join("keys/key"), "");
+        let of_process = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", viewing.pid())).expect(name);
+        let mut all = of_process("cmdline") + &of_process("environ");
+        rig.server.put(&secret("tls", &[("key", SECRET), ("more", SECRET)]));
+        wait_read(&directory.join("keys/more"), "");
+        assert!(viewing.stop().success(), "{}", viewing.log());
+        for name in ["log", "out"] {
+            all += &fs::read_to_string(rig.fixture.path(name)).expect(name);
+        }
+        rig.fixture.write("old.yaml", &secret("tls", &[("key", "another")]));
+        let old = rig.fixture.path("old.yaml").display().to_string();
+        for more in [&[][..], &["--output", "json"], &["--output", "tar"], &["--diff", &old]] {
+            let outcome = finish(&mut rig.as_user(Path::new(PODFS), &[&arguments("render"), more].concat()));
+            assert_eq!(outcome.code, Some(0), "{more:?}: {}", outcome.stderr);
+            all += &(outcome.stdout + &outcome.stderr);
+        }
+        assert!(all.contains("TRACE"), "podfs tells what it does");
+        for hidden in [SECRET, BASE64, &token] {
+            assert!(!all.contains(hidden), "{hidden} is told");
+        }
+    });
+}
+
+#[test]
 fn a_view_asks_for_no_list_of_a_server_that_sends_initial_events() {
     let (rig, _) = rig_of_user("[{name: config, configMap: {name: app}}]");
     rig.put_config("1");

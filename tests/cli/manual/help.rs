@@ -16,7 +16,7 @@ pub struct CommandOption {
     pub default: Option<String>,
 }
 
-/// What podfs prints, whatever the settings are of whoever runs the tests.
+/// What podfs prints without the settings of the machine that runs the tests.
 #[track_caller]
 pub fn podfs(arguments: &[&str]) -> String {
     let mut command = Command::new(PODFS);
@@ -64,7 +64,7 @@ pub fn all_options(command: &str) -> Vec<CommandOption> {
     all
 }
 
-/// The options of a command, but for those that all have.
+/// The options of a command, without those of all commands.
 pub fn options(command: &str) -> Vec<CommandOption> {
     options_of(&HELPS[command])
 }
@@ -134,7 +134,7 @@ fn an_option_that_operators_may_set_is_the_same_in_every_command() {
         }
         assert!(setting.variable.is_some(), "{}", setting.name);
     }
-    // Nobody else has a variable.
+    // No other option has a variable.
     for command in commands() {
         let with_variable = options(&command).into_iter().filter(|option| option.variable.is_some());
         assert!(with_variable.into_iter().all(|option| settings().contains(&option)), "{command}");

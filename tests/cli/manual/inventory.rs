@@ -9,7 +9,7 @@ use crate::common::packages::top;
 const INVENTORY: &str = include_str!("../../../docs/reference/kubelet-inventory.md");
 
 /// Where sources quote ids.
-const SOURCES: [&str; 4] = ["src", "tests", "benches", "fuse/src"];
+const SOURCES: [&str; 5] = ["src", "tests", "benches", "fuse/nfs/src", "fuse/src"];
 
 struct Row<'a> {
     answer: &'a str,

@@ -1,4 +1,4 @@
-//! Words that the source has in one place, compared with where people read of them.
+//! Words that the source has in one place, compared with the documentation.
 
 use std::collections::BTreeSet;
 use std::fs;

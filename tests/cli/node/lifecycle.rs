@@ -47,7 +47,7 @@ fn vm_03_a_volume_that_no_container_uses_is_not_mounted() {
     node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["scratch"]));
     let _daemon = node.start();
     node.expect(&["wait", "default/web"]);
-    assert!(node.volume("web", "config").is_none(), "nobody asks for it");
+    assert!(node.volume("web", "config").is_none(), "no container uses it");
     assert!(!node.fixture.path("root/pods/uid-web/volumes/kubernetes.io~configmap").exists());
 }
 
@@ -63,7 +63,7 @@ fn vm_10_a_volume_that_cannot_be_mounted_keeps_no_other_one_back() {
     });
     let text = node.refused(&["wait", "default/web", "--timeout", "1"]);
     assert!(text.contains("unmounted volumes=[late], unattached volumes=[]"), "VM-07: {text}");
-    eventually("the reason is told", || {
+    eventually("the reason is reported", || {
         node.volume("web", "late").is_some_and(|volume| {
             volume["reason"].as_str().is_some_and(|reason| reason.contains("configmap \"missing\" not found"))
         })
@@ -85,7 +85,7 @@ fn a_manifest_that_stops_parsing_leaves_its_pod_alone() {
     node.expect(&["wait", "default/web"]);
     let config = node.path("web", "config");
     node.put("web.yaml", "kind: Pod\n  broken");
-    eventually("the trouble is told", || {
+    eventually("the error is reported", || {
         let state: serde_json::Value =
             serde_json::from_str(&node.expect(&["state", "--output", "json"])).expect("JSON");
         state["trouble"]

@@ -1,6 +1,7 @@
 //! `podfs node` with real pods: static manifests, real supervisors, real mounts; and its supervisors without the rest.
 
 mod agent;
+mod containers;
 mod csi;
 mod daemon;
 mod faults;

@@ -1,4 +1,4 @@
-//! What agents and people ask a real daemon: waiting, volumes, release, and all that goes wrong on its socket.
+//! Requests to a real daemon: waiting, volumes, release, and errors on its socket.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,9 +10,6 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use nix::sys::signal::Signal;
-use podfs::node::service::Client;
-use podfs::node::service::proto::PrepareContainerRequest;
-use podfs::node::service::proto::container_mount::Source;
 use serde_json::{Value, json};
 
 use crate::common::caller::Caller;
@@ -280,49 +277,4 @@ fn me_01_one_port_has_the_metrics_of_the_node_and_of_all_pods() {
         !text.contains("storage_operation_duration_seconds_count{namespace"),
         "an operation is counted once:\n{text}"
     );
-}
-
-#[test]
-fn a_container_is_prepared_and_released_over_grpc() {
-    let node = Node::new();
-    node.put("app.yaml", &config_map("app", &[("key", "one")]));
-    node.put(
-        "web.yaml",
-        "{apiVersion: v1, kind: Pod, metadata: {name: web, uid: uid-web}, spec: {containers: [{name: c, image: none, \
-         volumeMounts: [{name: config, mountPath: /config}, {name: config, mountPath: /file, subPathExpr: $(NAME)}]}], \
-         volumes: [{name: config, configMap: {name: app}}]}}",
-    );
-    let _daemon = node.start();
-    node.expect(&["wait", "default/web"]);
-    let request = |container: &str| PrepareContainerRequest {
-        pod: "default/web".to_owned(),
-        container: container.to_owned(),
-        environment: [("NAME".to_owned(), "key".to_owned())].into(),
-        pod_ips: vec!["10.0.0.7".to_owned()],
-        ..PrepareContainerRequest::default()
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let mut client = Client::connect(&node.fixture.path("run")).await.expect("the daemon listens");
-        let mounts = client.prepare_container(request("c")).await.expect("it can be mounted");
-        let at = |path: &str| {
-            let mount = mounts.iter().find(|mount| mount.container_path == path).expect("a mount there");
-            let Some(Source::HostPath(source)) = &mount.source else { panic!("a path of the node") };
-            (std::path::PathBuf::from(source), mount.read_only)
-        };
-        assert_eq!(at("/config"), (node.path("web", "config"), true));
-        let (file, read_only) = at("/file");
-        assert!(read_only);
-        assert_eq!(std::fs::read_to_string(&file).expect("the subPath is there"), "one");
-        assert!(std::fs::read_to_string(at("/etc/hosts").0).expect("a file").contains("10.0.0.7"));
-
-        let refused =
-            client.prepare_container(request("other")).await.expect_err("there is no such container").to_string();
-        assert!(refused.contains("other"), "{refused}");
-        let wrong = PrepareContainerRequest { pod_ips: vec!["ten".to_owned()], ..request("c") };
-        let refused = client.prepare_container(wrong).await.expect_err("no address").to_string();
-        assert!(refused.contains("pod_ips: \"ten\" is no address"), "{refused}");
-        client.release_container("default/web".to_owned(), None).await.expect("nothing uses it");
-        assert!(!file.exists(), "the target of the subPath is gone");
-    });
 }

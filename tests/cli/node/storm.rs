@@ -73,7 +73,7 @@ fn supervisors(node: &Node, uid: &str) -> usize {
     node.fixture.processes().iter().filter(|pid| is_of_pod(pid)).count()
 }
 
-/// Reads a key and writes a file until told to stop. Gives the first error.
+/// Reads a key and writes a file until the test stops it. Gives the first error.
 fn use_volumes(config: &Path, scratch: &Path, stop: &AtomicBool, calls: &AtomicU64) -> Result<(), String> {
     let failed = |path: &Path, error: std::io::Error| Err(format!("{}: {error}", path.display()));
     while !stop.load(Ordering::Relaxed) {

@@ -225,7 +225,7 @@ fn rc_02_a_pod_without_supervisor_is_retired_whatever_was_done_before() {
 fn kill_servers(node: &Node) {
     node.fixture.kill_all();
     let socket = node.run().join(node.uid()).join("server.sock");
-    eventually("nobody listens", || UnixStream::connect(&socket).is_err());
+    eventually("the socket is closed", || UnixStream::connect(&socket).is_err());
 }
 
 /// The server of a supervisor.

@@ -82,6 +82,26 @@ fn a_container_has_its_mount_paths() {
     fixture.render(&["--container", "wbe"]).says(2, &told);
 }
 
+#[test]
+fn a_list_may_hold_the_pod_or_its_workload_and_the_objects() {
+    let object = config_map("app", &[("a", "alpha")]);
+    let volumes = "spec: {volumes: [{name: config, configMap: {name: app}}], containers: [{name: a}]}";
+    for (pod, told) in [
+        (format!("{{apiVersion: v1, kind: Pod, metadata: {{name: web}}, {volumes}}}"), "pod default/web\n"),
+        (
+            format!(
+                "{{apiVersion: apps/v1, kind: DaemonSet, metadata: {{name: logs}}, spec: {{template: {{{volumes}}}}}}}"
+            ),
+            "pod default/logs\n",
+        ),
+    ] {
+        let fixture = Fixture::new(&format!("{{apiVersion: v1, kind: List, items: [{object}, {pod}]}}"));
+        let outcome = fixture.render(&[]);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        assert!(outcome.stdout.starts_with(told) && outcome.stdout.contains("| alpha\n"), "{}", outcome.stdout);
+    }
+}
+
 /// A workload of this kind, whose template mounts the ConfigMap `app`.
 fn workload(version: &str, kind: &str) -> String {
     let template = "{metadata: {name: ignored, labels: {app: web}}, spec: {

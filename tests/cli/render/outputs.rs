@@ -1,4 +1,4 @@
-//! What is given: text for people, JSON, files, and nothing secret.
+//! The outputs: text, JSON and files, without secrets.
 
 use std::fs;
 use std::io::Read;
@@ -79,13 +79,13 @@ fn json_has_every_attribute() {
 #[test]
 fn a_directory_has_names_links_contents_and_modes() {
     let home = TempDir::with_prefix("podfs-test-").expect("a directory");
-    chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("given to nobody");
+    chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
     let output = format!("dir:{}", home.path().join("out").display());
     let outcome = examples(&["--reveal", "--output", &output]);
     assert_eq!((outcome.code, outcome.stderr.as_str(), outcome.stdout.as_str()), (Some(0), "", ""));
     let out = home.path().join("out");
     let mode = |path: &str| fs::metadata(out.join(path)).expect(path).mode() & 0o7777;
-    assert_eq!(mode(""), 0o700, "nobody else is let in");
+    assert_eq!(mode(""), 0o700, "only the owner may enter");
     assert_eq!((mode("config"), mode("credentials"), mode("config/..data")), (0o2777, 0o3777, 0o2755));
     assert_eq!((mode("config/motd"), mode("credentials/password")), (0o644, 0o440));
     assert_eq!(fs::read_link(out.join("config/motd")).expect("a link"), Path::new("..data/motd"));
@@ -98,7 +98,7 @@ fn a_directory_has_names_links_contents_and_modes() {
 #[test]
 fn no_secret_is_shown_unless_it_is_asked_for() {
     let home = TempDir::with_prefix("podfs-test-").expect("a directory");
-    chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("given to nobody");
+    chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
     let (out, archive) = (home.path().join("out"), home.path().join("volumes.tar"));
     let dir = format!("dir:{}", out.display());
     let tar = format!("tar:{}", archive.display());

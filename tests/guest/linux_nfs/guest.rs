@@ -45,7 +45,7 @@ fn the_kernels_client_writes_and_reads_on_the_kernels_server() {
 #[test]
 #[ignore = "runs in the guest"]
 fn the_kernels_client_writes_and_reads_on_the_server_outside() {
-    let ports = var("PORTS").expect("it is told");
+    let ports = var("PORTS").expect("the variable is set");
     let (nfs_port, mount_port) = ports.split_once(' ').expect("two");
     for version in ["3", "4.1"] {
         let options = format!(

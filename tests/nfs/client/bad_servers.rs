@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use podfs_fuse::nfs::mount::{Options, mount};
-use podfs_fuse::nfs::rpc::{Denial, Failure, Persistence, Policy};
-use podfs_fuse::nfs::server::Servers;
-use podfs_fuse::nfs::v3::{Changes, Creation, FileHandle, Stability, Status};
-use podfs_fuse::nfs::{Error, Export, How};
+use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::rpc::{Denial, Failure, Persistence, Policy};
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Changes, Creation, FileHandle, Stability, Status};
+use podfs_nfs::{Error, Export, How};
 use rustix::io::Errno;
 use tokio::time::timeout;
 

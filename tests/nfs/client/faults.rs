@@ -1,4 +1,4 @@
-//! Servers die, stop and come back, and connections break: nobody sees an error who did not ask for one.
+//! Servers die, stop and come back, and connections break: callers get errors only if they mounted `soft`.
 
 use std::cell::Cell;
 use std::fs;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use podfs_fuse::nfs::rpc::{Persistence, Policy, Slice};
-use podfs_fuse::nfs::server::Servers;
-use podfs_fuse::nfs::v3::{Changes, Created, Creation, FileHandle, Stability, Status};
-use podfs_fuse::nfs::{Error, Export, How};
+use podfs_nfs::rpc::{Persistence, Policy, Slice};
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Changes, Created, Creation, FileHandle, Stability, Status};
+use podfs_nfs::{Error, Export, How};
 use rustix::io::Errno;
 use tokio::task::{JoinHandle, spawn_local};
 
@@ -86,7 +86,7 @@ fn a_storm_of_calls_sees_no_error_when_the_server_is_killed_again_and_again() {
         });
         run(async move {
             let servers = Servers::default();
-            let export = Rc::new(podfs_fuse::nfs::mount::mount(&servers, &options).await.expect("it is mounted"));
+            let export = Rc::new(podfs_nfs::mount::mount(&servers, &options).await.expect("it is mounted"));
             // A reference cannot outlive the scope, which a local task could.
             let count = Rc::new(Cell::new(0));
             let storm = (0..TASKS).map(|task| spawn_local(storm(Rc::clone(&export), task, Rc::clone(&count))));

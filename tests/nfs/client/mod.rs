@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::nfs_rig::Ganesha;
-use podfs_fuse::nfs::mount::{MountError, Options, mount};
-use podfs_fuse::nfs::rpc::Credential;
-use podfs_fuse::nfs::server::Servers;
-use podfs_fuse::nfs::{Export, How};
+use podfs_nfs::mount::{MountError, Options, mount};
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::server::Servers;
+use podfs_nfs::{Export, How};
 
 /// How long mounting may take.
 const BUDGET: Duration = Duration::from_secs(20);

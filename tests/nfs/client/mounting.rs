@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use podfs_fuse::nfs::How;
-use podfs_fuse::nfs::mount::{Options, mount};
-use podfs_fuse::nfs::rpc::Credential;
-use podfs_fuse::nfs::server::Servers;
-use podfs_fuse::nfs::v3::{Changes, Creation};
+use podfs_nfs::How;
+use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::server::Servers;
+use podfs_nfs::v3::{Changes, Creation};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 

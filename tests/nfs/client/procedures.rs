@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
-use podfs_fuse::nfs::rpc::Slice;
-use podfs_fuse::nfs::v3::{Changes, Creation, Device, Kind, Stability, Status, Time, TimeChange, access};
+use podfs_nfs::rpc::Slice;
+use podfs_nfs::v3::{Changes, Creation, Device, Kind, Stability, Status, Time, TimeChange, access};
 use rustix::io::Errno;
 
 use crate::client::{export, how, run};

@@ -1,4 +1,4 @@
-//! A server that is not there holds up nothing but what needs it.
+//! An unreachable server blocks only the processes that access it.
 
 use std::fs;
 use std::io::Write;
@@ -56,7 +56,7 @@ fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
     ganesha.stop();
     file.write_all(b"content").expect("accepted");
     let started = std::thread::spawn(|| Command::new("true").status());
-    // Each look gives the server time to look at who waits.
+    // Each look gives the server time to check waiting callers.
     for _ in 0..20 {
         soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
         std::thread::sleep(Duration::from_millis(100));
@@ -103,7 +103,7 @@ fn status_says_that_a_server_is_silent_until_it_answers() {
     // What it has left behind is not believed, and what its successor finds is.
     kill(server, Signal::SIGKILL).expect("it is there");
     eventually("another server waits", || the_pod()["server"]["restarts"] == 1 && is_silent());
-    assert!(!reader.is_finished(), "whoever uses the volume waits");
+    assert!(!reader.is_finished(), "a process that uses the volume waits");
     ganesha.cont();
     assert_eq!(reader.join().expect("no panic").expect("read"), "content");
     eventually("status says so", || the_pod()["state"] == "running");
@@ -126,7 +126,7 @@ fn status_says_so_too_when_no_call_waits_for_long() {
     eventually("it is read", || read().is_ok_and(|content| content == "content"));
     ganesha.stop();
     assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
-    // Nobody asks any more, and nobody waits.
+    // No process uses the volume any more.
     eventually("status names the volume", || state() == "silent");
     assert_eq!(read().expect_err("no answer").raw_os_error(), Some(libc::EIO));
     assert_eq!(state(), "silent", "{}", the_pod());
@@ -145,11 +145,11 @@ fn status_says_so_too_when_only_free_space_is_asked_for() {
     let volume = shown(&running);
     let state = || fixture.pods().swap_remove(0)["volumes"][0]["state"].clone();
     ganesha.kill();
-    // It is told from memory, and the call is taken back.
+    // The server of the pod answers from its cache, and cancels the call.
     soon("statfs", || statfs(&volume).expect("told"));
     eventually("status names the volume", || state() == "silent");
     ganesha.restart();
-    // Nothing of what was taken back is sent now; but who asks again asks the server.
+    // The client does not send cancelled calls again, but the next statfs(2) asks the server.
     eventually("status says so", || {
         soon("statfs", || statfs(&volume).expect("told"));
         state() == "live"

@@ -111,7 +111,7 @@ fn a_server_that_has_moved_is_found_by_its_name_and_whoever_waits_goes_on() {
     assert_eq!(machine.does(&running, "b", "there", "cat $0"), "content");
     let mut writer = machine.start(&running, "a", "written", "exec 3>$0; echo 1 >&3; sleep 2; echo 2 >&3; sync $0");
     eventually("it has begun", || ganesha.exported().join("written").exists());
-    // Where it was nobody answers any more; connections are still accepted.
+    // At the old address, the kernel still accepts connections, and no server answers.
     ganesha.move_to(THERE);
     let reader = machine.start(&running, "a", "there", "cat $0");
     let other = machine.start(&running, "b", "there", "cat $0; mkdir $0-directory");
@@ -135,13 +135,13 @@ fn successors_and_supervisors_that_follow_know_where_a_server_is_now() {
     let machine = Machine::new("nfs-moved-killed", &ganesha, 2);
     let mut running = machine.run();
     assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
-    // This time nobody listens where it was.
+    // This time no process listens at the old address.
     ganesha.kill();
     ganesha.move_to(THERE);
     machine.name(THERE.into());
     assert_eq!(machine.does(&running, "a", "there", "cat $0"), "content");
     wait_moved(&running, HERE, THERE);
-    // The name is of no use now: who goes on has to know.
+    // The name has no address now: the next supervisor has to know the server's.
     fs::write(&machine.hosts, "").expect("written");
     running.signal(Signal::SIGKILL);
     running.wait();
@@ -192,7 +192,7 @@ fn a_server_that_nobody_waits_for_is_found_too() {
     let mut running = machine.run();
     assert_eq!(machine.does(&running, "a", "there", "until cat $0; do :; done"), "content");
     ganesha.move_to(THERE);
-    // From now on nobody asks anything.
+    // From now on no process uses the volume.
     machine.does(&running, "a", "there", "! cat $0");
     machine.name(THERE.into());
     wait_moved(&running, HERE, THERE);
@@ -253,7 +253,7 @@ fn a_server_is_followed_from_one_address_of_ipv6_to_another() {
         wait_moved(&running, here, THERE_BY_IPV6);
         assert_eq!(fs::read_to_string(ganesha.exported().join("written")).expect("on the server"), "1\n");
         assert_eq!(there[0].connections(), 1, "the volumes share it");
-        // Who follows knows where it is.
+        // The successor knows the new address.
         kill(running.server(), Signal::SIGKILL).expect("killed");
         assert_eq!(machine.does(&running, "b", "there", "cat $0"), "content");
         assert_eq!(running.stop().code(), Some(0), "{}", running.log());

@@ -1,4 +1,4 @@
-//! What cannot be mounted is told in a sentence, and the other volumes of the pod come up.
+//! podfs reports in one sentence why it cannot mount a volume, and mounts the pod's other volumes.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -107,11 +107,11 @@ fn the_process_that_mounts_answers_with_a_sentence_and_ends() {
         });
         let answer = mount_with(&request.to_string());
         let answer: Result<(), String> = serde_json::from_slice(&answer[4..]).expect("an answer");
-        answer.expect_err("nobody serves there")
+        answer.expect_err("no server is there")
     };
     assert!(ask("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
     let refused = ask("127.0.0.1");
     let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
     assert!(refused.starts_with(expected), "{refused}");
-    assert_eq!(mount_with(""), b"", "who asks for nothing is not answered");
+    assert_eq!(mount_with(""), b"", "an empty request gets no answer");
 }

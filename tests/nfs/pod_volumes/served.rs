@@ -1,4 +1,4 @@
-//! What is seen and changed through a volume is what is on the server.
+//! Reads and changes through a volume are those of the files on the NFS server.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

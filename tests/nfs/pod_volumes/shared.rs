@@ -23,7 +23,7 @@ fn connections(server: SocketAddr) -> Vec<u16> {
 #[track_caller]
 fn used(running: &Running, ganesha: &Ganesha, volumes: &[&str]) -> Vec<u16> {
     for name in volumes {
-        // What nobody has looked at yet, the server has to be asked for.
+        // For a file that was never looked up, the client has to ask the server.
         let new = tempfile::Builder::new().prefix("asked-").tempfile_in(ganesha.exported()).expect("made");
         let file = running.volume(name).join(new.path().file_name().expect("a name"));
         assert!(running.freed(|| fs::exists(file)).expect("asked"), "{}", running.log());

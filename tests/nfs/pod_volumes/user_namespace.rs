@@ -75,7 +75,7 @@ fn who_is_root_in_a_namespace_made_within_the_pod_is_not_root() {
     let fixture = in_user_namespace("nfs-nested", &ganesha);
     let mut running = fixture.run();
     let inside = Inside::of(&shown(&running));
-    // The server knows whose ids these are only after somebody of the pod has asked.
+    // podfs knows the pod's user namespace only after a request of the pod.
     for _ in 0..2 {
         assert_eq!(inside.get(USER, "unshare --user --map-root-user id -u"), "0\n");
         let nested = inside.run(USER, "unshare --user --map-root-user cat secret");

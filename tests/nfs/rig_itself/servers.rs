@@ -46,7 +46,7 @@ fn a_killed_server_comes_back_at_the_same_ports_with_the_same_handles_and_anothe
     server.kill();
     assert!(kill(pid, None).is_err(), "the process has ended");
     assert!(caller.getattr(&file).is_err(), "the connection has ended");
-    assert!(Caller::connect(address).is_err(), "nobody listens");
+    assert!(Caller::connect(address).is_err(), "no process listens");
 
     server.restart();
     assert_eq!(server.address(), address);
@@ -169,7 +169,7 @@ fn a_panic_leaves_no_process_no_mount_and_no_file() {
     let panicked = std::thread::spawn(move || {
         let exports = vec![Export { storage: Storage::Tmpfs("size=1m"), ..Export::default() }];
         let server = Ganesha::with(Setup { exports, ..Setup::default() });
-        tell.send((server.pid(), server.exported())).expect("somebody listens");
+        tell.send((server.pid(), server.exported())).expect("the test receives it");
         panic!("on purpose, for a test");
     });
     let (pid, exported): (_, PathBuf) = told.recv().expect("it tells");
@@ -199,7 +199,7 @@ fn a_server_does_not_outlive_the_test_program() {
     let server = pidfd_open(pid, PidfdFlags::empty()).expect("it is there");
     program.kill().expect("it is there");
     program.wait().expect("it ends");
-    // Readable means ended, whoever is its parent now.
+    // A readable pidfd means that the process has ended, also if another process is its parent now.
     let patience = Timespec::try_from(TIMEOUT).expect("a short time");
     let ended = poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&patience));
     if ended != Ok(1) {

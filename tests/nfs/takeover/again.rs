@@ -1,8 +1,8 @@
 //! Other processes of a test: this program, started again to do what a test function does that is none.
 //!
-//! Who works in a volume is such a process, too. A process that is started has copies of its parent's descriptors until it
-//! executes its program; that closes them, and the kernel tells each file's server and waits for the answer. So whoever starts
-//! servers must have no file of a volume open, or it waits for the server that it is about to start.
+//! The worker in a volume is such a process, too. A child process has copies of its parent's descriptors until it executes
+//! its program; that closes them, and the kernel sends FLUSH to each file's server and waits for the answer. So a process that
+//! starts servers must have no file of a volume open, or it waits for the server that it is about to start.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

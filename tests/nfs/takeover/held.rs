@@ -1,4 +1,4 @@
-//! What is open, and what is known, when the server process is killed.
+//! Open files and cached state when the server process is killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -61,7 +61,7 @@ fn a_server_that_has_pages_dropped_which_are_being_read_can_be_killed() {
         let mut content = [0; 7];
         file.read_exact_at(&mut content, 0).map(|()| content)
     });
-    eventually("somebody reads", || server.asked(procedure::READ) > 0);
+    eventually("the reader has begun", || server.asked(procedure::READ) > 0);
     let reads = server.asked(procedure::READ);
     // The successor does not know of what content the pages of open files are, asks for attributes, and has them dropped.
     let attributes = server.asked(procedure::GETATTR);

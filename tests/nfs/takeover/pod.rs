@@ -43,7 +43,7 @@ impl Pod {
         self.directory.path()
     }
 
-    /// What is said of the mount in `/sys/class/bdi`, in KiB.
+    /// The read-ahead of the mount in `/sys/class/bdi`, in KiB.
     pub fn read_ahead(&self) -> u32 {
         let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(self.path()).expect("the root"));
         let (major, minor) = (libc::major(device), libc::minor(device));
@@ -67,7 +67,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // A test that failed may have left somebody inside.
+        // A failed test may have left a process inside.
         let _ = detach(self.directory.path());
         drop((self.visible.take(), self.volume.take()));
         self.server.end();

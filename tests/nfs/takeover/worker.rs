@@ -1,4 +1,4 @@
-//! Those who work in a volume, and notice every call that fails or takes effect twice.
+//! Workers in a volume, which detect every call that fails or takes effect twice.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Lines, Read, Write};

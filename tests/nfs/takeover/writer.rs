@@ -1,4 +1,4 @@
-//! Somebody who writes all over a file, and knows what must be in it.
+//! A writer that writes all over a file, and knows what must be in it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

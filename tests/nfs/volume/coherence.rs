@@ -1,4 +1,4 @@
-//! Close-to-open: whoever opens a file sees what was there when it was closed last, wherever that was.
+//! Close-to-open: an open file shows what was there at the last close, on any client.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};

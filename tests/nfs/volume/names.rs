@@ -48,7 +48,7 @@ fn what_must_be_new_is() {
     assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o644);
     assert_eq!(create().expect_err("it is there").raw_os_error(), Some(libc::EEXIST));
     fs::remove_file(mounted.at("file")).expect("removed");
-    // What somebody else makes is seen by the server alone.
+    // The client's cache does not know what another client makes.
     assert!(!mounted.at("file").exists());
     File::create(server.exported().join("file")).expect("created");
     assert_eq!(create().expect_err("it is there").raw_os_error(), Some(libc::EEXIST));

@@ -15,7 +15,7 @@ fn an_open_file_goes_on_without_a_name_and_is_gone_when_it_is_closed() {
     let mut file = File::options().read(true).append(true).open(mounted.at("file")).expect("opened");
     fs::remove_file(mounted.at("file")).expect("removed");
     assert!(!mounted.at("file").exists());
-    assert_eq!(fs::read_dir(mounted.at("")).expect("listed").count(), 0, "nobody sees the other name");
+    assert_eq!(fs::read_dir(mounted.at("")).expect("listed").count(), 0, "the silly name is hidden");
     assert_eq!(file.metadata().expect("there").nlink(), 0);
     file.write_all(b" and more").expect("written");
     let mut content = String::new();

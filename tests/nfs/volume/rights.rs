@@ -1,4 +1,4 @@
-//! As whom the server is asked.
+//! The identity with which podfs calls the NFS server.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +11,7 @@ use crate::mounted::{Mounted, Shown};
 use crate::nfs_rig::Ganesha;
 use crate::nfs_rig::ganesha::{Access, Export, Setup, Squash};
 
-/// Runs a shell command as somebody.
+/// Runs a shell command as a user.
 fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
     let (groups, gid) = (groups.to_vec(), groups[0]);
     let mut shell = Command::new("sh");
@@ -77,7 +77,7 @@ fn root_may_do_what_the_server_lets_it() {
     fs::write(&secret, "content").expect("written");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("set");
     let shown = shown(&server);
-    let error = File::open(shown.path().join("secret")).expect_err("root is nobody there");
+    let error = File::open(shown.path().join("secret")).expect_err("the server squashes root");
     assert_eq!(error.raw_os_error(), Some(libc::EACCES));
     fs::write(shown.path().join("own"), "content").expect("written");
     assert_ne!(fs::metadata(server.exported().join("own")).expect("there").uid(), 0);

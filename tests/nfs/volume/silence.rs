@@ -1,4 +1,4 @@
-//! A server that does not answer: who can be helped, is.
+//! A server that does not answer: podfs answers every request that does not need it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use crate::mounted::{Mounted, Shown};
 use crate::nfs_rig::{Ganesha, eventually};
 use podfs_fuse::nfs::options::RetryPolicy;
 
-/// What nobody who looks at a volume as such should have to wait.
+/// The longest time that a look at a volume's root may take.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A volume whose server has stopped, with a file that has been looked at.
@@ -140,7 +140,7 @@ fn cat(path: &Path) -> Child {
     Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cat")
 }
 
-/// Until a request of somebody has been read and not answered.
+/// Waits until the server of the pod has read a request and not answered it.
 fn wait_until_it_waits(shown: &Shown) {
-    eventually("somebody waits", || shown.mounted.waits() > 0);
+    eventually("a request waits", || shown.mounted.waits() > 0);
 }

@@ -38,7 +38,7 @@ fn a_write_that_fails_is_told_when_the_file_is_closed_or_synced() {
     let mounted = Mounted::new(&server);
     server.rule(fails(procedure::WRITE, error::NOSPC, ALWAYS));
     let mut file = File::create(mounted.at("file")).expect("created");
-    // The first is accepted before anybody knows.
+    // podfs accepts the first write before the NFS server has refused it.
     file.write_all(b"content").expect("accepted");
     assert_eq!(file.sync_all().expect_err("no room").raw_os_error(), Some(libc::ENOSPC));
     file.sync_all().expect("it was told");

@@ -1,4 +1,4 @@
-//! What a server can be told, and how ganesha reads it.
+//! The settings of a server, and ganesha's configuration file made from them.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub exports: Vec<Export>,
-    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; nobody waits where there is none.
+    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; without it, there is no grace period.
     pub grace: Option<u32>,
     /// It may have so many files open (`ulimit -n`). With 200, creating fails with `NFS3ERR_IO` after some 175 files.
     pub descriptors: Option<u64>,
@@ -22,7 +22,7 @@ pub struct Export {
     pub name: String,
     pub access: Access,
     pub squash: Squash,
-    /// Who everybody is that is squashed: user and group.
+    /// The user and group of squashed callers.
     pub anonymous: (u32, u32),
     /// The most bytes of a READ, and of a WRITE.
     pub max_read: u32,
@@ -34,7 +34,7 @@ pub struct Export {
 pub enum Access {
     ReadWrite,
     ReadOnly,
-    /// To nobody: mounting is refused.
+    /// No client may mount it.
     None,
 }
 
@@ -86,7 +86,7 @@ impl Default for Export {
 }
 
 impl Export {
-    /// An export that is like all others but for its name.
+    /// An export that differs from the others only by its name.
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }

@@ -2,7 +2,7 @@
 //!
 //! It is a whole server, with a cache of duplicate requests, file handles that outlive it, and a write verifier that does
 //! not. It does not stand for Linux' own server, nor for a server across a network: nothing here is slow or gets lost. It never
-//! closes a connection that is idle, whatever it is told (`RPC_Idle_Timeout_S`); an end of the proxy's looks the same.
+//! closes an idle connection, even with `RPC_Idle_Timeout_S`; a connection that the proxy ends looks the same.
 //!
 //! Many can run at once. Each sees another `/run`, where the stand-in for rpcbind listens, in a mount namespace of its own.
 //! It is in the network of the thread that starts it.
@@ -163,8 +163,8 @@ impl Ganesha {
         self.restart();
     }
 
-    /// Starts it on another machine, which is another address of this one, with other handles. Where it was nobody answers:
-    /// a process is stopped there, if it still ran.
+    /// Starts it on another machine, which is another address of this one, with other handles. If it still ran at the old
+    /// address, that process is stopped, so it does not answer.
     #[track_caller]
     pub fn move_to(&mut self, host: Ipv4Addr) {
         if self.child.is_some() {
@@ -180,7 +180,7 @@ impl Ganesha {
         (self.nfs, self.mount) = (Port::reserve(), Port::reserve());
     }
 
-    /// Stops its process: the kernel still accepts connections and data, and nobody answers.
+    /// Stops its process: the kernel still accepts connections and data, and the server does not answer.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
         let state = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("our child");
@@ -278,7 +278,7 @@ fn enter(network: &File) -> Result<(), Error> {
     }
 }
 
-/// In a child before exec: shows it a directory as `/run`, in a mount namespace where nobody else sees it.
+/// In a child before exec: mounts a directory at `/run`, in a mount namespace of its own.
 fn see_as_run(directory: &CString) -> Result<(), Error> {
     let mount = |source: *const libc::c_char, target: &std::ffi::CStr, flags| {
         // SAFETY: the strings end with a NUL, and there is neither a type nor data.

@@ -1,4 +1,4 @@
-//! One direction of a connection: bytes that were read and wait for their time to be written, and what is done to them.
+//! One direction of a connection: delayed bytes that were read and not written yet, and the faults applied to them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 //! and can be slow, torn, or wrong about whole messages.
 //!
 //! It knows records and the heads of calls, nothing of NFS. It stands for what a client sees of a bad network or of a server
-//! behind a load balancer. It does not stand for lost packets, which TCP repairs before anybody sees them, nor for narrow
-//! links: delayed bytes are many at a time. A connection to a server that is down is accepted first and reset then.
+//! behind a load balancer. It does not stand for lost packets, which TCP repairs before a program sees them, nor for narrow
+//! links: delayed bytes are many at a time. If the server is down, the proxy accepts a connection first and then resets it.
 //!
 //! One thread does it all (`pump`): the methods here are done by it, and are in effect when they return. `flow` is one
 //! direction of a connection, with what disturbs it; `records` finds the records in its bytes; `seen` remembers.
@@ -135,7 +135,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The pump ends when nobody is left to give orders.
+        // The pump ends when its socket for orders is closed.
         let _ = self.bell.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

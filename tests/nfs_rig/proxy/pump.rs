@@ -1,4 +1,4 @@
-//! The thread that carries: it waits for sockets, for orders, and for the time at which delayed bytes go on.
+//! The thread that forwards bytes: it waits for sockets, for orders, and for the time at which delayed bytes are due.
 
 use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -231,7 +231,7 @@ fn write(mut to: &TcpStream, flow: &mut Flow, end: &mut Option<End>) -> Result<(
     Ok(())
 }
 
-/// Lets the connection end with its stream when it is closed: with bytes that nobody has read the kernel would reset it.
+/// Lets the connection end with its stream when it is closed: with unread bytes the kernel would reset it.
 fn finish(mut socket: &TcpStream) {
     let _ = socket.shutdown(Shutdown::Write);
     let mut rest = [0; 4096];

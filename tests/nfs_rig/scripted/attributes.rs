@@ -1,4 +1,4 @@
-//! Attributes, told and set.
+//! Encoding and setting attributes.
 
 use super::files::{Files, Node, now};
 use crate::nfs_rig::protocol::kind;

@@ -34,7 +34,7 @@ impl Listener {
                     return;
                 }
                 let (kept, script) = (connection.try_clone().expect("a descriptor"), Arc::clone(&script));
-                shared.connections.lock().expect("nobody panics").push(kept);
+                shared.connections.lock().expect("no panic").push(kept);
                 thread::spawn(move || {
                     let _ = serve(&connection, &script);
                     let _ = connection.shutdown(Shutdown::Both);
@@ -50,7 +50,7 @@ impl Listener {
 
     /// Ends all connections.
     pub fn cut(&self) {
-        for connection in self.state.connections.lock().expect("nobody panics").drain(..) {
+        for connection in self.state.connections.lock().expect("no panic").drain(..) {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }

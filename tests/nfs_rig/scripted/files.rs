@@ -24,7 +24,7 @@ pub struct Files {
     next: u64,
 }
 
-/// A file, a directory or a symbolic link. What a test sets here is told as it is.
+/// A file, a directory or a symbolic link. The server answers with exactly these values.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
     pub kind: u32,

@@ -66,7 +66,7 @@ pub fn jukebox(procedure: u32, times: usize) -> impl Rule {
     fails(procedure, error::JUKEBOX, times)
 }
 
-/// Nobody answers the procedure.
+/// The server does not answer the procedure.
 pub fn silent(procedure: u32, times: usize) -> impl Rule {
     instead(procedure, times, |_| Reply::Nothing)
 }
@@ -86,7 +86,7 @@ pub fn not_done(procedure: u32, status: u32, times: usize) -> impl Rule {
     instead(procedure, times, move |asked| Reply::Record(rpc::accepted(asked.call.xid, status, &[])))
 }
 
-/// The reply is that of a call that nobody has sent.
+/// The reply has the xid of a call that was never sent.
 pub fn wrong_xid(procedure: u32, times: usize) -> impl Rule {
     instead(procedure, times, |asked| Reply::Record(rpc::accepted(!asked.call.xid, 0, &[0; 64])))
 }

@@ -7,7 +7,7 @@ use crate::common::packages::{packages, told_by, top};
 #[test]
 fn lintian_finds_no_error_and_no_warning() {
     let packages = packages();
-    // Tests run as root, of which lintian warns unless it is told that this is meant.
+    // Tests run as root, of which lintian warns without `--allow-root`.
     let options = ["--allow-root", "--fail-on=error,warning", "--tag-display-limit=0", "--info"];
     told_by(Command::new("lintian").args(options).args([&packages.deb, &packages.dbgsym]));
 }

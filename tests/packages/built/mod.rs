@@ -1,4 +1,4 @@
-//! The packages: what is in them, that nothing of the machine is, and that Debian's checkers find no fault.
+//! The packages: their content, without anything of the build machine, and the verdict of Debian's checkers.
 //!
 //! A published build takes minutes, so there is one, made by `tests/run`; without it the podfs of the tests is packed and
 //! the tests that look into a published program are skipped. A second one, which shows that both are equal byte for byte,

@@ -1,4 +1,4 @@
-//! The symbols fit the programs, and neither tells where they were built.
+//! The symbols fit the programs, and neither has paths of the build machine.
 
 use std::fs;
 use std::io::{Write, stderr};

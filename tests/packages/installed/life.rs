@@ -161,7 +161,7 @@ fn a_removal_cleans_up_after_pods_that_are_dead() {
     install(&machine, &Versions::get().first());
     pods::start(&machine);
     machine.does(&format!("systemctl enable {UNIT} 2>&1; cp -a /etc/podfs/pods/{UID} /root/"));
-    // Nobody restarts it.
+    // systemd cannot restart it.
     machine.does("rm /usr/bin/podfs");
     machine.does(&format!("systemctl kill --signal KILL {UNIT}"));
     machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));

@@ -1,4 +1,4 @@
-//! Somebody who uses a pod's volumes all the time, and to whom no call may fail.
+//! A process that uses a pod's volumes all the time, and whose calls may not fail.
 
 use std::fs;
 use std::process::{Child, Stdio};

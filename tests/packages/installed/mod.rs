@@ -1,6 +1,6 @@
 //! podfs as it is installed: the package in a fresh Debian, its units under systemd, upgrade, removal and purge.
 //!
-//! Each test has a machine of its own: namespaces in which Debian's systemd runs, or nobody. It is no virtual machine: the
+//! Each test has a machine of its own: namespaces in which Debian's systemd runs, or no init. It is no virtual machine: the
 //! kernel is that of the host. `tests/run` makes the Debian tree; where there is none, the tests are skipped.
 //!
 //! | module | owns |
@@ -8,7 +8,7 @@
 //! | [`machine`] | machines: started, used, switched off |
 //! | [`versions`] | the packages that are installed |
 //! | [`pods`] | the pod that is served |
-//! | [`load`] | who uses its volumes meanwhile |
+//! | [`load`] | a process that uses its volumes meanwhile |
 //! | [`units`] | tests of the units |
 //! | [`life`] | tests of a package's life |
 //! | [`agent`] | tests of the example of an agent of single pods |

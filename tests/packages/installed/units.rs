@@ -155,7 +155,7 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
     machine.eventually(&format!("[ $(cat {CONFIG}/a) = 1 ] && echo new >{HOST}/f"));
     machine.does(&format!("systemctl stop {UNIT}"));
     nothing_is_served(&machine);
-    // In a unit with settings of nobody's choice, all processes get the signal.
+    // In a unit with systemd's default settings, all processes get the signal.
     let run = format!("podfs run --pod {} --objects {}", manifest("pod.yaml"), manifest("objects"));
     machine.does(&format!("systemd-run --quiet --service-type notify --unit transient {run}"));
     machine.does("systemctl stop transient && [ $(systemctl show -P Result transient) = success ]");

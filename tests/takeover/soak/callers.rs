@@ -1,4 +1,4 @@
-//! Who works in a passthrough volume during the soak. Each knows what must come of its calls.
+//! The callers in a passthrough volume during the soak. Each knows the right results of its calls.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -15,14 +15,14 @@ use nix::unistd::mkfifo;
 pub struct Place {
     pub name: &'static str,
     path: PathBuf,
-    /// How often the counter was raised, by all who do.
+    /// How often all callers together have raised the counter.
     raised: Mutex<u64>,
 }
 
-/// A caller's work: it hands its rounds to somebody who repeats them, and checks what is left.
+/// A caller's work: it gives its round to a function that repeats it, and checks what is left.
 type Caller = fn(&Place, Repeat<'_>) -> Result<(), String>;
 
-/// Repeats a round, which is told its number, until it fails or all is over. Gives how many there were.
+/// Repeats a round, which gets its number, until it fails or the load ends. Gives how many rounds there were.
 pub type Repeat<'a> = &'a mut dyn FnMut(&mut dyn FnMut(u64) -> Result<(), String>) -> u64;
 
 /// All of them.
@@ -118,7 +118,7 @@ fn pattern() -> Vec<u8> {
     (0..LENGTH).map(|at| (at % 253) as u8).collect()
 }
 
-/// A file that nobody changes is always the same, by `read(2)` and through memory, in the cache and out of it.
+/// An unchanged file is always the same, by `read(2)` and through memory, in the cache and out of it.
 fn read(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     let (file, pattern) = (File::open(place.at("pattern")).map_err(failed("open"))?, pattern());
     repeat(&mut |round| {
@@ -147,7 +147,7 @@ impl Mapped {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the file is as long as the mapping, and nobody changes it.
+        // SAFETY: the file is as long as the mapping, and no process changes it.
         unsafe { std::slice::from_raw_parts(self.0.cast(), LENGTH) }
     }
 }
@@ -179,7 +179,7 @@ fn names(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
         let gone = fs::remove_file(&moved).expect_err("it is gone").kind();
         expect("a second removal", gone, io::ErrorKind::NotFound)?;
         match use_nameless(&mut file) {
-            // Nobody but the server and its keeper had it open.
+            // Only the server and its keeper had it open.
             Err(error) if error.raw_os_error() == Some(libc::ESTALE) && place.name == "limited" => {}
             text => expect("the content", text.map_err(failed("a file without a name"))?.as_str(), "still here")?,
         }
@@ -231,11 +231,11 @@ fn count(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     let mut raised = place.raised.lock().expect("no panic");
     *raised += rounds;
     let number = read(&File::open(&path).map_err(failed("open"))?)?;
-    // The one who ends last sees all of it.
+    // The caller that ends last sees all increments.
     if number >= *raised { Ok(()) } else { Err(format!("the counter is {number} after {raised} rounds")) }
 }
 
-/// A lock that is held is never given to somebody else.
+/// The kernel never gives a held lock to another process.
 fn hold(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     let path = place.at("held");
     let file = File::create_new(&path).map_err(failed("create"))?;

@@ -1,4 +1,4 @@
-//! A pod whose volumes are used all the time, and who uses them.
+//! A pod whose volumes are used all the time, and the callers that use them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ impl Pod {
     }
 }
 
-/// What the callers and the one who disturbs them tell each other.
+/// What the callers and the disturbing thread share.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,
@@ -130,7 +130,7 @@ impl Load {
     }
 }
 
-/// Ends the load. When the one who disturbs gives up, nobody may be there to answer the calls, so they are made to fail.
+/// Ends the load. When the disturbing thread gives up, there may be no server to answer the calls, so they are made to fail.
 struct End<'a> {
     load: &'a Load,
     directory: PathBuf,

@@ -1,6 +1,6 @@
 //! Servers, keepers and supervisors are killed and upgraded at any time under mixed load: callers read, write, lock, list,
 //! move and watch in projections and on both data paths of passthrough volumes, and objects change. Any of the three
-//! processes are killed at once, but for supervisor and server. No call may fail, no read be torn, no effect be lost or
+//! processes are killed at once, except supervisor and server. No call may fail, no read be torn, no effect be lost or
 //! doubled; only open files without a name may end with `ESTALE` where the server reads and writes them.
 //!
 //! `PODFS_SOAK_KILLS` says how many kills the mixed one makes, and `PODFS_SOAK_ROUNDS` how often the others repeat theirs;
@@ -103,7 +103,7 @@ fn kill_all(processes: Vec<Pid>) {
     }
 }
 
-/// Waits until a server serves: without supervisor and server, nobody goes on with the mounts.
+/// Waits until a server serves: without supervisor and server, the mounts are dead.
 fn settled(running: &Running) {
     let config = running.volume("config");
     eventually("one server serves, with one keeper", || {
@@ -147,7 +147,7 @@ fn a_pod_that_goes_from_version_to_version_under_load_loses_nothing() {
     });
 }
 
-/// How often something is repeated, if nobody says.
+/// How often something is repeated, by default.
 fn rounds(usually: u64) -> u64 {
     number("PODFS_SOAK_ROUNDS").unwrap_or(usually)
 }

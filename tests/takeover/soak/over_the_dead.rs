@@ -31,7 +31,7 @@ fn a_container_sees_each_new_mount_over_the_dead_one() {
         fixture.kill_both(&mut running);
         // What the kernel remembers could still be read.
         let asked = config.clone();
-        container.run(move || assert!(rustix::fs::statvfs(&asked).is_err(), "nobody answers"));
+        container.run(move || assert!(rustix::fs::statvfs(&asked).is_err(), "no server answers"));
         change(round);
         running = fixture.run();
         assert_eq!(read(), Ok(round.to_string()));

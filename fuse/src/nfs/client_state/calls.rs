@@ -1,26 +1,26 @@
-//! Calls that may not be made twice: what makes or removes something.
+//! Calls that may not be made twice: those that make or remove something.
 //!
-//! Such a call is recorded before it is sent. When the server process dies, its successor is asked for the same again, and
-//! sends the same bytes with the same xid from the same port: then the NFS server answers what it answered before (RFC
-//! 1813, 4.6). Where it has forgotten, the outcome tells.
+//! Such a call is recorded before it is sent. When the server process dies, its successor gets the same request, and sends the
+//! same bytes with the same xid from the same port: then the NFS server repeats its answer (RFC 1813, 4.6). If it has forgotten
+//! the call, podfs looks at the outcome.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::state::{CallCell, no_memory};
-use crate::nfs::rpc::Credential;
 use crate::region::Region;
 use crate::region::cells::Record;
 
 /// The xid of a call that was not sent.
 const NOT_SENT: u32 = 0;
 
-/// A call that is under way. When it is dropped, nobody will make it again.
+/// A call that is under way. When it is dropped, no successor makes it again.
 #[derive(Debug)]
 pub struct Call {
     record: Record<CallCell>,
@@ -37,7 +37,7 @@ impl Call {
         self.record.xid.store(xid, Release);
     }
 
-    /// As whom it is made.
+    /// The credential that it is made with.
     pub fn credential(&self) -> Credential {
         self.record.identity.get()
     }
@@ -63,7 +63,7 @@ impl Calls {
         Self { region, inherited: RefCell::new(inherited) }
     }
 
-    /// Records call number `step` of the request `unique`. One that a dead server has recorded stays what it is.
+    /// Records call number `step` of the request `unique`. A call that a dead server has recorded stays as it is.
     ///
     /// # Errors
     /// When there is no memory.

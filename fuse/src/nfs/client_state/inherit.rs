@@ -1,7 +1,7 @@
 //! Reading what a dead server left.
 //!
-//! A region is read as something that anybody may have written: a cell that contradicts itself or another is lost. What is
-//! lost harms nobody else: a handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.
+//! The content of a region is not trusted: a cell that contradicts itself or another is lost. A lost cell affects nothing else: a
+//! handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -9,13 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use podfs_nfs::v3::Kind;
+
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
 use super::node::{Found, Inherited, Node, Nodes, ROOT};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
-use crate::nfs::v3::Kind;
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
 
@@ -23,7 +24,7 @@ use crate::region::cells::{CellId, Content, Record};
 pub struct Inheritance {
     /// What is known.
     pub known: ClientState,
-    /// Cells that nobody can use.
+    /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,
     /// The cell with the root's attributes.
     pub root: Option<Record<RootCell>>,

@@ -1,9 +1,9 @@
-//! What a volume knows: nodes, their names, open files, calls under way. All of it stands in the volume's region too, so
-//! that a successor knows it.
+//! What a volume knows: nodes, their names, open files, calls under way. All of it is in the volume's region too, for the
+//! successor.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `state` | how it stands in the region |
+//! | `state` | its form in the region |
 //! | `name` | by what name a node was found |
 //! | `node` | the files that the kernel knows |
 //! | `open_files` | open files and directories |

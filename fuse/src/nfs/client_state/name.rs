@@ -1,5 +1,5 @@
-//! By what name a node was found: its directory and its name there. A node whose handle the server does not know any
-//! more is looked for under it.
+//! The name by which a node was found: its directory and its name there. If the server does not know the node's handle any more,
+//! podfs looks the node up by it.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -59,8 +59,8 @@ impl Name {
         self.parent == parent && *self.name == *name
     }
 
-    /// The name that `word` leads to; none if nobody has recorded a whole one there, or another node has it. `taken` has
-    /// the cells that belong to somebody.
+    /// The name that `word` leads to; none if the recorded name is not whole, or another node has it. `taken` has the cells that
+    /// are in use.
     pub fn inherit(region: &Arc<Region>, word: u64, taken: &mut HashSet<CellId>) -> Option<Self> {
         let mut name = Vec::new();
         let mut ids = Vec::new();
@@ -85,7 +85,7 @@ impl Name {
         None
     }
 
-    /// The cells it stands in.
+    /// The cells that hold it.
     pub fn cells(&self) -> impl Iterator<Item = CellId> {
         self.records.iter().map(Record::id)
     }

@@ -9,14 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{FileHandle, Kind};
 use rustix::io::Errno;
 
 use super::name::{Name, NameOf};
 use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_bytes};
 use crate::nfs::filesystem::attributes::{file_type, kind_of};
 use crate::nfs::filesystem::freshness::Freshness;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{FileHandle, Kind};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -31,9 +31,9 @@ pub struct Node {
     pub kind: Kind,
     /// The server's number for it.
     pub fileid: u64,
-    /// What was heard of it, and when.
+    /// What is known of it, and since when.
     pub freshness: RefCell<Freshness>,
-    /// As whom it is removed when it is closed, if it is removed while it is open.
+    /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,
     handle: Cell<FileHandle>,
     record: RefCell<Record<NodeCell>>,
@@ -113,7 +113,7 @@ impl Node {
         write_bytes(&cell.handle, handle);
     }
 
-    /// What a cell says of a node; none if nobody can have written it.
+    /// What a cell says of a node; none if no server can have written it.
     pub fn read(cell: &NodeCell) -> Option<(u64, Found)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
@@ -205,7 +205,7 @@ impl Nodes {
         self.get(ROOT).expect("the root is never forgotten")
     }
 
-    /// The node of that file, of which the kernel is told once more. `at` is where it was found: a directory and a name.
+    /// The node of that file, which the answer shows to the kernel once more. `at` is where it was found: a directory and a name.
     ///
     /// # Errors
     /// When there is no memory.
@@ -287,7 +287,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// The kernel forgets `lookups` of the times it was told of a node. With `is_dirty` the node stays for as long as that
+    /// The kernel forgets `lookups` of the answers that showed it the node. With `is_dirty` the node stays for as long as that
     /// holds.
     pub fn forget(&self, id: u64, lookups: u64, is_dirty: impl Fn(u64) -> bool) {
         let mut table = self.table.borrow_mut();
@@ -308,7 +308,7 @@ impl Nodes {
         }
     }
 
-    /// Forgotten nodes go, except those of which `is_dirty` tells.
+    /// Drops forgotten nodes, except those for which `is_dirty` holds.
     pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {

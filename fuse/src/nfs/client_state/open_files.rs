@@ -1,7 +1,7 @@
 //! Open files and directories, by the number the kernel has for each.
 //!
-//! Whoever opens a file reads and writes it with the rights it had then, as with Linux' own client: so each remembers as
-//! whom it was opened.
+//! A process reads and writes a file with the rights that it had at the open, as with Linux' own client: so each open file
+//! remembers the credential of its open.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,31 +9,31 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 
 use super::node::Node;
 use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
 use crate::nfs::filesystem::listing::Listing;
-use crate::nfs::rpc::Credential;
 use crate::region::Region;
 use crate::region::cells::Record;
 
 /// An open file or directory of a caller.
 pub struct OpenFile {
-    /// Until it leaves the table, whoever still looks at it then.
+    /// None once it has left the table, even if it is still referenced.
     record: RefCell<Option<Record<OpenCell>>>,
     /// Its number.
     pub handle: u64,
     /// What it is open on.
     pub node: Rc<Node>,
-    /// As whom it was opened.
+    /// The credential of its open.
     pub credential: Credential,
     /// Where reading it has got to, if it is a directory.
     pub listing: Option<RefCell<Listing>>,
 }
 
 impl OpenFile {
-    /// The kernel was told of it: it will not ask for it to be opened once more.
+    /// The kernel knows it: it will not send the OPEN again.
     pub fn is_known(&self) {
         self.mark(KNOWN);
     }
@@ -51,7 +51,7 @@ impl OpenFile {
         }
     }
 
-    /// One that a dead server left.
+    /// An open file that a dead server left.
     pub fn inherit(record: Record<OpenCell>, node: Rc<Node>) -> Self {
         let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
         let (handle, credential) = (record.handle.load(Relaxed), record.identity.get());
@@ -154,7 +154,7 @@ impl OpenFiles {
         Some(open)
     }
 
-    /// Nothing is to be written through closed files any more, except those of which `is_dirty` tells.
+    /// Drops closed files, except those for which `is_dirty` holds: nothing is to be written through the others any more.
     pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
         let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
         drop(gone);

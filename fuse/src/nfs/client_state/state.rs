@@ -6,11 +6,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::rpc::credential::MAX_GROUPS;
+use podfs_nfs::v3::{Attributes, Kind, Time};
 use rustix::io::Errno;
 
-use crate::nfs::rpc::Credential;
-use crate::nfs::rpc::credential::MAX_GROUPS;
-use crate::nfs::v3::{Attributes, Kind, Time};
 use crate::region::cells::Content;
 use crate::region::shared::shared;
 
@@ -38,7 +38,7 @@ shared! {
         form: AtomicU32,
         /// Its number.
         id: AtomicU64,
-        /// How often the kernel was told of it.
+        /// How many answers have shown it to the kernel.
         lookups: AtomicU64,
         /// The server's number for the file.
         fileid: AtomicU64,
@@ -72,7 +72,7 @@ shared! {
         unique: AtomicU64,
         /// Of a directory, what the server wants to see when reading it goes on.
         verifier: AtomicU64,
-        /// As whom it was opened.
+        /// The credential of its open.
         identity: IdentityRecord,
     }
     /// A call that may not be made twice, and may have been made.
@@ -86,7 +86,7 @@ shared! {
         /// When it was made first.
         nanoseconds: AtomicU32,
         seconds: AtomicU64,
-        /// As whom it is made.
+        /// The credential that it is made with.
         identity: IdentityRecord,
     }
     /// What is known of the root, for when the server does not answer.
@@ -95,7 +95,7 @@ shared! {
         spare: AtomicU32,
         words: [AtomicU64; ROOT_WORDS],
     }
-    /// As whom calls are made.
+    /// The credential of calls.
     pub(crate) struct IdentityRecord {
         uid: AtomicU32,
         gid: AtomicU32,

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{FileHandle, Kind};
 use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{pread, pwrite};
@@ -11,8 +13,6 @@ use rustix::io::{pread, pwrite};
 use super::*;
 use crate::nfs::client_state::inherit::Inheritance;
 use crate::nfs::client_state::node::{Found, ROOT};
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{FileHandle, Kind};
 use crate::region::{self, Region};
 
 fn found(number: u8, kind: Kind) -> Found {

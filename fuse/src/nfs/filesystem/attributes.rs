@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+use podfs_nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
 /// What a file is, as `S_IFMT` of its mode.
@@ -42,7 +43,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// As the kernel has them. A file whose only name is one that podfs gave it has none for anybody else.
+    /// As the kernel has them. A file whose only name is one that podfs gave it has a link count of 0 for programs.
     pub fn attr(&self, found: &Attributes, is_silly: bool) -> Attr {
         Attr {
             ino: self.ino(found),

@@ -2,6 +2,10 @@
 
 use std::rc::Rc;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
 use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
@@ -10,10 +14,6 @@ use super::silly::{ASIDE, ITSELF};
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
 use crate::nfs::client_state::node::Node;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
 
@@ -29,7 +29,7 @@ impl NfsFilesystem {
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
-        // Whoever may write through an open file may cut it, whatever its mode has become.
+        // A process that may write through an open file may truncate it, whatever its mode has become.
         let credential = match open.filter(|_| asked.valid & fattr::SIZE != 0) {
             Some(open) => open.credential.clone(),
             None => self.credential(turn),
@@ -179,7 +179,7 @@ impl NfsFilesystem {
         self.enter_made(parent, name, Ok(made), asked, credential).await
     }
 
-    /// What the server keeps with a file that is made exclusively: no other request has the same.
+    /// The verifier of an exclusive CREATE, which the server keeps with the file: no other request has the same.
     fn verifier(&self, turn: &Turn) -> [u8; 8] {
         // Neighbouring numbers come out far from each other (the finalizer of SplitMix64).
         let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -3,6 +3,9 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, Changes, access};
 use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -10,18 +13,15 @@ use tokio::time::sleep;
 use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem};
-use crate::ending::is_exiting;
+use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, Changes, access};
 use crate::nfs::writeback::FileKey;
 use crate::session::Answer;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};
 
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
-/// How often somebody is looked at who closes a file of a server that does not answer.
+/// How often podfs checks whether the caller of a close is being killed, while the server does not answer.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
@@ -50,7 +50,7 @@ impl NfsFilesystem {
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags, backing_id: 0 }).into())
     }
 
-    /// The attributes of a file that somebody opens, if the server lets them.
+    /// The attributes of a file that is opened, if the server permits the open.
     async fn admit(&self, node: &Rc<Node>, flags: u32, credential: &Credential) -> Result<Attributes, Errno> {
         let wanted = if flags & EXECUTE != 0 {
             access::EXECUTE
@@ -88,9 +88,8 @@ impl NfsFilesystem {
                 (found, accessed.granted)
             }
         };
-        // A server may tell the right to run a file that way or another.
+        // A server may report the right to execute a file as EXECUTE or as READ.
         let has = |bits: u32| granted & bits == bits;
-        // Whoever may only change what is there may still open it for that.
         let may = has(wanted) || (wanted == access::EXECUTE && has(access::READ));
         if may { Ok(found) } else { Err(Errno::ACCESS) }
     }
@@ -109,7 +108,7 @@ impl NfsFilesystem {
         let (node, mut entry) = made?;
         let opened = async {
             if arguments.flags & libc::O_TRUNC as u32 != 0 && entry.attr.size > 0 {
-                // Somebody else was faster.
+                // Another process has created the file first.
                 let nothing = Changes { size: Some(0), ..Changes::default() };
                 let found = self.set(&node, &nothing, &credential).await?;
                 entry.attr = self.shown.attr(&found, node.is_silly());
@@ -149,7 +148,7 @@ impl NfsFilesystem {
             }
             gathered.extend_from_slice(&read.data);
             done += length;
-            // A server may give less than it is asked for; for the kernel that would be the end.
+            // A server may give less than it is asked for; the kernel would take that for the end of the file.
             if done >= wanted || read.is_end || length == 0 {
                 return Ok(Answered::Bytes(gathered));
             }
@@ -174,9 +173,9 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// Whoever closes a file waits until what was written is on the server's disk, and hears of errors. Only somebody who is
-    /// being killed waits for no server that does not answer: no signal would ever reach it again. What it wrote is kept,
-    /// and sent when the server is back.
+    /// A close waits until what was written is on the server's disk, and returns errors. Only a process that is being killed does
+    /// not wait for a server that does not answer: it could never be interrupted again. What it wrote is kept, and sent when the
+    /// server is back.
     pub(super) async fn flush(&self, arguments: &FlushIn, turn: &Turn) -> Result<Answered, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let flushed = self.writeback().flush(open.node.id);
@@ -196,7 +195,7 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// Nobody waits for what is still to be done.
+    /// Does not wait for what is still to be done.
     pub(super) fn release(self: &Rc<Self>, handle: u64) -> Answered {
         let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
         if let Some(open) = self.known.files.remove(handle, keep) {
@@ -214,7 +213,7 @@ impl NfsFilesystem {
     async fn tidy_up(self: Rc<Self>, node: &Rc<Node>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {
-            // What went wrong nobody can be told any more.
+            // The file is closed: no process can get the error any more.
             self.writeback().forget_file(node.id);
         }
         let is_dirty = |node| self.writeback().is_dirty(node);
@@ -224,5 +223,5 @@ impl NfsFilesystem {
     }
 }
 
-/// All that is asked about a file.
+/// All rights that ACCESS can ask for a file.
 const ALL: u32 = access::READ | access::MODIFY | access::EXTEND | access::EXECUTE;

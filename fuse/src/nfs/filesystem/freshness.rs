@@ -1,17 +1,18 @@
-//! How long something that was heard of a file may be believed, and whether the kernel's pages are of the file as it is.
+//! How long attributes of a file are valid, and whether the kernel's pages are of the file as it is.
 //!
-//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): what was heard holds for the shortest time first,
-//! and for twice as long each time it turns out to be unchanged, up to the longest.
+//! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
+//! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! Attributes that were asked for before a change that was made here tell how the file was before it. They are not
-//! believed: each question has its place in an order, and so has each change.
+//! Attributes that were requested before a change that was made here may be from before the change, so they are dropped. To
+//! detect that, questions and changes have places in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Around, Attributes, Before, Kind, Time};
+
 use super::super::options::Caching;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Around, Attributes, Before, Kind, Time};
 
 /// Users whose rights to one file are remembered.
 const RIGHTS: usize = 4;
@@ -28,11 +29,11 @@ impl Order {
     }
 }
 
-/// What was heard of a file.
+/// What is known of a file.
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
-    /// When that was asked for.
+    /// When they were requested.
     at: Option<Instant>,
     /// Its place in the order.
     asked: u64,
@@ -62,7 +63,7 @@ struct Right {
     who: Credential,
     /// Bits of ACCESS.
     granted: u32,
-    /// Bits that were asked for.
+    /// Bits that were requested.
     asked: u32,
     ctime: Time,
     at: Instant,
@@ -73,14 +74,14 @@ struct Right {
 pub enum News {
     /// Nothing that matters.
     None,
-    /// Somebody else has changed the content.
+    /// Another client has changed the content.
     Changed,
     /// Nothing: they are from before a change that was made here.
     Outdated,
 }
 
 impl Freshness {
-    /// What was heard last.
+    /// The last attributes.
     pub fn attributes(&self) -> Option<&Attributes> {
         self.attributes.as_ref()
     }
@@ -114,7 +115,7 @@ impl Freshness {
         }
     }
 
-    /// The kernel's pages are of this content from now on; tells whether they were before.
+    /// The kernel's pages are of this content from now on; returns whether they were before.
     pub fn opened(&mut self, found: &Attributes) -> bool {
         let version = Version::of(found);
         let same = self.changing > 0 || self.content.is_some_and(|content| !content.differs(&version));
@@ -158,18 +159,18 @@ impl Freshness {
                 self.keep(after, place, now, caching, false);
                 self.content = self.content.filter(|_| news == News::None).map(|_| Version::of(after));
             }
-            // Whatever it is like now, it has to be asked for.
+            // The attributes after the change are unknown and have to be requested.
             None => self.at = None,
         }
         news
     }
 
-    /// What was heard does not hold any more.
+    /// The attributes do not hold any more.
     pub fn expire(&mut self) {
         self.at = None;
     }
 
-    /// Whether somebody may do what `wanted` says, as far as that is known and holds.
+    /// What the server granted this credential of `wanted`, as far as that is known and holds.
     pub fn right(&self, who: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
         let holds = caching.shortest(Kind::File);
         let ctime = self.attributes.as_ref()?.ctime;
@@ -177,7 +178,7 @@ impl Freshness {
         (known.ctime == ctime && now < known.at + holds).then_some(known.granted)
     }
 
-    /// Somebody may do this.
+    /// Records what the server granted this credential.
     pub fn set_right(&mut self, who: Credential, asked: u32, granted: u32, now: Instant) {
         let Some(ctime) = self.attributes.as_ref().map(|attributes| attributes.ctime) else { return };
         self.rights.retain(|right| right.who != who);

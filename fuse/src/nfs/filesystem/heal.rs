@@ -1,22 +1,23 @@
 //! Handles that the server does not know any more: `ESTALE`.
 //!
-//! A server that was moved to another machine, or whose disk was mounted anew, may call every file something else. A node
-//! is then looked up again, by the name that it was found by in its directory, and so is that if need be; the root is asked
-//! of the MOUNT service. What is found counts only if it is the same file: of the same kind, with the same number.
-//! Everything else stays `ESTALE`, and so does a file that was really removed.
+//! A server that was moved to another machine, or whose disk was mounted anew, may have another handle for every file. A node is
+//! then looked up again, by the name that it was found by in its directory, and the directory too if need be; the MOUNT service
+//! gives the root. The result counts only if it is the same file: of the same kind, with the same number. Everything else stays
+//! `ESTALE`, and so does a file that was really removed.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::mountd;
+use podfs_nfs::rpc::{Credential, Policy};
+use podfs_nfs::v3::{FileHandle, Status};
+
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::{Node, ROOT};
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::mountd;
-use crate::nfs::rpc::{Credential, Policy};
-use crate::nfs::v3::{FileHandle, Status};
 
 /// Deeper directories are not looked for.
 const DEEPEST: usize = 64;
@@ -54,7 +55,7 @@ impl NfsFilesystem {
     ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
         Box::pin(async move {
             if node.handle() != stale {
-                // Somebody else was faster.
+                // Another request has found the new handle meanwhile.
                 return true;
             }
             if node.id == ROOT {
@@ -85,7 +86,7 @@ impl NfsFilesystem {
         let Some(address) = self.mountd.get() else { return false };
         let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
         if root.handle() != stale {
-            // Somebody else was faster.
+            // Another request has found the new handle meanwhile.
             return true;
         }
         let anybody = Self::anybody();

@@ -2,7 +2,7 @@
 //!
 //! A call that is sent again is answered from the server's memory. When the server itself was killed in between, that
 //! memory is gone: then it says that there is such a name already, or none any more, and that may be the effect of the
-//! very call. The same goes for one that has not noticed the end of the connection before. So it is looked at:
+//! very call. The same goes for a server that has not noticed the end of the connection before. So podfs looks at the outcome:
 //!
 //! | call | done if |
 //! |---|---|
@@ -12,12 +12,16 @@
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
 //!
 //! CREATE is exact, as far as the server is: it keeps the number of the call with the file that it made. Some make the file
-//! first and note the number then, and may be killed between. So in doubt an empty file that nobody has touched since it was
-//! made, after this call was made first, is taken for ours. Why no other file is taken for ours: the
-//! kernel locks a directory from before it asks until it has the answer, so through this mount nobody changes the name in
-//! between, and before it asked it had looked whether the name is there. Who makes the same thing at the server in this
-//! very moment is mistaken for this call, as with Linux' own client.
+//! first and note the number then, and may be killed between. So in doubt podfs takes an empty file for its own if it was created
+//! after this call was first sent, and is unchanged since. Why no other file is taken for ours: the kernel locks a directory from
+//! before it asks until it has the answer, so no process changes the name in between through this mount, and the kernel had
+//! looked the name up before. The same change by another client in this very moment is mistaken for this call, as with Linux' own
+//! client.
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
@@ -25,10 +29,6 @@ use tokio::time::sleep;
 use super::NfsFilesystem;
 use super::turn::{Once, PAUSE};
 use crate::nfs::client_state::node::Node;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
 
 /// By how much the clocks of servers may be behind, in seconds.
 const SLACK: i64 = 120;

@@ -5,6 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 use std::time::Instant;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::v3::{self, Status};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -16,9 +19,6 @@ use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::inherit::is_name;
 use crate::nfs::client_state::node::{Node, ROOT};
 use crate::nfs::client_state::open_files::OpenFile;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::v3::{self, Status};
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, ListedEntry};
 
@@ -144,7 +144,7 @@ impl NfsFilesystem {
         let kind = one.attributes.map_or(0, |found| file_type(found.kind) >> 12);
         let is_dot = one.name == b"." || one.name == b"..";
         let ino = match (&one.attributes, one.name) {
-            // What is above the export is nobody's business.
+            // What is above the export is hidden.
             (_, b"..") if directory.id == ROOT => directory.fileid,
             (Some(found), _) => self.shown.ino(found),
             (None, _) => one.fileid,
@@ -167,8 +167,8 @@ impl NfsFilesystem {
         true
     }
 
-    /// The node of a listed file, of which the kernel is told. What is on its way to the server the page cannot tell of; such
-    /// a file is looked up when it is needed.
+    /// The node of a listed file, for the kernel. The listing does not know of data that is on its way to the server; a file with
+    /// such data is looked up when it is needed.
     fn enter_listed(&self, directory: &Node, one: &v3::Entry<'_>, asked: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
         if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
@@ -183,7 +183,7 @@ impl NfsFilesystem {
         Some(entry(node.id, self.shown.attr(&attributes, node.is_silly()), self.name_holds(directory), holds))
     }
 
-    /// Whether the kernel may hear of an entry.
+    /// Whether an entry is shown to the kernel.
     fn is_shown(&self, directory: &Node, one: &v3::Entry<'_>) -> bool {
         let is_dot = one.name == b"." || one.name == b"..";
         is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))
@@ -194,6 +194,7 @@ impl NfsFilesystem {
         if !self.loops_met.replace(true) {
             let (volume, server, path) = (&self.options.name, &self.options.server, self.path(directory.id, None));
             tracing::warn!(
+                volume,
                 "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \
                  fails with EIO"
             );

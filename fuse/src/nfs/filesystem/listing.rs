@@ -2,7 +2,7 @@
 //!
 //! The kernel's offsets are the server's cookies, so `telldir(3)` and `seekdir(3)` mean what they mean there.
 
-use crate::nfs::v3::listing;
+use podfs_nfs::v3::listing;
 
 /// Where reading an open directory has got to.
 #[derive(Debug, Default)]

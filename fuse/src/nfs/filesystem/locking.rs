@@ -1,6 +1,6 @@
-//! Locks. podfs locks nothing at the server: NFSv3 needs a protocol of its own for it (NLM). The mount option `nolock` has
-//! the kernel keep locks for this mount alone, and then nobody asks here. Without it a lock that only seems to be one
-//! would be worse than none.
+//! Locks. podfs locks nothing at the server: NFSv3 needs a protocol of its own for it (NLM). With the mount option `nolock` the
+//! kernel keeps locks for this mount alone, and sends no lock requests. Without it a lock that only seems to be one would be
+//! worse than none.
 
 use rustix::io::Errno;
 
@@ -21,6 +21,7 @@ impl NfsFilesystem {
         if !self.locks_met.replace(true) {
             let (volume, server) = (&self.options.name, &self.options.server);
             tracing::warn!(
+                volume,
                 "volume {volume:?}: a program wants to lock a file of NFS server {server}, and gets ENOLCK: podfs locks \
                  nothing at the server; give the volume the mount option nolock if locks within this pod are enough"
             );

@@ -1,12 +1,15 @@
 //! Looking: names, attributes, links, the file system as a whole.
 //!
-//! A server that does not answer keeps nobody from looking at the volume as such: whoever asks for the root's attributes
-//! or for free space is told what is known, after [`TIMEOUT`] at most.
+//! Looking at the volume itself does not wait for a server that does not answer: requests for the root's attributes or for free
+//! space are answered with what is known, after [`TIMEOUT`] at most.
 
 use std::future::Future;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -15,14 +18,11 @@ use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::node::{Node, ROOT};
-use crate::nfs::export::How;
 use crate::nfs::options::Lookups;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, Kstatfs};
 
-/// How long who looks at the volume as such waits for a server that does not answer.
+/// How long such a request waits for a server that does not answer.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a block of free space.
 const BLOCK: u64 = 4096;
@@ -41,7 +41,7 @@ impl NfsFilesystem {
         }
     }
 
-    /// Looks a name up. The kernel is told of what is found.
+    /// Looks a name up, and answers with what is found.
     pub(super) async fn find(
         &self,
         parent: &Rc<Node>,
@@ -58,8 +58,8 @@ impl NfsFilesystem {
         self.enter(parent, name, looked.handle, looked.attributes, asked).await
     }
 
-    /// The node of what was found under a name, of which the kernel is told. `asked` is the place in the order of the
-    /// question that gave the attributes.
+    /// The node of what was found under a name, with its entry for the kernel. `asked` is the place in the order of the question
+    /// that gave the attributes.
     pub(super) async fn enter(
         &self,
         parent: &Rc<Node>,
@@ -79,7 +79,7 @@ impl NfsFilesystem {
         let mut told = attributes;
         let is_new = !self.writeback().overlaps(node.id, 0..u64::MAX);
         if !is_new || self.learn(&node, &attributes, asked) == News::Outdated {
-            // Something is on its way to the server that these attributes do not tell of.
+            // Data is on its way to the server that these attributes do not include yet.
             match self.ask(&node).await {
                 Ok(found) => told = found,
                 Err(errno) => {
@@ -113,8 +113,8 @@ impl NfsFilesystem {
         Ok(Answer::Attributes(attributes(self.shown.attr(&found, node.is_silly()), holds)).into())
     }
 
-    /// What was heard of a directory, as long as it holds. The kernel asks after each change that it has made; the change
-    /// itself has told already. Changes of a directory come one after the other, since the kernel locks it.
+    /// The known attributes of a directory, as long as they hold. The kernel asks after each change that it has made; the answer
+    /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
     fn heard(&self, node: &Node) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
         let holds = node.kind == Kind::Directory && !freshness.remaining(Instant::now()).is_zero();
@@ -151,7 +151,7 @@ impl NfsFilesystem {
         .into())
     }
 
-    /// What is asked for, or what is `known` if the server does not answer.
+    /// The server's answer, or what is `known` if the server does not answer.
     async fn or_known<T>(
         &self,
         ask: impl Future<Output = Result<T, Errno>>,
@@ -168,7 +168,7 @@ impl NfsFilesystem {
         }
     }
 
-    /// Whether a name leads to something, for who has to know what became of a call.
+    /// Whether a name leads to something, to find out the outcome of a call.
     pub(super) async fn glance(
         &self,
         directory: &Node,
@@ -190,7 +190,7 @@ impl NfsFilesystem {
     }
 }
 
-/// Of a server that has never told.
+/// Of a server that has never answered.
 const NOTHING: FsStat = FsStat {
     total_bytes: 0,
     free_bytes: 0,

@@ -2,13 +2,13 @@
 //!
 //! It behaves as Linux' own client does (`nfs(5)`), where FUSE lets it:
 //!
-//! 1. *Close-to-open.* Who opens a file sees what was there when it was closed last, by whomever: OPEN asks for the
-//!    attributes, and the kernel keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until
-//!    the server has everything on disk, and tell of write errors.
-//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: what root may do
-//!    there is the server's business. Reads and writes are made as whoever opened the file.
+//! 1. *Close-to-open.* An open sees the content of the last close, by any client: OPEN asks for the attributes, and the kernel
+//!    keeps its pages only if they are of the file as it is. Closing and `fsync(2)` wait until the server has everything on disk,
+//!    and return write errors.
+//! 2. The kernel checks permissions by mode (`default_permissions`), and OPEN asks the server besides: the server decides what
+//!    root may do. Reads and writes have the credential of the open.
 //! 3. What makes or removes something takes effect once, also when the server or this process is killed in between
-//!    (`client_state::calls`); where nobody can know any more, the outcome tells (`judge`).
+//!    (`client_state::calls`); where that is unknown, podfs looks at the outcome (`judge`).
 //! 4. A file that is removed while it is open gets another name until it is closed (`silly`).
 //! 5. A handle that the server does not know any more is looked for under the name it was found by (`heal`).
 //!
@@ -25,7 +25,7 @@
 //! | `heal` | handles that the server does not know any more |
 //! | `turn` | one request being answered |
 //! | `listing` | reading a directory |
-//! | `freshness` | how long what was heard may be believed |
+//! | `freshness` | how long attributes are valid |
 //! | `attributes` | attributes as the kernel has them |
 
 pub mod attributes;
@@ -49,20 +49,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use podfs_nfs::export::{Export, How};
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::server::Server;
+use podfs_nfs::v3::{Around, Attributes, FsStat};
 use rustix::io::Errno;
 
-use super::callers::Callers;
 use super::client_state::ClientState;
 use super::client_state::calls::seed;
 use super::client_state::node::{Found, Node};
 use super::client_state::state::{RootCell, no_memory};
-use super::export::{Export, How};
 use super::options::Options;
-use super::rpc::Credential;
-use super::server::Server;
-use super::v3::{Around, Attributes, FsStat};
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
+use crate::caller::credentials::{ActAs, Credentials};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::init;
@@ -72,7 +72,7 @@ use freshness::{News, Order};
 use store::ExportStore;
 use turn::Turn;
 
-/// What a request comes to.
+/// The result of a request.
 #[derive(Debug)]
 pub enum Answered {
     /// As for every file system.
@@ -80,7 +80,7 @@ pub enum Answered {
     /// Bytes.
     Bytes(Vec<u8>),
     /// Bytes of a reply of the server, which are not copied.
-    Data(super::rpc::Slice),
+    Data(podfs_nfs::rpc::Slice),
 }
 
 impl From<Answer> for Answered {
@@ -96,7 +96,7 @@ pub struct NfsFilesystem {
     /// Where the server's mountd is.
     mountd: Cell<Option<SocketAddr>>,
     known: ClientState,
-    callers: Callers,
+    credentials: Credentials,
     order: Order,
     shown: Shown,
     notifier: Notifier,
@@ -104,11 +104,11 @@ pub struct NfsFilesystem {
     writeback: OnceCell<Writeback<ExportStore>>,
     /// What is known of the root, for a successor.
     root: RefCell<Record<RootCell>>,
-    /// What was heard of the file system as a whole.
+    /// The server's last answer about the file system as a whole.
     whole: Cell<Option<FsStat>>,
     /// A number that no other volume has.
     seed: u64,
-    /// The log tells of it.
+    /// A warning about locks was logged.
     locks_met: Cell<bool>,
     loops_met: Cell<bool>,
     /// The server has READDIRPLUS.
@@ -129,10 +129,10 @@ pub fn wanted(options: &Options) -> Wanted {
     if options.with_attributes {
         flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
     }
-    if options.callers == super::options::Callers::AsInTheirNamespace {
+    if options.callers == ActAs::CallerInItsNamespace {
         flags |= init::ALLOW_IDMAP;
     }
-    // What is not asked for, the kernel does by itself, for this mount alone.
+    // Without these flags the kernel keeps the locks by itself, for this mount alone.
     if !options.local_locks.posix {
         flags |= init::POSIX_LOCKS;
     }
@@ -159,7 +159,7 @@ pub struct Beginning {
 }
 
 impl NfsFilesystem {
-    /// Serves an export. What is accepted goes by way of `log`, and what `inherited` tells of it is sent again.
+    /// Serves an export. Accepted data goes through `log`, and `inherited`, which is in it already, is sent again.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -168,7 +168,7 @@ impl NfsFilesystem {
         let manner = Manner { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
-            callers: Callers::new(options.callers),
+            credentials: Credentials::new(options.callers),
             order: Order::default(),
             invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
@@ -202,8 +202,11 @@ impl NfsFilesystem {
     /// Answers one request.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// The errno for the caller.
     pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &Turn) -> Result<Answered, Errno> {
+        if let Operation::IoCtl = request.operation {
+            return Err(Errno::NOTTY);
+        }
         let node = &self.known.nodes.get(request.node)?;
         match request.operation {
             Operation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
@@ -296,12 +299,12 @@ impl NfsFilesystem {
         }
     }
 
-    /// As whom a call for this request is made.
+    /// The credential of a call for this request.
     fn credential(&self, turn: &Turn) -> Credential {
-        self.callers.credential(turn.caller)
+        self.credentials.of(turn.caller)
     }
 
-    /// As whom something is asked that everybody may know.
+    /// The credential for questions that every user may ask.
     fn anybody() -> Credential {
         Credential::root()
     }
@@ -327,7 +330,7 @@ impl NfsFilesystem {
                 return Ok(found);
             }
         }
-        // It is being changed all the time. What the last change told is as new as anything.
+        // It is being changed all the time. The attributes of the last change are as new as any.
         node.freshness.borrow().attributes().copied().ok_or(Errno::IO)
     }
 
@@ -340,7 +343,7 @@ impl NfsFilesystem {
         if node.freshness.borrow().epoch() == self.epoch() {
             writeback.settle(node.id).await;
         } else {
-            // The server may have been started anew, and lost what it had not on disk. Whoever writes is told of errors.
+            // The server may have been started anew, and lost what it had not on disk. Writers get the errors.
             writeback.settle_on_disk(node.id).await;
         }
     }
@@ -369,8 +372,8 @@ impl NfsFilesystem {
         self.react(node, news);
     }
 
-    /// Somebody else has changed a file: the kernel's pages are not of it. Whoever has it open gets new ones; for all others
-    /// it is enough that OPEN knows.
+    /// Another client has changed a file: the kernel's pages are of the old content. If the file is open, they are dropped;
+    /// otherwise the next OPEN drops them.
     fn react(&self, node: &Node, news: News) {
         if news == News::Changed && node.is_open() {
             let mut freshness = node.freshness.borrow_mut();
@@ -382,8 +385,8 @@ impl NfsFilesystem {
         }
     }
 
-    /// What a dead server has left: nobody knows of which content the pages of open files are, and what it had accepted is still
-    /// to be written.
+    /// Settles what a dead server has left: it is unknown of which content the pages of open files are, and accepted data is
+    /// still to be written.
     pub async fn take_stock(self: Rc<Self>) {
         let files = self.known.files.all().into_iter().filter(|open| open.listing.is_none());
         let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();
@@ -401,7 +404,7 @@ impl NfsFilesystem {
 }
 
 /// What attributes tell of what a file is.
-fn found(handle: super::v3::FileHandle, attributes: &Attributes) -> Found {
+fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> Found {
     Found { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 

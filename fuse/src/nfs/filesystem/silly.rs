@@ -1,20 +1,19 @@
 //! Files that are removed while they are open.
 //!
-//! The server does not know what is open here, and would remove the file under its users' hands. So it gets another name
-//! until the last of them closes it: `.nfs`, the file's number, the number of the request. Listings here leave it out; who
-//! looks at the server sees it, and so does `rmdir(2)`. The name follows from the request, so that a successor
-//! that is asked for the same again knows it.
+//! The server does not know what is open here, and would remove a file that is in use. So podfs renames the file until its last
+//! close: `.nfs`, the file's number, the number of the request. Listings here leave it out; other clients see it, and so does
+//! `rmdir(2)`. The name follows from the request, so that a successor that gets the same request again knows it.
 
 use std::rc::Rc;
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::v3::{Kind, Status};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use super::turn::Turn;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
-use crate::nfs::v3::{Kind, Status};
 
 /// Steps of a request: the other name, and what follows.
 pub const ASIDE: u32 = 0;
@@ -52,7 +51,7 @@ impl NfsFilesystem {
         };
         let is_in_the_way = |node: &Rc<Node>| node.kind == Kind::File && node.is_open() && !node.is_silly();
         let Some(node) = node.filter(is_in_the_way) else { return Ok(None) };
-        // One that has other names goes on without this one.
+        // A file that has other names stays on the server without this one.
         let has_others = may_have_another_name(&node) && self.ask(&node).await?.links > 1;
         Ok((!has_others).then_some(node))
     }
@@ -120,7 +119,7 @@ impl NfsFilesystem {
         let _ = self.export.remove(How::new(credential), &directory.handle(), &aside).await;
     }
 
-    /// Removes a file that nobody has open any more. Nobody waits for it.
+    /// Removes a file that is not open any more. No request waits for it.
     pub async fn remove_silly(self: Rc<Self>, node: Rc<Node>) {
         if node.is_silly() && !node.is_open() {
             self.remove_aside(&node).await;
@@ -132,7 +131,8 @@ impl NfsFilesystem {
         let Some(name) = node.name() else { return };
         let Ok(parent) = self.known.nodes.get(name.parent) else { return };
         let remover = node.remover.take();
-        // A successor does not know who removed it. Most servers take root for nobody, so the directory's owner is tried too.
+        // A successor does not know the credential of the removal. Most servers map root to an unprivileged user, so the
+        // directory's owner is tried too.
         let owner = self.owner(&parent).await;
         for credential in [remover, Some(Self::anybody()), owner].into_iter().flatten() {
             let how = How::new(&credential);
@@ -159,7 +159,7 @@ impl NfsFilesystem {
         Some(Credential::User { uid: found.uid, gid: found.gid, groups: Vec::new() })
     }
 
-    /// Removes all of them: the volume ends, and nobody has anything open any more, whatever the kernel has told of it.
+    /// Removes all of them: the volume ends, so no file is open any more, even if the kernel has sent no RELEASE for it.
     pub async fn remove_all_silly(&self) {
         for node in self.known.nodes.all().into_iter().filter(|node| node.is_silly()) {
             self.remove_aside(&node).await;
@@ -174,7 +174,7 @@ impl NfsFilesystem {
 
 const PREFIX: &[u8] = b".nfs";
 
-/// Whether a file may be found under names that nobody here remembers: one is remembered.
+/// Whether a file may be found under other names than the one that podfs remembers.
 fn may_have_another_name(node: &Node) -> bool {
     let is_one = |links: u32| links <= 1 && node.name().is_some();
     let links = node.freshness.borrow().attributes().map(|found| found.links);

@@ -1,16 +1,16 @@
-//! Accepted data on its way to the server: WRITE and COMMIT, as whoever opened the file.
+//! Accepted data on its way to the server: WRITE and COMMIT, with the credential of the open.
 
 use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::{Credential, Slice};
+use podfs_nfs::v3::{Around, Stability};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::Node;
-use crate::nfs::export::How;
-use crate::nfs::rpc::{Credential, Slice};
-use crate::nfs::v3::{Around, Stability};
 use crate::nfs::writeback::log::Piece;
 use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
 
@@ -23,11 +23,11 @@ impl ExportStore {
         Self(Rc::downgrade(filesystem))
     }
 
-    /// The file system, the file, and as whom it is written.
+    /// The file system, the file, and the credential to write with.
     fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<Node>, Credential), Errno> {
         let filesystem = self.0.upgrade().ok_or(Errno::IO)?;
         let node = filesystem.known.nodes.get(key.node)?;
-        // What cannot be known any more is written as root, whom most servers let do less than anybody.
+        // Without the open file its credential is unknown. Then root writes, which most servers give no rights.
         let open = filesystem.known.files.find(key.open);
         let credential = open.map_or_else(NfsFilesystem::anybody, |open| open.credential.clone());
         Ok((filesystem, node, credential))

@@ -1,12 +1,15 @@
-//! One request being answered: its number, who asks, and the calls made for it that may not be made twice.
+//! One request being answered: its number, its caller, and the calls made for it that may not be made twice.
 //!
-//! Records of such calls stay until the answer is written: a successor that is asked for the same again finds all of them
-//! or, when the kernel has its answer, needs none.
+//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them or,
+//! when the kernel has its answer, needs none.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use podfs_nfs::error::Error;
+use podfs_nfs::export::How;
+use podfs_nfs::rpc::Credential;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
@@ -14,9 +17,6 @@ use tokio::time::sleep;
 use super::heal::is_stale;
 use crate::nfs::client_state::calls::{Call, Calls};
 use crate::nfs::client_state::open_files::OpenFile;
-use crate::nfs::error::Error;
-use crate::nfs::export::How;
-use crate::nfs::rpc::Credential;
 use crate::session::Caller;
 
 /// How often a call is made again that the server may be doing twice at once.
@@ -28,9 +28,9 @@ pub const PAUSE: Duration = Duration::from_millis(100);
 pub struct Turn {
     /// The kernel's number for it, without a mark.
     pub unique: u64,
-    /// Who asks.
+    /// The calling process.
     pub caller: Caller,
-    /// It was asked for before, of a server that has died.
+    /// A server that has died had read it before.
     pub resent: bool,
     calls: RefCell<Vec<Call>>,
     /// What it opened.
@@ -93,7 +93,7 @@ impl Turn {
             if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
                 break;
             }
-            // The server may be doing it twice at once, for two connections. When it has, it says something else.
+            // The server may be executing it twice at once, for two connections. Afterwards its answer differs.
             sleep(PAUSE).await;
             how.again = None;
             outcome = make(how).await;

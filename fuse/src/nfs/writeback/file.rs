@@ -10,11 +10,11 @@ use tokio::sync::Notify;
 use super::log::{Inherited, RecordId};
 use super::{FileKey, Verifier, Written};
 
-/// Most records behind the first that are looked at for one that may be sent.
+/// Most records behind the first that are searched for one that may be sent.
 const FORESIGHT: usize = 64;
-/// So many writes of a file are on their way before one that may grow waits.
+/// How many writes of a file may be on their way; with more, a record that may grow waits.
 const BEFORE_GROWING: usize = 2;
-/// So often the server may lose what it has taken. After that it is asked to have each write on disk before it answers.
+/// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
 
 /// What is known of the records of a file.
@@ -68,7 +68,7 @@ enum Course {
     Waiting,
     /// On its way.
     Sending,
-    /// On its way, and to be sent again afterwards: the server was started anew, and something older comes first.
+    /// On its way, and to be sent again afterwards: the server was started anew, and an older record has to be sent first.
     SendingInVain,
 }
 
@@ -156,7 +156,7 @@ impl File {
         (grows && last.range().end == offset && last.length + length <= most).then_some(last)
     }
 
-    /// What comes next; it counts as begun.
+    /// The next call to make; it counts as begun.
     pub fn next(&mut self, may_write: bool, full: u64) -> Option<Next> {
         if may_write && let Some(position) = self.sendable().filter(|position| !self.may_wait(*position, full)) {
             let record = &mut self.unsent[position];
@@ -257,7 +257,7 @@ impl File {
         let is_whole = self.unsent[position].take(count);
         let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
         let gone = record.map(|record| record.id).into_iter().collect();
-        // It has not done what it was asked for: nobody can know what it has.
+        // The server did not write to disk as asked, so what it holds is unknown.
         if stable { Outcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
@@ -330,7 +330,7 @@ impl File {
         self.wanted = self.wanted.max(sequence);
     }
 
-    /// Tells a writer of an error, once.
+    /// Returns an error to a writer, once.
     ///
     /// # Errors
     /// That one.
@@ -344,12 +344,12 @@ impl File {
         }
     }
 
-    /// The error for who flushes, and the record that remembers it.
+    /// The error for a flush, and the record that remembers it.
     pub fn take_failure(&mut self) -> Option<(RecordId, Errno)> {
         self.failure.take().map(|failure| (failure.record, failure.error))
     }
 
-    /// Something went wrong, and no flush has told it: each write waits for its own outcome.
+    /// A write failed, and no flush has returned the error yet: each write waits for its own outcome.
     pub fn is_careful(&self) -> bool {
         self.failure.is_some()
     }
@@ -391,12 +391,12 @@ impl File {
         }
     }
 
-    /// Tells when something has changed.
+    /// Notifies of changes.
     pub fn changed(&self) -> Arc<Notify> {
         Arc::clone(&self.changed)
     }
 
-    /// All of its records that nothing is under way with. The others are let go when that is done.
+    /// All of its records without a call under way. The others are freed when their calls are done.
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =

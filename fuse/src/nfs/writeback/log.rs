@@ -4,12 +4,12 @@
 //! Records are added to one segment until it is full. A segment is used again when none of its records is in use, so
 //! files need not be committed in the order in which they were written.
 //!
-//! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not
-//!    accepted yet, and asked for again; or it is not needed any more, and lost by right.
-//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the request is asked for
-//!    again, and its data is added once more behind what is the same; that changes nothing.
+//! 1. A record's state is written last when it begins and first when it ends. *Killed between:* the data is not accepted yet, and
+//!    the kernel sends it again; or it is not needed any more.
+//! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
+//!    again, and its data is added once more behind the same data; that changes nothing.
 //! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
-//!    kill the server. It keeps its memory until the log is told that it is not needed ([`cool`](Log::cool)).
+//!    kill the server. It keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
 
 #[cfg(test)]
 mod tests;
@@ -189,7 +189,7 @@ impl Log {
                     None => cell.state.store(FREE, Release),
                 }
             }
-            // What is left of it is not used before it is empty.
+            // The rest of it is not used before it is empty.
             (segment.records, segment.bytes, segment.has_memory) = (RECORDS, SEGMENT, segment.used > 0);
             if segment.used == 0 {
                 *segment = Segment::default();
@@ -235,7 +235,7 @@ impl Log {
         true
     }
 
-    /// The bytes of a record from `skip` on. They are not to be asked for after it is freed.
+    /// The bytes of a record from `skip` on. Must not be called after the record is freed.
     pub fn piece(&self, id: RecordId, skip: usize) -> Piece {
         let cell = self.cell(id);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;

@@ -1,18 +1,17 @@
 //! Writeback: data that a volume has accepted, until the server has it on disk.
 //!
-//! A write is answered as soon as its data stands in the [`log`], where the next server of the volume finds it.
-//! From there it is sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT tells with the same
-//! verifier that the server has it on disk. Another verifier means that the server was started anew and may have lost
-//! it: then it is sent again.
+//! A write is answered as soon as its data is in the [`log`], where the next server of the volume finds it. From there it is
+//! sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT with the same verifier says that the
+//! server has it on disk. Another verifier means that the server was started anew and may have lost it: then it is sent again.
 //!
 //! 1. Of one file, a record is not sent while an older one with some of the same bytes is on its way. So the server
 //!    ends up with what was written last.
 //! 2. When the verifier changes, all records of the file that are not committed are sent again, in their order, those
 //!    included that the server called stable: otherwise an old record would come after a newer one. When that goes on
 //!    and on, they are sent as `FILE_SYNC`: then none is older than what the server has on disk, and each answer counts.
-//! 3. A record leaves the log when it is committed, or when its error is remembered. An error is told to the next
-//!    write, and to the next flush; it stands in the log until a flush has told it.
-//! 4. What is sent and committed runs in tasks of its own. Who waits for it may go away at any time.
+//! 3. A record leaves the log when it is committed, or when its error is remembered. The next write returns an error, and the
+//!    next flush; it stays in the log until a flush has returned it.
+//! 4. Tasks of their own send and commit. A caller that waits for them may be interrupted at any time.
 //! 5. A flush waits for what was accepted before it, and not for what comes later.
 //! 6. A log that is full is committed, all files; a write waits until there is room.
 //!
@@ -125,7 +124,7 @@ struct State {
 }
 
 impl<S: Store> Writeback<S> {
-    /// Writes what is accepted by way of `log` to `store`. What `inherited` tells of the log is sent again. Runs on the
+    /// Writes what is accepted to `store`, through `log`. The `inherited` content of the log is sent again. Runs on the
     /// [`LocalSet`](tokio::task::LocalSet) it is called on.
     pub fn new(log: Log, inherited: Vec<Inherited>, store: S, manner: Manner) -> Self {
         let wsize = manner.wsize.clamp(1, SEGMENT);
@@ -146,7 +145,7 @@ impl<S: Store> Writeback<S> {
     /// Accepts data. What a dead server had accepted and not answered for is accepted once more, which changes nothing.
     ///
     /// # Errors
-    /// What went wrong with an earlier write to the file, if nobody was told; in stable manner, with this one.
+    /// The error of an earlier write to the file, if no call has returned it yet; in stable manner, the error of this one.
     pub async fn write(&self, file: FileKey, offset: u64, data: &[u8]) -> Result<(), Errno> {
         let inner = &self.inner;
         let mut careful = inner.manner.stable;
@@ -193,7 +192,7 @@ impl<S: Store> Writeback<S> {
         self.inner.tell(node)
     }
 
-    /// Whether there is data of a file that is not committed, or an error that nobody was told.
+    /// Whether there is data of a file that is not committed, or an error that no call has returned.
     pub fn is_dirty(&self, node: u64) -> bool {
         self.inner.state.borrow().files.contains_key(&node)
     }
@@ -208,7 +207,7 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.values().map(File::bytes).sum()
     }
 
-    /// Nothing of the file is sent any more, and nobody is told of errors: it is gone.
+    /// Nothing of the file is sent any more, and its errors are dropped: it is gone.
     pub fn forget_file(&self, node: u64) {
         let mut state = self.inner.state.borrow_mut();
         if let Some(file) = state.files.get_mut(&node) {
@@ -246,7 +245,7 @@ impl<S: Store> AsFd for Writeback<S> {
     }
 }
 
-/// What is waited for.
+/// The goal of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
     Settled,
@@ -347,7 +346,7 @@ impl<S: Store> Inner<S> {
         self.pump(key.node);
     }
 
-    /// Has the log know what became of records.
+    /// Records the outcome of records in the log.
     fn settle(self: &Rc<Self>, outcome: Outcome) {
         if let Some((record, error)) = outcome.fail {
             self.log.fail(record, error);
@@ -361,7 +360,7 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Has the log give back memory that nobody will need soon.
+    /// Gives back memory of the log that will not be needed soon.
     async fn cool(inner: Weak<Self>) {
         let mut accepted = None;
         while let Some(inner) = inner.upgrade() {
@@ -375,7 +374,7 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Tells who flushes what went wrong.
+    /// Returns the error that a flush must report.
     fn tell(self: &Rc<Self>, node: u64) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
         let failure = state.files.get_mut(&node).and_then(File::take_failure);

@@ -30,7 +30,7 @@ struct Server {
     stable_from: Cell<Option<usize>>,
     /// Most bytes that it takes at once.
     short: Cell<Option<usize>>,
-    /// Whether nobody is answered.
+    /// Whether calls get no answers.
     stopped: Cell<bool>,
     /// Decides how long each call takes.
     chance: Cell<u64>,

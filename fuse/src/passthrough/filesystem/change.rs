@@ -12,13 +12,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
-use super::super::caller::{acting_for, is_in_group};
 use super::super::mounts::{proc_path, reopen};
 use super::super::node::{Node, ROOT};
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
+use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
 use crate::session::{Answer, Caller, Exchange};
 
@@ -113,7 +114,7 @@ impl PassthroughFilesystem {
         let directory = self.directory(parent)?;
         let name = component(name)?;
         let going = self.going(&directory, parent, name);
-        // A process may stand in it, and goes on being told of it, by a successor too.
+        // It may be the working directory of a process, which still gets its attributes, from a successor too.
         let held = self.hold_directory(&directory, parent, name);
         exchange.begin(going.as_ref().map_or(0, Going::note));
         let removed = match self.options.remote {
@@ -127,7 +128,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Keeps a descriptor of a directory whose name is about to go; tells of which node, if it had none before.
+    /// Keeps a descriptor of a directory whose name is about to go; returns its node, if the node had none before.
     fn hold_directory(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let removed = openat(directory, name, flags, Mode::empty()).ok()?;
@@ -202,7 +203,7 @@ impl PassthroughFilesystem {
         }
         self.settle(node, file.as_fd());
         let found = attributes_of(file.as_fd())?;
-        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
     fn truncate(&self, node: &Node, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
@@ -234,7 +235,7 @@ impl PassthroughFilesystem {
         if flags.contains(XattrFlags::CREATE) {
             exchange.begin(0);
         }
-        // From here to the charge nobody else takes the room.
+        // From here to the charge no other request takes the room.
         let mut account = self.usage.as_ref().map(Usage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);
@@ -263,8 +264,8 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Makes something in a directory for a caller, and tells of it. `same` tells whether what is there already is what
-    /// is to be made.
+    /// Makes something in a directory for a caller, and answers with it. `same` says whether what is there already is what is to
+    /// be made.
     fn make(
         &self,
         parent: &Node,
@@ -300,7 +301,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Fails a request that makes something grow for which there is no room. One that a dead server may have executed
+    /// Fails a request that makes something grow for which there is no room. A request that a dead server may have executed
     /// already is let through.
     pub(super) fn check_room(
         &self,

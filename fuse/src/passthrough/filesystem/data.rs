@@ -10,12 +10,12 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
+use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, kind};
-use super::super::caller::acting_for;
 use super::super::mounts::reopen;
 use super::super::node::Node;
 use super::super::open_files::OpenFile;
-use super::super::open_node::BackingId;
+use super::super::open_node::{BackingId, OpenNode};
 use super::super::options::{Cache, DataPath};
 use super::super::share::Taken;
 use super::super::usage::{Account, Usage};
@@ -86,7 +86,7 @@ impl PassthroughFilesystem {
         let made = acting_for(caller, arguments.umask, make).or_else(|errno| {
             let begun = exchange.earlier().ok_or(errno)?;
             outcome::made_for(&directory, name, begun, caller).ok_or(errno)?;
-            // Who makes a file may have it open in ways that its mode forbids.
+            // The process that makes a file may open it in ways that its mode forbids.
             openat(&*directory, name, flags.difference(OFlags::EXCL), Mode::empty())
         });
         // Something else got the name meanwhile; the kernel looks again.
@@ -138,19 +138,19 @@ impl PassthroughFilesystem {
         // An ACL that it inherits may take a block.
         self.settle(&node, open.file()?.as_fd());
         let shared = self.share(&open, flags, false);
-        let entry = self.validity.for_node(&node).entry(node.id, attr(&found, &node.mount));
+        let entry = self.validity.for_node(&node, &found).entry(node.id, attr(&found, &node.mount));
         Ok((node, Answer::Created(entry, shared)))
     }
 
-    /// A dead server has created a file and told nobody. It had counted that the kernel knows its node.
+    /// A dead server has created a file and not answered. It had counted that the kernel knows its node.
     fn created_earlier(&self, open: &Arc<OpenFile>, flags: u32) -> Result<Answer, Errno> {
         let found = attributes_of(open.file()?.as_fd())?;
         let shared = self.share(open, flags, true);
-        let entry = self.validity.for_node(&open.node).entry(open.node.id, attr(&found, &open.node.mount));
+        let entry = self.validity.for_node(&open.node, &found).entry(open.node.id, attr(&found, &open.node.mount));
         Ok(Answer::Created(entry, shared))
     }
 
-    /// The number of what a dead server has opened for this very request, and told nobody.
+    /// The number of what a dead server has opened for this very request, without an answer.
     pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<u64> {
         if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
     }
@@ -175,7 +175,7 @@ impl PassthroughFilesystem {
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
 
-    /// Takes `open` in among the open files of its node, unless it is there already (`known`): what the kernel is told.
+    /// Takes `open` in among the open files of its node, unless it is there already (`known`); gives the answer to the open.
     fn share(&self, open: &Arc<OpenFile>, flags: u32, known: bool) -> OpenOut {
         let fh = open.handle;
         let mut shared = open.node.open();
@@ -195,13 +195,22 @@ impl PassthroughFilesystem {
             // It may not know the node yet.
             let _ = self.notifier.drop_attributes(open.node.id);
         }
-        // A message less for each close; `locks` says what it means for locks.
-        let only_reads = access == OFlags::RDONLY.bits();
-        let flush = if only_reads && shared.locks.is_empty() { fopen::NOFLUSH } else { 0 };
+        // A message less for each close.
+        let flush = if self.closes_silently(access, shared) { fopen::NOFLUSH } else { 0 };
         match &shared.backing {
             Some(backing) => OpenOut { fh, open_flags: fopen::PASSTHROUGH | flush, backing_id: backing.number() },
             None => OpenOut { fh, open_flags: self.cached_or_direct() | flush, backing_id: 0 },
         }
+    }
+
+    /// Whether the server need not hear of each close of a file that is opened for this access.
+    fn closes_silently(&self, access: u32, shared: &OpenNode) -> bool {
+        if self.kernel_keeps_locks {
+            // Before FLUSH the kernel writes back what callers stored through a mapping, and reports errors of that.
+            return shared.backing.is_some() || access != OFlags::RDWR.bits();
+        }
+        // `locks` says what it means for locks.
+        access == OFlags::RDONLY.bits() && shared.locks.is_empty()
     }
 
     /// How the kernel treats the bytes of a file that it asks the server for.

@@ -26,7 +26,7 @@ const LEVELS: usize = 2048;
 const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl PassthroughFilesystem {
-    /// Tells the kernel of a node whose number it has of a handle.
+    /// Answers with the node whose number the kernel has from a handle.
     pub(super) fn look_up_itself(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
         let (found, entry) = self.enter(Self::open_file_again(node, OFlags::PATH)?, node, false)?;
         if found.id != node.id {
@@ -36,7 +36,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Entry(entry))
     }
 
-    /// Tells the kernel of the directory that the directory `node` is in.
+    /// Answers with the directory that the directory `node` is in.
     pub(super) fn look_up_parent(&self, node: &Node) -> Result<Answer, Errno> {
         if node.id == ROOT {
             return Err(Errno::STALE);

@@ -60,7 +60,7 @@ impl PassthroughFilesystem {
                 if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }
-                // What cannot be looked up is listed all the same: looking it up tells why.
+                // An entry that cannot be looked up is listed all the same: a lookup of it returns the error.
                 let looked_up = match is_dot(entry) {
                     false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
                     dot => {
@@ -116,7 +116,7 @@ impl PassthroughFilesystem {
         Some(found)
     }
 
-    /// The number that a listed file shows. What is above the source is nobody's business.
+    /// The number that a listed file shows. What is above the source is hidden.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
         let above = node.id == ROOT && entry.name == "..";
         let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };

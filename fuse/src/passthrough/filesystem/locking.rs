@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::super::locked::Holder;
-use super::super::locks::{Wish, conflict, for_locking};
+use super::super::locks::{LockOwner, Wish, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -17,10 +17,10 @@ use crate::session::{Answer, Exchange};
 impl PassthroughFilesystem {
     /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
     pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
-        let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
+        let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(LockOwner(arguments.lock_owner)));
         if self.options.remote.is_some() {
-            // Whoever opens the file next, on any machine, finds what was written; and who closes it hears that it is
-            // there. Closing another descriptor of the same open file does both.
+            // The next open of the file, on any machine, must find what was written, and the close must return write errors.
+            // Closing another descriptor of the same open file does both.
             let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file()?)?;
             nix::unistd::close(same).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
         }
@@ -28,19 +28,20 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn find_lock(&self, node: &Node, arguments: &LkIn) -> Result<Answer, Errno> {
+        let owner = LockOwner(arguments.owner);
         let (description, file) = {
             let mut open = node.open();
             let open = open.as_mut().ok_or(Errno::BADF)?;
             self.restore_locks(open);
-            (open.locks.existing(arguments.owner)?, open.file()?)
+            (open.locks.existing(owner)?, open.file()?)
         };
         let mut found = match description {
             Some(description) => conflict(&description, arguments.lk)?,
             None => conflict(&for_locking(&file)?, arguments.lk)?,
         };
-        // The lock of another caller is an open file description's, which is nobody's.
+        // The lock of another caller is that of an open file description, for which the kernel names no process.
         if found.typ.cast_signed() != libc::F_UNLCK && found.pid == 0 {
-            found.pid = node.open().as_ref().and_then(|open| open.locks.holder(arguments.owner)).unwrap_or(0);
+            found.pid = node.open().as_ref().and_then(|open| open.locks.holder(owner)).unwrap_or(0);
         }
         Ok(Answer::Lock(found))
     }
@@ -53,7 +54,7 @@ impl PassthroughFilesystem {
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let wish = Wish::parse(arguments)?;
-        let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
+        let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), LockOwner(arguments.owner));
         let record = move |wish| {
             let holder = Holder { region: &region, node: locked.id, owner };
             locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, wish))
@@ -92,7 +93,10 @@ impl PassthroughFilesystem {
     fn tell_of_waits(&self) {
         if !self.waits_met.swap(true, Ordering::Relaxed) {
             let volume = &self.options.name;
-            tracing::warn!("volume {volume:?}: {WAITS} callers wait for locks; more get ENOLCK until some have theirs");
+            tracing::warn!(
+                volume,
+                "volume {volume:?}: {WAITS} callers wait for locks; more get ENOLCK until some have theirs"
+            );
         }
     }
 }

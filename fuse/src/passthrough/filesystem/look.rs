@@ -9,11 +9,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, getxattr, getxattr_query, li
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
-use super::super::caller::administers_system;
 use super::super::mounts::proc_path;
 use super::super::node::{Node, ROOT};
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
+use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, Question};
 
@@ -28,7 +28,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Entry(entry))
     }
 
-    /// Finds a name, and tells the kernel of it. What was just `made` is charged with nothing yet.
+    /// Finds a name, and answers with its node. What was just `made` is charged with nothing yet.
     pub(super) fn find(&self, parent: &Node, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let directory = self.directory(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -38,12 +38,12 @@ impl PassthroughFilesystem {
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Attributes(self.validity.for_node(node).attributes(attr(&found, &node.mount))))
+        Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
     pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
-        Ok(Answer::Statx(Box::new(self.validity.for_node(node).statx(statx_attr(&found, &node.mount)))))
+        Ok(Answer::Statx(Box::new(self.validity.for_node(node, &found).statx(statx_attr(&found, &node.mount)))))
     }
 
     fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
@@ -53,7 +53,7 @@ impl PassthroughFilesystem {
         };
         let found = attributes_of(file.as_fd())?;
         self.prune(node);
-        // What has no name any more is charged until it is closed.
+        // A file without a name is charged until it is closed.
         if found.stx_nlink > 0 {
             self.settle(node, file.as_fd());
         }
@@ -119,7 +119,7 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         let mut all = vec![0; XATTR_SIZE_MAX as usize];
         let length = listxattr(proc_path(file.as_fd()), &mut all[..])?;
-        // The source shows everything to podfs, and these only to those who may administer the system.
+        // The source shows all attributes to podfs, but `trusted.` ones only to processes with CAP_SYS_ADMIN.
         let mut administers = None;
         let nosuid = node.mount.restrictions().nosuid;
         let mut shown = |name: &&[u8]| {

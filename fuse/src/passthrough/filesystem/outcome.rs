@@ -1,4 +1,4 @@
-//! Whether a dead server has executed what it had begun: when such a request is asked for again, its outcome tells.
+//! Whether a dead server has executed what it had begun: when the kernel sends such a request again, its outcome shows it.
 //!
 //! | request | done already if | else |
 //! |---|---|---|
@@ -13,12 +13,12 @@
 //! | REMOVEXATTR | there is no such attribute | it is removed |
 //! | WRITE at the end | what is written begins where the file ended before | it is written |
 //!
-//! Why no other file is taken for ours: the kernel locks a directory from before it asks until it has the answer, so
-//! through this mount nobody changes the name in between. Who changes the source in this moment, with the caller's own
-//! uid and in the same way, is mistaken for the dead server.
+//! Why no other file is taken for ours: the kernel locks a directory from before it asks until it has the answer, so no process
+//! changes the name in between through this mount. A process that makes the same change on the source in this moment, with the
+//! caller's own uid, is mistaken for the dead server.
 //!
-//! All other requests are done again, because that changes nothing: what they set has the same value afterwards. What
-//! a lock was asked for by is the same description, which already has it.
+//! All other requests are done again, because that changes nothing: what they set has the same value afterwards. A lock is taken
+//! on the same description, which already has it.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -82,7 +82,7 @@ pub fn number_of(directory: impl AsFd, name: &OsStr) -> Option<u64> {
 
 /// Whether an extended attribute has that value.
 pub fn has_value(path: &str, name: &CString, value: &[u8]) -> bool {
-    // A byte more, so that a longer one is told apart.
+    // One byte more, so that a longer value does not look equal.
     let mut found = vec![0; value.len() + 1];
     getxattr(path, name, &mut found[..]).is_ok_and(|length| &found[..length] == value)
 }

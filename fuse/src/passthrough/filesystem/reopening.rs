@@ -2,7 +2,7 @@
 //!
 //! Each open file is reopened when it is first used. A thread of its own does so for all of them, at once: a
 //! file that is removed from the source before that could not be found again. What is removed through the volume is
-//! reopened first. Locks are taken again before anybody else can ask the volume for a lock of the file.
+//! reopened first. Locks are taken again before another request can lock the file.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
 
 impl PassthroughFilesystem {
-    /// Reopens what is to be reopened, without being waited for.
+    /// Starts to reopen, in the background.
     pub fn start_reopening(self: &Arc<Self>) {
         if self.is_reopening.load(Ordering::Relaxed) {
             let filesystem = Arc::clone(self);

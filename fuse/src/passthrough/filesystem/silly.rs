@@ -1,8 +1,8 @@
-//! Directories of an NFS server that hold nothing but files which somebody has just removed.
+//! Directories of an NFS server that hold nothing but files which were just removed.
 //!
 //! The kernel's NFS client gives a file that is removed while it is open another name, which begins with `.nfs`, until it is
-//! closed. The server of a volume hears of that only after `close(2)` has returned. So whoever closes all files of a
-//! directory and removes them, and then the directory, would be told that it is not empty.
+//! closed. The server of a volume gets the RELEASE only after `close(2)` has returned. So a process that closes and removes all
+//! files of a directory, and then removes the directory, would get `ENOTEMPTY`.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::super::listing::Listing;
 
-/// How long it is waited for them, each time. A second in all: they may as well be open for long.
+/// The pauses between attempts. A second in all: the files may as well be open for long.
 const PAUSES: [Duration; 7] = [
     Duration::from_millis(10),
     Duration::from_millis(20),
@@ -25,7 +25,7 @@ const PAUSES: [Duration; 7] = [
     Duration::from_millis(370),
 ];
 
-/// Removes the directory `name`. While all that is in it is to go, that is waited for.
+/// Removes the directory `name`. While it has only files that will go, waits for them.
 ///
 /// # Errors
 /// As with `rmdir(2)`.
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn an_empty_directory_goes_at_once_and_one_with_files_is_refused_at_once() {
-        let never = |_| panic!("nothing is to be waited for");
+        let never = |_| panic!("no wait is needed");
         assert_eq!(remove(&directory(&[]), never).0, Ok(()));
         for names in [&["file"][..], &[".nfs1", "file"], &[".nf"], &["x.nfs"]] {
             assert_eq!(remove(&directory(names), never).0, Err(Errno::NOTEMPTY), "{names:?}");

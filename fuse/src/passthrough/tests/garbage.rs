@@ -6,14 +6,14 @@ use rustix::io::pwrite;
 
 use super::*;
 
-/// A region of a volume with a few nodes, as a server leaves it that nobody kills.
+/// A region of a volume with a few nodes, as a server leaves it that is not killed.
 fn left_behind() -> (Rig, Arc<Region>) {
     let rig = Rig::limited(1 << 20);
     let files: Vec<_> = (0..4).map(|n| File::create(rig.at(&format!("file-{n}"))).expect("a file")).collect();
     std::fs::read_dir(rig.at("")).expect("a directory").for_each(drop);
     rig.kill();
     let copy = copy_of(&rig.region);
-    // Somebody has to answer when they are closed.
+    // A server has to answer when they are closed.
     rig.succeed();
     drop(files);
     (rig, copy)

@@ -31,7 +31,7 @@ struct Rig {
     region: Arc<Region>,
     source: PathBuf,
     mount: PrivateMount,
-    /// None once everything is lost: then nobody waits for an answer any more.
+    /// None once everything is lost: the kernel then ends all requests.
     device: Mutex<Option<Arc<OwnedFd>>>,
     server: Mutex<Option<Server>>,
     /// The one that is to succeed it, and waits.
@@ -139,7 +139,7 @@ impl Server {
 #[test]
 fn serving() {
     let Some(Order { keeper: last, options }) = Order::of_this_process() else { return };
-    // SAFETY: whoever starts this program puts them there.
+    // SAFETY: the test that starts this program puts them there.
     let [device, region, source] = [0, 1, 2].map(|place| unsafe { OwnedFd::from_raw_fd(FIRST + place) });
     let mut go = [0; 3];
     if io::stdin().read_exact(&mut go).is_err() {
@@ -185,7 +185,7 @@ fn keep() -> i32 {
     i32::try_from(pid).ok().filter(|pid| *pid > 0).expect("a keeper")
 }
 
-/// Gets descriptors from a keeper, under the same numbers; those that cannot be had are told.
+/// Gets descriptors from a keeper, under the same numbers; returns those that it could not get.
 fn fetch(keeper: i32, numbers: &[RawFd]) -> Vec<RawFd> {
     // SAFETY: numbers only.
     let keeper = unsafe { libc::syscall(libc::SYS_pidfd_open, keeper, 0) } as RawFd;
@@ -200,7 +200,7 @@ fn fetch(keeper: i32, numbers: &[RawFd]) -> Vec<RawFd> {
             missing.push(*number);
             continue;
         }
-        // SAFETY: nobody has the number yet, or it is the copy itself.
+        // SAFETY: the number is free yet, or it is the copy itself.
         unsafe {
             if copy != *number {
                 libc::dup3(copy, *number, libc::O_CLOEXEC);

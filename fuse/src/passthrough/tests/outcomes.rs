@@ -85,7 +85,7 @@ fn executed_or_not(
         caught.end(&rig).unwrap_or_else(|error| panic!("{name}, executed: {executed}: {error}"));
         check(&rig);
         // That is forgotten after the answer. What the server had answered just when it was killed is kept for replay, too, and
-        // nobody will ask for it again.
+        // the kernel will not ask for it again.
         while rig.region.in_flight().unanswered().any(|unanswered| unanswered == number) {
             thread::yield_now();
         }

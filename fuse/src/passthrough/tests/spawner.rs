@@ -112,7 +112,7 @@ fn spawning() {
     while let Some((order, descriptors)) = receive::<Order>(&orders).expect("an order") {
         servers.retain_mut(|server| matches!(server.try_wait(), Ok(None)));
         let server = start_server(&order, descriptors);
-        // The process keeps its number until it is waited for above.
+        // The process keeps its number until the wait above reaps it.
         let pid = Pid::from_child(&server);
         servers.push(server);
         let watch = pidfd_open(pid, PidfdFlags::empty()).expect("a process");

@@ -13,8 +13,8 @@ const KILLS: usize = 25;
 /// Callers at the same time.
 const CALLERS: usize = 4;
 
-/// Lets callers work, round after round, while servers are killed. `work` is told the caller and the round. Tells how
-/// many rounds each caller has done.
+/// Lets callers work, round after round, while servers are killed. `work` gets the caller and the round. Returns how many rounds
+/// each caller has done.
 fn storm(rig: &Rig, work: impl Fn(usize, u64) -> io::Result<()> + Sync) -> Vec<u64> {
     let over = AtomicBool::new(false);
     let rounds = |caller: usize| {

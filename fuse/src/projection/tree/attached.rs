@@ -1,7 +1,7 @@
 //! One generation in the tree: which of its nodes the kernel knows, and which are unlinked.
 //!
-//! How often the kernel was told of a node stands in the image, so it is the same for whoever serves the generation
-//! next, and for the supervisor, which looks but does not count.
+//! The kernel's lookup count of a node is in the image, so it is the same for the next server of the generation, and for the
+//! supervisor, which looks but does not count.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Attached {
         }
     }
 
-    /// The nodes the kernel knows, but for those that are unlinked.
+    /// The nodes the kernel knows, without those that are unlinked.
     pub(super) fn known(&self) -> Vec<Index> {
         let counts = (0..).zip(self.image.lookups());
         let known = counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index);
@@ -118,9 +118,9 @@ impl Attached {
         self.detached = true;
     }
 
-    /// Nobody can reach a node any more.
+    /// Whether no node can be reached any more.
     pub(super) fn is_over(&mut self) -> bool {
-        // What is detached is not looked up again, so nothing that was forgotten comes to be known.
+        // A detached generation is not looked up again, so the kernel gets to know no forgotten node again.
         let counts = self.image.lookups();
         while self.detached && counts.get(self.forgotten).is_some_and(|count| count.load(Ordering::Relaxed) == 0) {
             self.forgotten += 1;

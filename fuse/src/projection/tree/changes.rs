@@ -1,8 +1,8 @@
 //! How a tree changes: by announced steps, in their order. Every other change is `EROFS`.
 //!
 //! The supervisor has a replica of each tree, and [confirms](Tree::confirm) there each step that was done. The server's
-//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, the replica
-//! and the number of steps that the server had applied tell what its successor begins with ([`Tree::catch_up`]).
+//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, its successor begins
+//! with the replica and the number of steps that the server had applied ([`Tree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -39,7 +39,7 @@ impl Tree {
         Ok(known)
     }
 
-    /// As [`Self::close_generation`], when somebody else has found out what the kernel knows.
+    /// As [`Self::close_generation`], with the nodes that the kernel knows.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -48,7 +48,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A step was done, as the caller who made the system call knows.
+    /// A step was done, as the caller knows, which made the system call.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -56,8 +56,8 @@ impl Tree {
         self.take_step(step)
     }
 
-    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. Who asked for the
-    /// last one may not have had an answer, and asks again.
+    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. The last step may not have
+    /// been answered; then its caller asks again.
     ///
     /// # Errors
     /// `EINVAL` when the two trees have nothing in common.
@@ -149,7 +149,7 @@ impl Tree {
         self.take(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
     }
 
-    /// Takes the next step, unless it is the one that a server before this one has taken without an answer.
+    /// Takes the next step, unless an earlier server has taken it without an answer.
     fn take(&mut self, step: &Step) -> Result<Again, Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(Again::Yes);

@@ -1,8 +1,8 @@
 //! The tree of one projection, as the server answers for it. No kernel and no FUSE in here.
 //!
 //! Node ids are handed out once and never again: 1 is the root, then come the fixed directories, then
-//! generations (a block of ids each, in the order of their image) and links as they are made. So an
-//! inode number a container has seen never comes to mean something else.
+//! generations (a block of ids each, in the order of their image) and links as they are made. So an inode number that a container
+//! has seen never means another file.
 //!
 //! Two rules keep the tree right:
 //! 1. It changes only by the steps that were [announced](Tree::announce), in their order; any other
@@ -146,12 +146,12 @@ struct Link {
     unlinked: bool,
 }
 
-/// How often the kernel was told of a link.
+/// The kernel's lookup count of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lookups {
     /// So often.
     Counted(u64),
-    /// Servers before this one have told of it. When the kernel forgets the link, it forgets all of that at once.
+    /// Earlier servers have counted, too. When the kernel forgets the link, it forgets the whole count at once.
     Unknown,
 }
 

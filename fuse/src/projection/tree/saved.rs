@@ -119,14 +119,14 @@ impl Tree {
         self.staged.iter().for_each(|staged| staged.image.own());
     }
 
-    /// Drops what nobody needs any more, in a tree whose nodes somebody else counts: generations that the kernel has
+    /// Drops what is not needed any more, in a tree whose nodes another process counts: generations that the kernel has
     /// forgotten, and links that went before the last commit.
     pub fn prune(&mut self) {
         self.prune_generations();
         self.links.retain(|_, link| !link.unlinked);
     }
 
-    /// Drops generations that the kernel has forgotten. Whoever counts has dropped them, too, and zeroed their images.
+    /// Drops generations that the kernel has forgotten. The process that counts has dropped them, too, and zeroed their images.
     pub fn prune_generations(&mut self) {
         self.generations.retain(|_, generation| !generation.is_over());
     }

@@ -214,7 +214,7 @@ fn a_generation_is_dropped_when_the_kernel_forgot_its_last_node() {
     assert!(held.upgrade().is_some(), "the kernel still knows the generation's directory");
     // mkdir, three walks through ..data
     rig.tree.forget(generation.node, 4);
-    assert!(held.upgrade().is_none(), "nobody can reach it any more");
+    assert!(held.upgrade().is_none(), "it cannot be reached any more");
     assert_eq!(rig.tree.attributes(a.node), Err(Errno::ESTALE));
 }
 
@@ -350,7 +350,7 @@ impl Pair {
         Self { served: tree(), replica: tree(), images: Vec::new(), made: 0 }
     }
 
-    /// Both hear of a commit.
+    /// Announces a commit to both.
     fn announce(&mut self, payload: &[(&str, &str)]) -> Vec<Step> {
         self.made += 1;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
@@ -413,7 +413,7 @@ fn adopt(image: &Image) -> Image {
 
 #[test]
 fn a_server_killed_at_any_step_is_followed_by_one_that_shows_the_same() {
-    // FU-06: before a step, after it but before its answer, and after its answer but before anybody wrote that down.
+    // FU-06: before a step, after it but before its answer, and after its answer but before that was written down.
     let payloads = [&[("a", "1"), ("b", "1")][..], &[("a", "2"), ("c", "2")], &[("c", "3")]];
     let mut undisturbed = Pair::new();
     for payload in payloads {
@@ -480,7 +480,7 @@ fn lookup_counts_outlive_the_server_that_counted() {
     pair.served.forget(file, 1);
     assert_eq!(pair.served.content(file).map(drop), Err(Errno::ESTALE));
     pair.replica.prune();
-    assert_eq!(pair.replica.content(file).map(drop), Err(Errno::ESTALE), "nobody needs it any more");
+    assert_eq!(pair.replica.content(file).map(drop), Err(Errno::ESTALE), "it is not needed any more");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A source that is away, on real mounts: a service that answers nothing until it is told to.
+//! A source that is away, on real mounts: a service that answers nothing until the test lets it.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -112,7 +112,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Nobody waits for ever, whatever a test has found.
+        // No thread waits for ever, whatever a test has found.
         self.remote.set_away(false);
     }
 }

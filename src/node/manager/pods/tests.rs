@@ -12,7 +12,7 @@ fn needs(pods: &Pods, uid: &str) -> bool {
 #[test]
 fn vm_12_a_pod_that_is_being_deleted_is_taken_only_if_it_was_served_before() {
     use PodStage::{Desired, Terminal, Terminating};
-    // Whether an earlier daemon served it, what this one knew of it, what is said now, whether its volumes are needed.
+    // Whether an earlier daemon served it, its stage before, its stage now, whether its volumes are needed.
     let rows = [
         (true, None, Terminating, true),
         (true, None, Terminal, true),
@@ -71,7 +71,7 @@ fn rc_02_a_pod_that_an_earlier_daemon_served_is_kept_until_its_source_has_spoken
     pods.tell_all(PodSource::Files, vec![]);
     assert!(needs(&pods, "u") && !pods.sources_ready(), "the API server has not spoken");
     pods.tell_all(PodSource::Api, vec![pod("v", PodStage::Terminating)]);
-    assert!(pods.sources_ready() && needs(&pods, "u"), "nobody has released it");
+    assert!(pods.sources_ready() && needs(&pods, "u"), "it is not released");
     assert!(!needs(&pods, "v"), "it was released before the daemon was killed");
     pods.release(&sample::uid("u")).expect("its source does not have it");
     assert!(!needs(&pods, "u"));

@@ -60,7 +60,7 @@ impl PodTask {
     pub(super) async fn forget(&mut self) {
         let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
         if let Err(error) = blocking(move || checkpoints.remove(&uid)).await {
-            warn!("what is written down of pod {} stays: {error}", self.uid);
+            warn!("cannot remove the checkpoint of pod {}: {error}", self.uid);
         }
         let uid = self.uid.clone();
         blocking(move || cgroup::remove_named_of_supervisor(&uid)).await;

@@ -67,3 +67,14 @@ fn a_supervisor_that_does_not_have_the_volume_any_more_says_that_it_is_not_mount
     world.forget_unmounted(|_| false);
     assert_eq!(world.volumes().count(), 0);
 }
+
+#[test]
+fn a_reconstructed_volume_is_known_when_its_supervisor_has_said_how_it_is() {
+    for is_mounted in [true, false] {
+        let mut world = ActualWorld::default();
+        world.reconstruct(id());
+        world.saw(&id(), is_mounted, Seen::default(), None);
+        assert!(!world.volume(&id()).expect("it is there").reconstructed);
+        assert_ne!(mount_of(&world), VolumeMount::NotMounted, "it is to be unmounted");
+    }
+}

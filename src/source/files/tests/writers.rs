@@ -104,7 +104,7 @@ fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
     let mut steps = home.step_by_step(&["objects"]);
     let mut writer = OpenOptions::new().append(true).open(home.path("objects/app.yaml")).expect("a file");
     writer.write_all(b"  more: x\n").expect("a write");
-    // As if the kernel had not told yet.
+    // As if the event had not come yet.
     steps.watcher.catch_up();
     steps.watcher.activity.replace(&home.path("objects/app.yaml").canonicalize().expect("a path"));
     assert!(steps.scan().is_none());

@@ -10,17 +10,17 @@ use std::time::Duration;
 /// What the mount options of a volume come to. Without an option it is what Linux does, nfs(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsOptions {
-    /// Whose client talks to the server; podfs chooses if there is none.
+    /// The NFS client; podfs chooses if there is none.
     pub backend: Option<Backend>,
     /// The version of the protocol; podfs chooses if there is none.
     pub version: Option<Version>,
-    /// How callers prove who they are.
+    /// The authentication of callers.
     pub security: Security,
     /// Whether the connection is encrypted (`xprtsec`, Linux 6.5).
     pub transport_security: TransportSecurity,
     /// The server's port; that of the protocol if there is none.
     pub port: Option<u16>,
-    /// The port of its mount service; the server's portmapper is asked if there is none.
+    /// The port of its mount service; without one, podfs asks the server's portmapper.
     pub mount_port: Option<u16>,
     /// Where the mount service is, if not at the server.
     pub mount_host: Option<String>,
@@ -38,11 +38,11 @@ pub struct NfsOptions {
     pub connections: u8,
     /// Whether they come from a port below 1024.
     pub reserved_port: bool,
-    /// Who knows of locks.
+    /// The scope of locks.
     pub locks: Locks,
-    /// How long attributes may be believed.
+    /// How long attributes are cached.
     pub attributes: AttributeCache,
-    /// Which names may be believed.
+    /// Which names are cached.
     pub lookup_cache: LookupCache,
     /// Whether a file that is opened shows what others wrote before they closed it.
     pub close_to_open: bool,
@@ -52,7 +52,7 @@ pub struct NfsOptions {
     pub readdirplus: bool,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// Whether programs from the volume run as who starts them, and not as their owner.
+    /// Whether setuid has no effect: programs from the volume run as their callers.
     pub no_suid: bool,
     /// Whether devices in it are none.
     pub no_dev: bool,
@@ -60,7 +60,7 @@ pub struct NfsOptions {
     pub no_exec: bool,
     /// The SELinux label of all its files.
     pub selinux_context: Option<String>,
-    /// What the kernel's client is told, in order: without what is for mount(8), or seen to by podfs.
+    /// The options for the kernel's client, in order, without those for mount(8), and those that podfs handles itself.
     pub words: Vec<String>,
 }
 
@@ -82,12 +82,12 @@ pub enum Version {
     V4(Option<u8>),
 }
 
-/// How callers prove who they are.
+/// The authentication of callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Security {
     /// They say so (AUTH_SYS).
     Sys,
-    /// Not at all: the server takes everybody for nobody (AUTH_NONE).
+    /// Not at all: to the server, all callers are anonymous (AUTH_NONE).
     None,
     /// One of these flavours, such as `krb5p`.
     Flavors(String),
@@ -115,7 +115,7 @@ pub enum Recovery {
     SoftError,
 }
 
-/// Who knows of locks.
+/// The scope of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locks {
     /// `flock(2)` locks are known on this node only.

@@ -132,6 +132,9 @@ fn each_value_of_the_chart_arrives_in_valid_objects() {
         (json!({"nri": {"enabled": true}}), "\"--nri"),
         (json!({"metrics": {"enabled": false}}), "\"--log-format=json\"]"),
         (json!({"csiDriver": {"tokensInSecrets": true}}), "\"serviceAccountTokenInSecrets\":true"),
+        (json!({"csiDriver": {"readAs": "pod"}}), "\"tokenRequests\":[{\"audience\":\"\"}]"),
+        (json!({"csiDriver": {"readAs": "pod"}}), "\"--csi-read-as=pod\""),
+        (json!({"csiDriver": {"readAs": "pod"}}), "\"resources\":[\"pods\"]"),
         (json!({"openshift": {"enabled": true}}), "system:openshift:scc:privileged"),
         (json!({"extraArgs": ["--sub-path=live"]}), "\"--sub-path=live\""),
         (json!({"imagePullSecrets": [{"name": "pull"}]}), "\"imagePullSecrets\":[{\"name\":\"pull\"}]"),
@@ -158,6 +161,7 @@ fn the_schema_of_the_values_refuses_mistakes() {
         json!({"allow": "/srv"}),
         json!({"image": {"tag": "a b", "repository": "podfs"}}),
         json!({"nri": {"on": true}}),
+        json!({"csiDriver": {"readAs": "node"}}),
     ] {
         assert_ne!(schema_says(&mistake), "", "{mistake}");
     }

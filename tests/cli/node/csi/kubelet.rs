@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::process::Command;
 
 use crate::common::kubelet::KubeletCalls;
-pub use crate::common::kubelet::{Volume, capability, context};
+pub use crate::common::kubelet::Volume;
 use crate::common::node::Node;
 use crate::common::{Running, eventually};
 

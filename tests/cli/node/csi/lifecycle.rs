@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use nix::sys::signal::Signal;
 
-use super::kubelet::{Kubelet, capability};
+use super::kubelet::Kubelet;
+use crate::common::kubelet::capability;
 use crate::common::{config_map, eventually, secret, wait_content};
 
 const WEB: &str = "\
@@ -112,6 +113,58 @@ fn another_daemon_knows_the_volumes_and_retires_those_of_pods_that_are_gone() {
     kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
     wait_content(&stays.target.join("a.conf"), "second");
     kubelet.end_pod("web", &[stays]);
+}
+
+#[test]
+fn publications_are_written_down_again_when_another_process_has_deleted_them() {
+    let kubelet = kubelet();
+    let mut daemon = kubelet.start();
+    let volume = kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]);
+    kubelet.published(&volume);
+    let written = kubelet.node.fixture.path("run/node/csi");
+    let files = || fs::read_dir(&written).map_or(0, |files| files.count());
+    assert_eq!(files(), 1);
+    fs::remove_dir_all(kubelet.node.fixture.path("run/node")).expect("removed");
+    eventually("the publication is written down again", || files() == 1);
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let _daemon = kubelet.start();
+    kubelet.node.put("app.yaml", &config_map("app", &[("a.conf", "second"), ("b", "other")]));
+    wait_content(&volume.target.join("a.conf"), "second");
+    kubelet.end_pod("web", &[volume]);
+    assert_eq!(files(), 0);
+}
+
+#[test]
+fn a_persistent_volume_of_a_node_directory_is_shared_by_pods_and_stays_for_the_last() {
+    let kubelet = kubelet();
+    let shared = kubelet.node.fixture.path("shared");
+    fs::create_dir(&shared).expect("a directory");
+    let mut command = kubelet.command();
+    command.arg("--csi-allow").arg(&shared);
+    let _daemon = kubelet.node.start_command(command);
+    let attributes = [("kind", "hostPath"), ("path", shared.to_str().expect("text"))];
+    let publish = |pod: &str| {
+        // The kubelet names the directory by the PersistentVolume, and the volume by the handle in it.
+        let mut volume = kubelet.volume(pod, "pv-shared", &attributes);
+        volume.id = "shared-1".to_owned();
+        volume.request.volume_id = volume.id.clone();
+        volume.request.readonly = false;
+        volume.request.volume_context.remove("csi.storage.k8s.io/ephemeral");
+        kubelet.published(&volume);
+        volume
+    };
+    let (one, two) = (publish("one"), publish("two"));
+    fs::write(one.target.join("file"), "of one").expect("it can be written");
+    assert_eq!((read(two.target.join("file")), read(shared.join("file"))), ("of one".to_owned(), "of one".to_owned()));
+    assert!(kubelet.stats("shared-1", &two.target).expect("stats").usage[0].total > 0);
+    let mut other = two.clone();
+    other.request.volume_context.insert("path".to_owned(), "/etc".to_owned());
+    assert!(kubelet.publish(&other).is_err(), "the handle is that of another directory");
+    kubelet.end_pod("one", &[one]);
+    fs::write(two.target.join("file"), "of two").expect("it is there still");
+    kubelet.end_pod("two", &[two]);
+    assert_eq!(read(shared.join("file")), "of two", "the content stays");
 }
 
 #[test]

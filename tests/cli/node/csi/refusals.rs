@@ -9,7 +9,8 @@ use std::process::Command;
 use podfs::csi::v1::NodePublishVolumeRequest;
 use tonic::Code;
 
-use super::kubelet::{Kubelet, context};
+use super::kubelet::Kubelet;
+use crate::common::kubelet::context;
 use crate::common::outcome::finish;
 use crate::common::{PODFS, config_map};
 

@@ -45,7 +45,7 @@ fn podfs_asks_no_version_of_a_runtime_for_events_that_it_does_not_know() {
         plugin.confirm_registration();
         let events = plugin.configure(name, version, 2000);
         assert_eq!(events & !known, 0, "{name} {version} would end the connection");
-        assert_eq!(events & 0xf, 0xf, "sandboxes and new containers are told");
+        assert_eq!(events & 0xf, 0xf, "podfs subscribes to sandboxes and new containers");
     }
 }
 
@@ -121,7 +121,7 @@ fn garbage_and_a_lost_runtime_end_the_connection_and_podfs_connects_again() {
     let again = machine.listen();
     let _plugin = again.begin(Vec::new(), Vec::new());
     daemon.wait_log("is connected again");
-    assert_eq!(machine.node.log().matches("or has no NRI").count(), 1, "it is said once");
+    assert_eq!(machine.node.log().matches("or has no NRI").count(), 1, "podfs logs it once");
     eventually("nothing is wrong any more", || !machine.node.expect(&["state"]).contains("NRI"));
 }
 

@@ -169,7 +169,7 @@ impl Runtime {
         }
     }
 
-    /// The next plugin, registered and told what there is.
+    /// The next plugin, registered, with the list of sandboxes and containers.
     #[track_caller]
     pub fn begin(&self, pods: Vec<PodSandbox>, containers: Vec<Container>) -> Plugin {
         let mut plugin = self.accept();

@@ -1,4 +1,4 @@
-//! A server that is away holds up nothing but what needs it.
+//! An unreachable server blocks only the processes that access it.
 
 use std::fs;
 use std::path::Path;
@@ -25,13 +25,14 @@ fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// A process that reads a file which nobody has read before.
+/// A process that reads a file which is not in the kernel's cache.
 fn reader(path: &Path) -> Child {
     Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cat")
 }
 
-/// A process that has written to a file and not closed it: the kernel keeps that until somebody wants it to be there. It tells
-/// by another file that it has. A process of its own, because whoever starts another one closes such a file there.
+/// A process that has written to a file and not closed it: the kernel keeps the data in its cache until a sync or a close.
+/// It makes another file when it has written. It is a process of its own, because a thread that starts a process closes its
+/// copies of open files there.
 fn writer(path: &Path, done: &Path) -> Child {
     let script = "exec >\"$0\"; echo kept in memory; : >\"$1\"; exec sleep 1000";
     let writer = Command::new("sh").args(["-c", script]).arg(path).arg(done).spawn().expect("sh");
@@ -57,7 +58,7 @@ fn root_status_other_volumes_blocked_readers_and_the_end_need_no_server() {
         let mut writer = writer(&volume.join("unsaved"), &fixture.path("written"));
         let away = Away::go(how);
         let mut readers: Vec<_> = names.iter().map(|name| reader(&volume.join(name))).collect();
-        // Whoever asks for the root now asks while the others wait.
+        // The root is looked up while the others wait.
         thread::sleep(Duration::from_secs(1));
         for _ in 0..2 {
             soon("stat of the root", || fs::metadata(&volume).expect("attributes"));
@@ -92,7 +93,7 @@ fn a_soft_mount_ends_its_calls_with_an_error() {
     let running = fixture.run();
     let path = shown(&running).join("there");
     let away = Away::go(How::Silent);
-    let failed = fs::read(&path).expect_err("nobody answers");
+    let failed = fs::read(&path).expect_err("no answer");
     assert!(matches!(failed.raw_os_error(), Some(libc::EIO | libc::ETIMEDOUT)), "{failed}");
     drop(away);
     eventually("the server is back", || fs::read_to_string(&path).is_ok_and(|text| text == "1"));
@@ -126,7 +127,7 @@ fn what_waits_goes_on_when_the_server_is_back() {
         drop(away);
         let patience = Instant::now() + 4 * TIMEOUT;
         while readers.iter().any(|reader| !reader.is_finished()) || !writer.is_finished() {
-            assert!(Instant::now() < patience, "{options}: somebody still waits:\n{}", running.log());
+            assert!(Instant::now() < patience, "{options}: a caller still waits:\n{}", running.log());
             thread::sleep(Duration::from_millis(20));
         }
         for (reader, name) in readers.into_iter().zip(&names) {
@@ -134,7 +135,7 @@ fn what_waits_goes_on_when_the_server_is_back() {
         }
         writer.join().expect("no panic").expect("written");
         assert_eq!(fs::read_to_string(exported("new")).expect("there"), "written while it was away");
-        assert_eq!(running.server(), server, "nobody took it for one that hangs");
+        assert_eq!(running.server(), server, "podfs did not replace the server");
         assert_stops_clean(running, &fixture);
     }
 }

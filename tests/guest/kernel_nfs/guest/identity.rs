@@ -1,4 +1,4 @@
-//! Who asks: the server decides what a caller may do, as it does for other clients.
+//! Identities: the NFS server decides what a caller may do, as it does for other clients.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

@@ -1,4 +1,4 @@
-//! Kerberos: each flavour at an export that takes no other one, whose ticket is used, and what is missing without one.
+//! Kerberos: each flavour at an export that takes no other one, the ticket that the kernel uses, and the errors without one.
 
 use std::fs::{self, Permissions};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use crate::machine::kerberos::{PRIVATE, PRIVATE_PORT, SERVER, USER_KEYTAB};
 const ALICE: Caller = Caller::new(1000);
 /// Unknown to the realm.
 const BOB: Caller = Caller::new(1001);
-/// Whom the server takes those for whom it does not know, the node's root among them.
+/// The user of unknown callers on the server, among them the node's root.
 const NOBODY: u32 = 65_534;
 
 /// rpc.gssd, which gets tickets for the kernel, until this is dropped.

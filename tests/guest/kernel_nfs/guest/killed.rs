@@ -58,7 +58,7 @@ fn a_server_that_is_killed_while_its_source_is_away_is_followed_and_no_call_fail
             let ended = loop {
                 match process.try_wait().expect("a child") {
                     Some(ended) => break ended,
-                    None => assert!(Instant::now() < deadline, "{options}: somebody still waits:\n{}", running.log()),
+                    None => assert!(Instant::now() < deadline, "{options}: a caller still waits:\n{}", running.log()),
                 }
                 thread::sleep(Duration::from_millis(20));
             };

@@ -100,7 +100,7 @@ impl Drop for Away {
         match self.0 {
             How::Refusing => {
                 server_threads("2");
-                // Whoever was here before has nothing to reclaim.
+                // Earlier clients have nothing to reclaim.
                 let _ = fs::write("/proc/fs/nfsd/v4_end_grace", "Y");
             }
             How::Silent => loopback("up"),

@@ -1,4 +1,4 @@
-//! What cannot be mounted is told in a sentence, and tried again.
+//! podfs reports in one sentence why it cannot mount a volume, and retries.
 
 use std::fs;
 use std::net::TcpListener;
@@ -91,7 +91,7 @@ fn a_server_that_is_away_is_tried_again() {
 #[test]
 #[ignore = "runs in the guest"]
 fn a_server_that_listens_and_says_nothing_is_given_up_after_30_s_and_spoils_nothing() {
-    // The kernel accepts connections for whoever listens.
+    // The kernel accepts connections for a listening socket.
     let deaf = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = deaf.local_addr().expect("an address").port();
     let deaf_fixture = fixture("/", &format!("nfsvers=4.1,port={port}"));

@@ -1,4 +1,4 @@
-//! TLS: what is encrypted, and that nothing is mounted where it cannot be.
+//! TLS: traffic is encrypted, and podfs mounts nothing where that is impossible.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};

@@ -75,7 +75,7 @@ fn a_user_of_the_pod_has_the_ticket_of_its_id_in_the_pod() {
     let (fixture, running, inside) = started("/", "nfsvers=4.1,sec=krb5");
     assert_eq!(inside.get(USER, "cat of-user"), "of-user");
     assert_makes(&inside, USER, "by-user");
-    // Nobody else has one.
+    // No other user has one.
     assert_eq!(inside.run(MEMBER, "ls").stdout, b"");
     assert_stops_clean(running, &fixture);
 }

@@ -1,5 +1,5 @@
-//! A server that is killed while somebody waits for it: before Linux 6.9 a request in flight cannot be asked again. It
-//! ends with an error, and its successor answers all that come later.
+//! A server that is killed during a request: before Linux 6.9 the kernel cannot send the request again. The request ends
+//! with an error, and the successor answers all later ones.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

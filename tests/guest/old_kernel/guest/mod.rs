@@ -1,5 +1,6 @@
-//! What is tested in the guest. Each test leaves nothing behind, on a machine where nobody else is.
+//! The tests that run in the guest. Each leaves nothing behind, on a machine without other users.
 
+mod containers;
 mod crash;
 mod passthrough;
 mod projections;

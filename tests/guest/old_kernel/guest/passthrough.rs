@@ -128,7 +128,7 @@ fn shared_mappings_work_in_an_empty_dir_and_are_refused_where_others_write() {
         let path = running.volume(name).join("mapped");
         fs::write(&path, "a").expect("written");
         let file = File::options().read(true).write(true).open(&path).expect("opened");
-        // SAFETY: the kernel chooses where; nobody else knows the mapping, whose one byte is in the file.
+        // SAFETY: the kernel chooses the address; no other code knows the mapping, whose one byte is in the file.
         unsafe {
             let at = mmap(std::ptr::null_mut(), 1, ProtFlags::WRITE, MapFlags::SHARED, &file, 0)?;
             at.cast::<u8>().write(b'b');

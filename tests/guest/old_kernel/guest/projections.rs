@@ -1,11 +1,11 @@
-//! Projections: the private mount is cloned by way of a mount namespace (before Linux 6.15), and generations are
-//! kept in memory files without a seal against execution (before 6.3).
+//! Projections: podfs clones the private mount through a mount namespace (before Linux 6.15), and keeps generations in memory
+//! files without a seal against execution (before 6.3).
 
 use std::fs;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 
 use super::{assert_stops_clean, mode};
 use crate::common::watch::Watcher;
@@ -84,5 +84,23 @@ fn nobody_writes_to_a_projection_not_even_through_a_mount_that_is_made_writable(
     read_only("the server knows of no such step");
     fixture.write("objects/config.json", &config_map("app", &[("a", "2")]));
     wait_content(&volume.join("a"), "2");
+    assert_stops_clean(running, &fixture);
+}
+
+#[test]
+#[ignore = "runs in the guest"]
+fn a_volume_that_another_process_unmounts_is_mounted_again_also_by_the_next_supervisor() {
+    let fixture = fixture();
+    let mut running = fixture.run();
+    let volume = running.volume("config");
+    for content in ["2", "3"] {
+        umount(&volume).expect("unmounted");
+        wait_content(&volume.join("gone"), "x");
+        fixture.write("objects/config.json", &config_map("app", &[("a", content), ("gone", "x")]));
+        wait_content(&volume.join("a"), content);
+        fixture.kill_supervisor(&mut running);
+        running = fixture.run();
+    }
+    assert_eq!(fixture.mounts().len(), 4);
     assert_stops_clean(running, &fixture);
 }

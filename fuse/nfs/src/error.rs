@@ -1,0 +1,50 @@
+//! Why a call to an export failed.
+
+use rustix::io::Errno;
+
+use crate::rpc::Failure;
+use crate::v3::Status;
+
+/// Why a call to an export failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// The server did not do it, or it is unknown whether it did.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+    /// The server says no.
+    #[error("the server answers {} (nfsstat3 {})", .status.errno(), .status.0)]
+    Refused {
+        /// Why.
+        status: Status,
+        /// The call was sent more than once. If the server has forgotten that it has done it, `EXIST` or `NOENT` may be
+        /// the effect of the call itself.
+        retransmitted: bool,
+    },
+    /// The name is longer than any server takes.
+    #[error("the name is too long")]
+    NameTooLong,
+}
+
+impl Error {
+    /// The errno for the caller.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Failure(failure) => failure.errno(),
+            Self::Refused { status, .. } => status.errno(),
+            Self::NameTooLong => Errno::NAMETOOLONG,
+        }
+    }
+
+    /// What the server says, if it says anything.
+    pub fn status(&self) -> Option<Status> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            Self::Failure(_) | Self::NameTooLong => None,
+        }
+    }
+
+    /// Whether the call may itself be the reason for what the server says.
+    pub fn is_retransmitted(&self) -> bool {
+        matches!(self, Self::Refused { retransmitted: true, .. })
+    }
+}

@@ -1,0 +1,491 @@
+//! An export of a server, and the calls that can be made on it.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use crate::error::Error;
+use crate::rpc::{Backoff, Connection, Credential, Failure, Message, Persistence, Policy, Procedure, Reply, Slice};
+use crate::server::Server;
+use crate::v3::{
+    self, Accessed, Around, Attributes, Call, Changes, Committed, Created, Creation, Device, FileHandle, FsInfo,
+    FsStat, Link, Linked, Listing, Looked, MAX_NAME, PathConf, Read, Stability, Status, Time, Written, arguments,
+    results,
+};
+use crate::xdr::{Malformed, Reader, Writer};
+
+/// Most bytes of a READ or WRITE here: what the kernel asks a FUSE server for at once.
+pub const MAX_TRANSFER: u32 = 1 << 20;
+/// Fewest bytes of a READ or WRITE.
+const MIN_TRANSFER: u32 = 4096;
+/// Fewest bytes of a page of a directory.
+const MIN_LISTING: u32 = 8 << 10;
+/// Most bytes of one: behind the reply's header it has room in a small buffer of the pool. Servers that prefer shorter pages
+/// send longer ones all the same, or less than they are asked for (RFC 1813, 3.3.17).
+const MAX_LISTING: u32 = 63 << 10;
+/// Sizes of transfers are a multiple of this.
+const TRANSFER_STEP: u32 = 1024;
+
+/// An export of a server.
+#[derive(Clone, Debug)]
+pub struct Export {
+    server: Rc<Server>,
+    root: FileHandle,
+    policy: Policy,
+    connections: usize,
+    limits: Limits,
+}
+
+/// What the server takes at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Most bytes of a READ.
+    pub read: u32,
+    /// Most bytes of a WRITE.
+    pub write: u32,
+    /// Bytes of a page of a directory.
+    pub listing: u32,
+    /// The largest file, in bytes.
+    pub file: u64,
+}
+
+impl Limits {
+    /// Of what the server says, and what the mount's options `rsize` and `wsize` want.
+    pub fn new(info: &FsInfo, rsize: Option<u32>, wsize: Option<u32>) -> Self {
+        let clamp = |wanted: Option<u32>, most: u32| {
+            // A server that says nothing takes what NFSv2 took.
+            let most = if most == 0 { 8192 } else { most.min(MAX_TRANSFER) };
+            let size = wanted.unwrap_or(MAX_TRANSFER).max(MIN_TRANSFER).min(most);
+            if size > TRANSFER_STEP { size / TRANSFER_STEP * TRANSFER_STEP } else { size }
+        };
+        Self {
+            read: clamp(rsize, info.read_max),
+            write: clamp(wsize, info.write_max),
+            listing: clamp(None, info.read_max).clamp(MIN_LISTING, MAX_LISTING),
+            file: info.file_max,
+        }
+    }
+}
+
+/// How a call is made.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    /// As whom.
+    pub credential: &'a Credential,
+    /// How long it is waited for; none means as long as the mount's options say.
+    pub policy: Option<Policy>,
+    /// Is told the xid before the call is sent, each time that it gets another one.
+    pub announce: Option<&'a dyn Fn(u32)>,
+    /// The xid with which the process before this may have sent the call.
+    pub again: Option<u32>,
+}
+
+impl<'a> How<'a> {
+    /// As `credential`, and as the mount's options say.
+    pub fn new(credential: &'a Credential) -> Self {
+        Self { credential, policy: None, announce: None, again: None }
+    }
+}
+
+impl Export {
+    /// The export with the root `root`, whose calls are made on `connections` connections. See
+    /// [`mount`](crate::mount::mount) for how to come by it.
+    pub fn new(server: Rc<Server>, root: FileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
+        Self { server, root, policy, connections, limits }
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Rc<Server> {
+        &self.server
+    }
+
+    /// The root's handle.
+    pub fn root(&self) -> FileHandle {
+        self.root
+    }
+
+    /// What the server takes at once.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// How long calls are waited for, unless they say otherwise.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// NULL: whether the server answers.
+    ///
+    /// # Errors
+    /// [`Error`], as everywhere below.
+    pub async fn null(&self, how: How<'_>) -> Result<(), Error> {
+        let connection = self.connection(&self.root);
+        let call = Outgoing { how, number: Call::Null, arguments: |_: &mut Writer| {}, payload: None };
+        let policy = how.policy.unwrap_or(self.policy);
+        call.send(&connection, policy, how.again).await.map(|_nothing| ()).map_err(Error::from)
+    }
+
+    /// GETATTR
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn getattr(&self, how: How<'_>, file: &FileHandle) -> Result<Attributes, Error> {
+        self.call(how, file, Call::Getattr, |to| file.write(to), Attributes::read).await
+    }
+
+    /// SETATTR. With `guard` it is done only if the file's ctime is that; otherwise the answer is
+    /// [`Status::NOT_SYNC`].
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn setattr(
+        &self,
+        how: How<'_>,
+        file: &FileHandle,
+        changes: &Changes,
+        guard: Option<Time>,
+    ) -> Result<Around, Error> {
+        self.call(how, file, Call::Setattr, |to| arguments::setattr(to, file, changes, guard), Around::read).await
+    }
+
+    /// LOOKUP
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn lookup(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Looked, Error> {
+        check(name)?;
+        self.call(how, directory, Call::Lookup, |to| arguments::name(to, directory, name), results::lookup).await
+    }
+
+    /// ACCESS, of what is in [`v3::access`].
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn access(&self, how: How<'_>, file: &FileHandle, wanted: u32) -> Result<Accessed, Error> {
+        self.call(how, file, Call::Access, |to| arguments::access(to, file, wanted), results::access).await
+    }
+
+    /// READLINK
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn readlink(&self, how: How<'_>, link: &FileHandle) -> Result<Link, Error> {
+        self.call_for_data(
+            how,
+            link,
+            Call::Readlink,
+            |to| link.write(to),
+            |from, reply| results::readlink(from, |range| reply.slice(range)),
+        )
+        .await
+    }
+
+    /// READ of at most `count` bytes, which is at most [`Limits::read`].
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn read(&self, how: How<'_>, file: &FileHandle, offset: u64, count: u32) -> Result<Read, Error> {
+        self.call_for_data(
+            how,
+            file,
+            Call::Read,
+            |to| arguments::read(to, file, offset, count),
+            |from, reply| results::read(from, count, |range| reply.slice(range)),
+        )
+        .await
+    }
+
+    /// WRITE of `data`, which is at most [`Limits::write`] bytes. It is sent from where it stands, and held until the
+    /// server has answered.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn write(
+        &self,
+        how: How<'_>,
+        file: &FileHandle,
+        offset: u64,
+        data: &Slice,
+        stability: Stability,
+    ) -> Result<Written, Error> {
+        let count = u32::try_from(data.len()).expect("a WRITE is at most of a megabyte");
+        let arguments = |to: &mut Writer| arguments::write(to, file, offset, count, stability);
+        let call = Outgoing { how, number: Call::Write, arguments, payload: Some(data) };
+        self.outcome(file, call, |from, _| results::write(from)).await
+    }
+
+    /// CREATE
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn create(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        name: &[u8],
+        creation: &Creation,
+    ) -> Result<Created, Error> {
+        check(name)?;
+        let arguments = |to: &mut Writer| arguments::create(to, directory, name, creation);
+        self.call(how, directory, Call::Create, arguments, results::created).await
+    }
+
+    /// MKDIR
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn mkdir(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        name: &[u8],
+        changes: &Changes,
+    ) -> Result<Created, Error> {
+        check(name)?;
+        let arguments = |to: &mut Writer| arguments::mkdir(to, directory, name, changes);
+        self.call(how, directory, Call::Mkdir, arguments, results::created).await
+    }
+
+    /// SYMLINK
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn symlink(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        name: &[u8],
+        target: &[u8],
+        changes: &Changes,
+    ) -> Result<Created, Error> {
+        check(name)?;
+        if target.len() > v3::MAX_LINK {
+            return Err(Error::NameTooLong);
+        }
+        let arguments = |to: &mut Writer| arguments::symlink(to, directory, name, target, changes);
+        self.call(how, directory, Call::Symlink, arguments, results::created).await
+    }
+
+    /// MKNOD
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn mknod(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        name: &[u8],
+        device: Device,
+        changes: &Changes,
+    ) -> Result<Created, Error> {
+        check(name)?;
+        let arguments = |to: &mut Writer| arguments::mknod(to, directory, name, device, changes);
+        self.call(how, directory, Call::Mknod, arguments, results::created).await
+    }
+
+    /// REMOVE. Gives the directory's attributes.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn remove(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
+        check(name)?;
+        self.call(how, directory, Call::Remove, |to| arguments::name(to, directory, name), Around::read).await
+    }
+
+    /// RMDIR. Gives the directory's attributes.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn rmdir(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
+        check(name)?;
+        self.call(how, directory, Call::Rmdir, |to| arguments::name(to, directory, name), Around::read).await
+    }
+
+    /// RENAME. Gives the attributes of the directory that the name left, and of the one that it came to.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn rename(
+        &self,
+        how: How<'_>,
+        from: (&FileHandle, &[u8]),
+        to: (&FileHandle, &[u8]),
+    ) -> Result<(Around, Around), Error> {
+        check(from.1)?;
+        check(to.1)?;
+        let arguments = |writer: &mut Writer| arguments::rename(writer, from, to);
+        self.call(how, from.0, Call::Rename, arguments, results::rename).await
+    }
+
+    /// LINK: `file` gets the name `name` in `directory`.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn link(
+        &self,
+        how: How<'_>,
+        file: &FileHandle,
+        directory: &FileHandle,
+        name: &[u8],
+    ) -> Result<Linked, Error> {
+        check(name)?;
+        self.call(how, file, Call::Link, |to| arguments::link(to, file, directory, name), results::link).await
+    }
+
+    /// READDIR: the page after the entry with `cookie`, or the first one for zero.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn readdir(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        cookie: u64,
+        verifier: [u8; 8],
+    ) -> Result<Listing, Error> {
+        let count = self.limits.listing;
+        let arguments = |to: &mut Writer| arguments::readdir(to, directory, cookie, verifier, count);
+        self.call_for_data(how, directory, Call::Readdir, arguments, |from, reply| {
+            Listing::read(from, false, |range| reply.slice(range))
+        })
+        .await
+    }
+
+    /// READDIRPLUS: as [`Self::readdir`], with attributes and handles.
+    ///
+    /// # Errors
+    /// [`Error`]; [`Status::NOTSUPP`] from servers that have only READDIR.
+    pub async fn readdirplus(
+        &self,
+        how: How<'_>,
+        directory: &FileHandle,
+        cookie: u64,
+        verifier: [u8; 8],
+    ) -> Result<Listing, Error> {
+        let count = self.limits.listing;
+        // Names alone are never more than the page.
+        let arguments = |to: &mut Writer| arguments::readdirplus(to, directory, cookie, verifier, count, count);
+        self.call_for_data(how, directory, Call::Readdirplus, arguments, |from, reply| {
+            Listing::read(from, true, |range| reply.slice(range))
+        })
+        .await
+    }
+
+    /// FSSTAT
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn fsstat(&self, how: How<'_>, file: &FileHandle) -> Result<FsStat, Error> {
+        self.call(how, file, Call::Fsstat, |to| file.write(to), results::fsstat).await
+    }
+
+    /// FSINFO
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn fsinfo(&self, how: How<'_>, file: &FileHandle) -> Result<FsInfo, Error> {
+        self.call(how, file, Call::Fsinfo, |to| file.write(to), results::fsinfo).await
+    }
+
+    /// PATHCONF
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn pathconf(&self, how: How<'_>, file: &FileHandle) -> Result<PathConf, Error> {
+        self.call(how, file, Call::Pathconf, |to| file.write(to), results::pathconf).await
+    }
+
+    /// COMMIT of a range. A `count` of zero means to the end.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn commit(&self, how: How<'_>, file: &FileHandle, offset: u64, count: u32) -> Result<Committed, Error> {
+        self.call(how, file, Call::Commit, |to| arguments::commit(to, file, offset, count), results::commit).await
+    }
+
+    fn connection(&self, file: &FileHandle) -> Rc<Connection> {
+        self.server.connection(file, self.connections)
+    }
+
+    async fn call<T>(
+        &self,
+        how: How<'_>,
+        about: &FileHandle,
+        number: Call,
+        arguments: impl Fn(&mut Writer),
+        results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
+    ) -> Result<T, Error> {
+        self.call_for_data(how, about, number, arguments, |from, _| results(from)).await
+    }
+
+    async fn call_for_data<T>(
+        &self,
+        how: How<'_>,
+        about: &FileHandle,
+        number: Call,
+        arguments: impl Fn(&mut Writer),
+        results: impl FnOnce(&mut Reader<'_>, &Reply) -> Result<T, Malformed>,
+    ) -> Result<T, Error> {
+        self.outcome(about, Outgoing { how, number, arguments, payload: None }, results).await
+    }
+
+    /// Makes a call until the server does not ask to come again.
+    async fn outcome<T, A: Fn(&mut Writer)>(
+        &self,
+        about: &FileHandle,
+        call: Outgoing<'_, A>,
+        results: impl FnOnce(&mut Reader<'_>, &Reply) -> Result<T, Malformed>,
+    ) -> Result<T, Error> {
+        let connection = self.connection(about);
+        let policy = call.how.policy.unwrap_or(self.policy);
+        let mut again = call.how.again;
+        let mut delay: Option<(Instant, Backoff)> = None;
+        loop {
+            let reply = call.send(&connection, policy, again.take()).await?;
+            let mut reader = reply.reader();
+            match Status(reader.u32().map_err(Failure::from)?) {
+                Status::OK => return Ok(results(&mut reader, &reply).map_err(Failure::from)?),
+                Status::JUKEBOX => {
+                    let (since, backoff) = delay.get_or_insert_with(|| (Instant::now(), Backoff::default()));
+                    let pause = backoff.pause();
+                    match policy.persistence {
+                        Persistence::Hard => {}
+                        _ if since.elapsed() + pause <= policy.budget() => {}
+                        Persistence::Soft => return Err(Failure::NoAnswer.into()),
+                        Persistence::SoftErr => return Err(Failure::NoAnswerInTime.into()),
+                    }
+                    sleep(pause).await;
+                }
+                status => return Err(Error::Refused { status, retransmitted: reply.retransmitted }),
+            }
+        }
+    }
+}
+
+/// A call that may have to be made more than once.
+struct Outgoing<'a, A> {
+    how: How<'a>,
+    number: Call,
+    arguments: A,
+    payload: Option<&'a Slice>,
+}
+
+impl<A: Fn(&mut Writer)> Outgoing<'_, A> {
+    async fn send(&self, connection: &Connection, policy: Policy, again: Option<u32>) -> Result<Reply, Failure> {
+        // Hardly ever has another call got the same number.
+        let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
+        if let Some(announce) = self.how.announce {
+            announce(xid);
+        }
+        let procedure = Procedure { program: v3::PROGRAM, version: v3::VERSION, number: self.number as u32 };
+        let payload = self.payload.cloned();
+        let message = Message::call_with(xid, procedure, self.how.credential, &self.arguments, payload);
+        connection.call(xid, message, policy, again.is_some()).await
+    }
+}
+
+fn check(name: &[u8]) -> Result<(), Error> {
+    if name.len() > MAX_NAME { Err(Error::NameTooLong) } else { Ok(()) }
+}

@@ -1,0 +1,60 @@
+//! A client of NFS version 3, with what it needs of RPC, MOUNT and the portmapper. It knows nothing of FUSE: the file system
+//! that shows an export lives in the crate podfs-fuse.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`mount`] | from a server's address and a path to an [`Export`] |
+//! | [`export`] | the calls on an export |
+//! | [`server`] | servers and their connections, which exports share |
+//! | [`error`] | why a call failed |
+//! | [`v3`] | what stands in calls and replies of NFSv3 |
+//! | [`mountd`], [`portmap`] | the two services that mounting needs |
+//! | [`rpc`] | calls and replies over connections that are made again when they are lost |
+//! | [`xdr`] | numbers and bytes in messages |
+//! | `doubling_pause` | pauses between attempts |
+//!
+//! Whether a call waits for a server that does not answer depends on its [`Policy`](rpc::Policy), which comes from the mount's
+//! options.
+//!
+//! It runs on one thread, in a [`LocalSet`](tokio::task::LocalSet):
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use podfs_nfs::export::How;
+//! use podfs_nfs::mount::{Options, mount};
+//! use podfs_nfs::rpc::Credential;
+//! use podfs_nfs::server::Servers;
+//!
+//! let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! let local = tokio::task::LocalSet::new();
+//! local.block_on(&runtime, async {
+//!     let servers = Servers::default();
+//!     let options = Options::new("nfs.example", "192.0.2.1".parse()?, b"/export", Duration::from_secs(30));
+//!     let export = mount(&servers, &options).await?;
+//!
+//!     let alice = Credential::User { uid: 1000, gid: 1000, groups: vec![27] };
+//!     let file = export.lookup(How::new(&alice), &export.root(), b"hello").await?;
+//!     let read = export.read(How::new(&alice), &file.handle, 0, export.limits().read).await?;
+//!     println!("{} bytes", read.data.len());
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Export`]: export::Export
+
+mod doubling_pause;
+pub mod error;
+pub mod export;
+pub mod mount;
+pub mod mountd;
+pub mod portmap;
+pub mod rpc;
+pub mod server;
+pub mod v3;
+pub mod xdr;
+
+pub use doubling_pause::DoublingPause;
+pub use error::Error;
+pub use export::{Export, How, Limits};

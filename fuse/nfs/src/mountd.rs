@@ -1,0 +1,114 @@
+//! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
+
+use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure, Reply};
+use crate::v3::handle::FileHandle;
+use crate::xdr::{Malformed, Reader, Writer};
+
+/// The number of the program.
+pub const PROGRAM: u32 = 100_005;
+/// The version that goes with NFSv3.
+pub const VERSION: u32 = 3;
+const MNT: u32 = 1;
+const UMNT: u32 = 3;
+
+/// Most bytes of an export's path.
+pub const MAX_PATH: usize = 1024;
+/// Most kinds of credentials that a server may name.
+const MAX_FLAVORS: u32 = 64;
+
+/// What mounting tells of an export.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Mounted {
+    /// The root's handle.
+    pub root: FileHandle,
+    /// The kinds of credentials that the export takes; none means that the server does not say.
+    pub flavors: Vec<u32>,
+}
+
+/// Why there is no root.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The call has no results.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+    /// The server's mountd says so (`mountstat3`).
+    #[error("{}", sentence(*.0))]
+    Status(u32),
+}
+
+/// Asks for an export. `path` has at most [`MAX_PATH`] bytes.
+///
+/// # Errors
+/// [`Refusal`]
+pub async fn mount(
+    connection: &Connection,
+    path: &[u8],
+    credential: &Credential,
+    policy: Policy,
+) -> Result<Mounted, Refusal> {
+    let reply = call(connection, MNT, credential, policy, |arguments| {
+        arguments.opaque(path);
+    });
+    let reply = reply.await?;
+    let mut results = reply.reader();
+    match results.u32().map_err(Failure::from)? {
+        0 => Ok(mounted(&mut results).map_err(Failure::from)?),
+        status => Err(Refusal::Status(status)),
+    }
+}
+
+/// Tells the server that an export is no longer mounted. It only keeps a list of that.
+///
+/// # Errors
+/// When there is no answer.
+pub async fn unmount(
+    connection: &Connection,
+    path: &[u8],
+    credential: &Credential,
+    policy: Policy,
+) -> Result<(), Failure> {
+    let reply = call(connection, UMNT, credential, policy, |arguments| {
+        arguments.opaque(path);
+    });
+    reply.await.map(|_nothing| ())
+}
+
+async fn call(
+    connection: &Connection,
+    number: u32,
+    credential: &Credential,
+    policy: Policy,
+    arguments: impl FnOnce(&mut Writer),
+) -> Result<Reply, Failure> {
+    let xid = connection.next_xid();
+    let message = Message::call(xid, Procedure { program: PROGRAM, version: VERSION, number }, credential, arguments);
+    connection.call(xid, message, policy, false).await
+}
+
+/// Reads what mounting tells, behind the status that says that it was allowed.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn mounted(results: &mut Reader<'_>) -> Result<Mounted, Malformed> {
+    let root = FileHandle::read(results)?;
+    let count = results.u32()?;
+    let flavors = (0..count.min(MAX_FLAVORS)).map(|_| results.u32()).collect::<Result<_, _>>()?;
+    Ok(Mounted { root, flavors })
+}
+
+/// What a `mountstat3` means for who mounts.
+fn sentence(status: u32) -> String {
+    match status {
+        1 => "the server allows that to its superuser only",
+        2 => "the server has no such directory",
+        5 => "the server cannot read its disk",
+        13 => "the server has no such export, or does not export it to this machine",
+        20 => "the export is no directory",
+        22 => "the server takes the path for invalid",
+        63 => "the path is too long for the server",
+        10004 => "the server does not support mounting",
+        10006 => "the server has an error of its own",
+        other => return format!("the server refuses with the error {other}"),
+    }
+    .to_owned()
+}

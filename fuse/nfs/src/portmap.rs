@@ -1,0 +1,38 @@
+//! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
+
+use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure};
+use crate::xdr::{Malformed, Reader};
+
+/// The port of portmappers.
+pub const PORT: u16 = 111;
+const PROGRAM: u32 = 100_000;
+const VERSION: u32 = 2;
+const GETPORT: u32 = 3;
+const TCP: u32 = 6;
+
+/// The TCP port of a version of a program, if it is registered. `connection` is one to the portmapper.
+///
+/// # Errors
+/// When there is no portmapper that answers.
+pub async fn port_of(
+    connection: &Connection,
+    program: u32,
+    version: u32,
+    policy: Policy,
+) -> Result<Option<u16>, Failure> {
+    let xid = connection.next_xid();
+    let procedure = Procedure { program: PROGRAM, version: VERSION, number: GETPORT };
+    let message = Message::call(xid, procedure, &Credential::Nobody, |arguments| {
+        arguments.u32(program).u32(version).u32(TCP).u32(0);
+    });
+    let reply = connection.call(xid, message, policy, false).await?;
+    Ok(port(&mut reply.reader())?)
+}
+
+/// Reads the port of a program; zero, and what can be no port, means that the program is not registered.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn port(results: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
+    Ok(u16::try_from(results.u32()?).ok().filter(|port| *port != 0))
+}

@@ -1,0 +1,64 @@
+//! As whom a call is made.
+
+use crate::xdr::Writer;
+
+/// Most supplementary groups of AUTH_SYS; a server refuses more.
+pub const MAX_GROUPS: usize = 16;
+/// What the server is told this machine is called. It decides nothing, and a successor must send the same.
+const MACHINE: &[u8] = b"podfs";
+
+const AUTH_NONE: u32 = 0;
+const AUTH_SYS: u32 = 1;
+
+/// As whom a call is made.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Credential {
+    /// As nobody (AUTH_NONE).
+    #[default]
+    Nobody,
+    /// As a user of this machine (AUTH_SYS).
+    User {
+        /// The user's id.
+        uid: u32,
+        /// The id of the user's first group.
+        gid: u32,
+        /// The ids of other groups. The first [`MAX_GROUPS`] are sent.
+        groups: Vec<u32>,
+    },
+}
+
+impl Credential {
+    /// The superuser, who most servers take for nobody.
+    pub fn root() -> Self {
+        Self::User { uid: 0, gid: 0, groups: Vec::new() }
+    }
+
+    /// The number by which a server names this kind in the list of what it takes.
+    pub fn flavor(&self) -> u32 {
+        match self {
+            Self::Nobody => AUTH_NONE,
+            Self::User { .. } => AUTH_SYS,
+        }
+    }
+
+    /// Writes credential and verifier, as they stand in a call.
+    pub(super) fn write(&self, writer: &mut Writer) {
+        writer.u32(self.flavor());
+        match self {
+            Self::Nobody => {
+                writer.length(0);
+            }
+            Self::User { uid, gid, groups } => {
+                let groups = &groups[..groups.len().min(MAX_GROUPS)];
+                let machine = MACHINE.len() + crate::xdr::padding(MACHINE.len());
+                writer.length(4 * (5 + groups.len()) + machine);
+                // The stamp could be anything. It is the same for all, as a call sent again must be.
+                writer.u32(0).opaque(MACHINE).u32(*uid).u32(*gid).length(groups.len());
+                for group in groups {
+                    writer.u32(*group);
+                }
+            }
+        }
+        writer.u32(AUTH_NONE).length(0);
+    }
+}

@@ -1,0 +1,75 @@
+//! Why a call has no results.
+
+use rustix::io::Errno;
+
+use crate::xdr::Malformed;
+
+/// Why a call has no results. The caller adds which server it was.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// Nothing came within the time that the call had; the mount is `soft`.
+    #[error("the server does not answer")]
+    NoAnswer,
+    /// As above; the mount is `softerr`.
+    #[error("the server does not answer in time")]
+    NoAnswerInTime,
+    /// The server does not accept who is asking.
+    #[error("the server refuses the caller: {0}")]
+    Denied(Denial),
+    /// The server does not speak version 2 of RPC.
+    #[error("the server speaks another version of RPC")]
+    OtherRpc,
+    /// Something else listens on the port.
+    #[error("the server has no such service on this port")]
+    ProgramUnavailable,
+    /// The service is there in other versions.
+    #[error("the server has the versions {lowest} to {highest} of this service only")]
+    VersionUnsupported {
+        /// The oldest version it has.
+        lowest: u32,
+        /// The newest version it has.
+        highest: u32,
+    },
+    /// The service lacks the procedure.
+    #[error("the server does not know this call")]
+    ProcedureUnavailable,
+    /// The server cannot read the arguments.
+    #[error("the server does not understand the call")]
+    GarbageArguments,
+    /// The server lacks memory, or the like.
+    #[error("the server has an error of its own")]
+    SystemError,
+    /// The results are not what the protocol says.
+    #[error("the server's answer cannot be understood: {0}")]
+    Malformed(#[from] Malformed),
+}
+
+/// What the server does not like about who is asking.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Denial {
+    /// Of the kind that it is.
+    #[error("it does not take these credentials")]
+    Credential,
+    /// The answer's counterpart to a credential.
+    #[error("it does not take this verifier")]
+    Verifier,
+    /// The server wants Kerberos, or a reserved port.
+    #[error("it wants stronger credentials than AUTH_SYS, or a reserved port")]
+    TooWeak,
+    /// Anything else.
+    #[error("it gives no reason that is known")]
+    Other,
+}
+
+impl Failure {
+    /// What a program is told.
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::NoAnswer | Self::GarbageArguments | Self::SystemError | Self::Malformed(_) => Errno::IO,
+            Self::NoAnswerInTime => Errno::TIMEDOUT,
+            Self::Denied(_) => Errno::ACCESS,
+            Self::OtherRpc | Self::ProgramUnavailable | Self::VersionUnsupported { .. } => Errno::PROTONOSUPPORT,
+            Self::ProcedureUnavailable => Errno::OPNOTSUPP,
+        }
+    }
+}

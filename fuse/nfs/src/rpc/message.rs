@@ -1,0 +1,158 @@
+//! Calls into bytes, and bytes into replies (RFC 5531, section 9).
+
+use std::io::IoSlice;
+
+use super::credential::Credential;
+use super::failure::{Denial, Failure};
+use super::slice::Slice;
+use crate::xdr::{Malformed, Reader, Writer, padding};
+
+const CALL: u32 = 0;
+const REPLY: u32 = 1;
+const RPC_VERSION: u32 = 2;
+/// The bit of a fragment's length that says that no other follows.
+const LAST: u32 = 1 << 31;
+/// Most bytes of a verifier.
+const MAX_VERIFIER: usize = 400;
+
+/// What is called.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Procedure {
+    /// The number of the program.
+    pub program: u32,
+    /// The version of the program.
+    pub version: u32,
+    /// The number of the procedure.
+    pub number: u32,
+}
+
+/// A call as it is sent, a record of one fragment.
+#[derive(Debug)]
+pub struct Message {
+    head: Vec<u8>,
+    payload: Option<Slice>,
+}
+
+impl Message {
+    /// A call. `arguments` writes the arguments. The bytes depend on nothing but what is given here.
+    pub fn call(xid: u32, procedure: Procedure, credential: &Credential, arguments: impl FnOnce(&mut Writer)) -> Self {
+        Self::call_with(xid, procedure, credential, arguments, None)
+    }
+
+    /// A call whose arguments end with `payload`, as opaque bytes.
+    pub fn call_with(
+        xid: u32,
+        procedure: Procedure,
+        credential: &Credential,
+        arguments: impl FnOnce(&mut Writer),
+        payload: Option<Slice>,
+    ) -> Self {
+        let mut writer = Writer::with_capacity(256);
+        // The place of the fragment's length.
+        writer.u32(0).u32(xid).u32(CALL).u32(RPC_VERSION);
+        writer.u32(procedure.program).u32(procedure.version).u32(procedure.number);
+        credential.write(&mut writer);
+        arguments(&mut writer);
+        let mut behind = 0;
+        if let Some(payload) = &payload {
+            writer.length(payload.len());
+            behind = payload.len() + padding(payload.len());
+        }
+        let mut head = writer.into_bytes();
+        let length = u32::try_from(head.len() - 4 + behind).expect("messages are far shorter than 2 GiB");
+        head[..4].copy_from_slice(&(length | LAST).to_be_bytes());
+        Self { head, payload }
+    }
+
+    /// The number of bytes that are sent.
+    pub(crate) fn len(&self) -> usize {
+        let payload = self.payload.as_ref().map_or(0, |payload| payload.len());
+        self.head.len() + payload + padding(payload)
+    }
+
+    /// What is sent, from the byte `skip` on: up to three parts.
+    pub fn parts(&self, mut skip: usize) -> impl Iterator<Item = IoSlice<'_>> {
+        let payload = self.payload.as_deref().unwrap_or_default();
+        let parts = [&self.head[..], payload, &[0; 3][..padding(payload.len())]];
+        parts.into_iter().filter_map(move |part| {
+            let from = skip.min(part.len());
+            skip -= from;
+            (from < part.len()).then(|| IoSlice::new(&part[from..]))
+        })
+    }
+}
+
+/// What a record is.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Received {
+    /// The reply to the call `xid`. Its results begin at the byte `results`.
+    Reply {
+        /// Of the call.
+        xid: u32,
+        /// What became of the call, and where the results begin.
+        results: Result<usize, Failure>,
+    },
+    /// A call. The server of a mount has nothing to ask.
+    Call,
+}
+
+/// Looks at a record.
+///
+/// # Errors
+/// When it is no message of RPC.
+pub fn receive(record: &[u8]) -> Result<Received, Malformed> {
+    let mut reader = Reader::new(record);
+    let xid = reader.u32()?;
+    match reader.u32()? {
+        CALL => Ok(Received::Call),
+        REPLY => {
+            let outcome = outcome(&mut reader)?;
+            Ok(Received::Reply { xid, results: outcome.map(|()| reader.position()) })
+        }
+        _ => crate::xdr::unknown(),
+    }
+}
+
+fn outcome(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
+    const ACCEPTED: u32 = 0;
+    const DENIED: u32 = 1;
+    match reader.u32()? {
+        ACCEPTED => {
+            let _flavor = reader.u32()?;
+            reader.opaque(MAX_VERIFIER)?;
+            accepted(reader)
+        }
+        DENIED => denied(reader).map(Err),
+        _ => crate::xdr::unknown(),
+    }
+}
+
+fn accepted(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
+    Ok(match reader.u32()? {
+        0 => Ok(()),
+        1 => Err(Failure::ProgramUnavailable),
+        2 => Err(Failure::VersionUnsupported { lowest: reader.u32()?, highest: reader.u32()? }),
+        3 => Err(Failure::ProcedureUnavailable),
+        4 => Err(Failure::GarbageArguments),
+        5 => Err(Failure::SystemError),
+        _ => return crate::xdr::unknown(),
+    })
+}
+
+fn denied(reader: &mut Reader<'_>) -> Result<Failure, Malformed> {
+    const RPC_MISMATCH: u32 = 0;
+    const AUTH_ERROR: u32 = 1;
+    match reader.u32()? {
+        RPC_MISMATCH => {
+            let (_lowest, _highest) = (reader.u32()?, reader.u32()?);
+            Ok(Failure::OtherRpc)
+        }
+        AUTH_ERROR => Ok(Failure::Denied(match reader.u32()? {
+            1 | 2 => Denial::Credential,
+            3 | 4 => Denial::Verifier,
+            5 => Denial::TooWeak,
+            _ => Denial::Other,
+        })),
+        _ => crate::xdr::unknown(),
+    }
+}

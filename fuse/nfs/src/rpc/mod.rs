@@ -1,0 +1,43 @@
+//! ONC RPC over TCP (RFC 5531): many calls at a time on a connection that is made again whenever it is lost.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`connection`] | calls in flight, sent again until they are answered |
+//! | `driver` | the socket: connecting, reading, writing what could not be written at once |
+//! | `deadlines` | calls that are not answered in time |
+//! | [`peer`] | the server as all its connections see it |
+//! | [`policy`] | how long a call is waited for |
+//! | [`dial`] | sockets, from the same port again |
+//! | [`message`] | calls into bytes, bytes into replies |
+//! | [`credential`] | as whom a call is made |
+//! | [`failure`] | why a call has no results |
+//! | [`record`] | a stream cut into messages |
+//! | [`pool`] | buffers that are used again |
+//! | [`slice`](mod@slice) | bytes with a common owner |
+//!
+//! All of it runs on one thread, in a [`LocalSet`](tokio::task::LocalSet): a reply is given to its caller without
+//! waking another thread. Nothing is locked, and no cell stays borrowed across an `await`.
+
+#![forbid(unsafe_code)]
+
+pub mod connection;
+pub mod credential;
+mod deadlines;
+pub mod dial;
+mod driver;
+pub mod failure;
+pub mod message;
+pub mod peer;
+pub mod policy;
+pub mod pool;
+pub mod record;
+pub mod slice;
+
+pub use connection::{Connection, Reply};
+pub use credential::Credential;
+pub use failure::{Denial, Failure};
+pub use message::{Message, Procedure};
+pub use peer::{Health, Peer, SilenceObserver};
+pub use policy::{Backoff, Persistence, Policy};
+pub use pool::Pool;
+pub use slice::Slice;

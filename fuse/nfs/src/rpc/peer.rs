@@ -1,0 +1,372 @@
+//! A server as all connections to it see it: where it is, and how it does.
+//!
+//! Two times are kept of its answers. For how long a call has been waiting says whether another call is worth making; a call
+//! that was given up does not wait. For how long the server has been silent goes to the [observers](SilenceObserver): a call
+//! that ends without an answer does not end the silence, whether it was given up or taken back, and neither does a pause between
+//! calls. Only bytes from the server do.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+/// A call that was taken back sooner than this says nothing of the server.
+const SOONEST: Duration = Duration::from_millis(250);
+
+/// Gets to know whether a server is silent: one for each volume of it.
+pub trait SilenceObserver {
+    /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
+    fn silent_since(&self, since: Option<Instant>);
+}
+
+/// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
+#[derive(Debug)]
+pub struct Peer {
+    name: String,
+    address: Cell<SocketAddr>,
+    /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
+    waiting_since: Cell<Option<Instant>>,
+    /// Since when nothing came although something was asked, whether anybody waits for it or not.
+    silent_since: Cell<Option<Instant>>,
+    observers: RefCell<Vec<Weak<dyn SilenceObserver>>>,
+    /// The log says that it does not answer.
+    told: Cell<bool>,
+    /// The log says that it sends garbage.
+    told_garbage: Cell<bool>,
+    connected: Cell<usize>,
+    in_flight: Cell<usize>,
+    calls: Cell<u64>,
+    reconnects: Cell<u64>,
+    retransmissions: Cell<u64>,
+    failed_attempts: Cell<u32>,
+    last_error: RefCell<Option<String>>,
+}
+
+/// How a server does, at a moment.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Health {
+    /// For so long it owes answers, and has sent nothing at all. Zero while there is nothing to answer.
+    pub silent: Duration,
+    /// It has not answered a call for as long as the mount's options say, nor any other since.
+    pub gone: bool,
+    /// Connections to it.
+    pub connected: usize,
+    /// Calls that it has not answered.
+    pub in_flight: usize,
+    /// Calls so far.
+    pub calls: u64,
+    /// How often a connection to it was made again.
+    pub reconnects: u64,
+    /// How often a call was sent again.
+    pub retransmissions: u64,
+    /// Attempts to connect that failed, since the last that did not.
+    pub failed_attempts: u32,
+    /// Why the last connection or attempt ended.
+    pub last_error: Option<String>,
+}
+
+impl Peer {
+    /// The server `name`, at `address`.
+    pub fn new(name: String, address: SocketAddr) -> Self {
+        Self {
+            name,
+            address: Cell::new(address),
+            waiting_since: Cell::default(),
+            silent_since: Cell::default(),
+            observers: RefCell::default(),
+            told: Cell::default(),
+            told_garbage: Cell::default(),
+            connected: Cell::default(),
+            in_flight: Cell::default(),
+            calls: Cell::default(),
+            reconnects: Cell::default(),
+            retransmissions: Cell::default(),
+            failed_attempts: Cell::default(),
+            last_error: RefCell::default(),
+        }
+    }
+
+    /// From now on, `observer` gets to know since when the server has been silent, for as long as it lives.
+    pub fn add_observer(&self, observer: &Arc<dyn SilenceObserver>) {
+        observer.silent_since(self.silent_since.get());
+        let mut observers = self.observers.borrow_mut();
+        observers.retain(|other| other.strong_count() > 0);
+        observers.push(Arc::downgrade(observer));
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.address.get()
+    }
+
+    /// From the next connection on, it is elsewhere: see [`Connection::cut`](super::Connection::cut).
+    pub fn move_to(&self, address: SocketAddr) {
+        self.address.set(address);
+        if self.in_flight.get() == 0 {
+            // Nothing has been asked there yet.
+            self.silent_from(None);
+        }
+    }
+
+    /// How it does.
+    pub fn health(&self) -> Health {
+        Health {
+            silent: self.silent(),
+            gone: self.told.get(),
+            connected: self.connected.get(),
+            in_flight: self.in_flight.get(),
+            calls: self.calls.get(),
+            reconnects: self.reconnects.get(),
+            retransmissions: self.retransmissions.get(),
+            failed_attempts: self.failed_attempts.get(),
+            last_error: self.last_error.borrow().clone(),
+        }
+    }
+
+    /// For so long it owes answers, and has sent nothing at all.
+    pub fn silent(&self) -> Duration {
+        self.waiting_since.get().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// How often a connection to it was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.reconnects.get()
+    }
+
+    /// A call begins.
+    pub(super) fn call_begins(&self, now: Instant) {
+        self.calls.set(self.calls.get() + 1);
+        self.in_flight.set(self.in_flight.get() + 1);
+        if self.waiting_since.get().is_none() {
+            self.waiting_since.set(Some(now));
+        }
+        if self.silent_since.get().is_none() {
+            self.silent_from(Some(now));
+        }
+    }
+
+    /// A call is answered.
+    pub(super) fn call_answered(&self) {
+        if self.call_ends() {
+            self.silent_from(None);
+        }
+    }
+
+    /// A call has had its time.
+    pub(super) fn call_given_up(&self) {
+        self.call_ends();
+    }
+
+    /// Whoever made a call does not wait for it any more.
+    pub(super) fn call_taken_back(&self) {
+        if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
+            self.silent_from(None);
+        }
+    }
+
+    /// Whether it was the last one.
+    fn call_ends(&self) -> bool {
+        self.in_flight.set(self.in_flight.get() - 1);
+        let was_last = self.in_flight.get() == 0;
+        if was_last {
+            self.waiting_since.set(None);
+        }
+        was_last
+    }
+
+    /// Something came from it. Called after the calls have ended that were answered.
+    pub(super) fn heard(&self) {
+        if self.in_flight.get() > 0 {
+            let now = Some(Instant::now());
+            self.waiting_since.set(now);
+            self.silent_from(now);
+        } else if self.silent_since.get().is_some() {
+            // What it answers was given up.
+            self.silent_from(None);
+        }
+        self.told_garbage.set(false);
+        if self.told.replace(false) {
+            info!(server = self.name, "NFS server {} answers again", self.name);
+        }
+    }
+
+    /// A call has not been answered in its time.
+    pub(super) fn is_silent(&self, goes_on: bool) {
+        if !self.told.replace(true) {
+            let then = if goes_on { "still trying" } else { "giving up" };
+            let why = self.last_error.borrow();
+            let why = why.as_deref().map(|why| format!(" (last error: {why})")).unwrap_or_default();
+            warn!(server = self.name, "NFS server {} does not answer; {then}{why}", self.name);
+        }
+    }
+
+    /// What it sent cannot be understood.
+    pub(super) fn sends_garbage(&self, what: &str) {
+        if !self.told_garbage.replace(true) {
+            warn!(server = self.name, "NFS server {}: {what}; the connection is made anew", self.name);
+        }
+    }
+
+    pub(super) fn connected(&self, again: bool) {
+        self.connected.set(self.connected.get() + 1);
+        self.failed_attempts.set(0);
+        if again {
+            self.reconnects.set(self.reconnects.get() + 1);
+        }
+    }
+
+    pub(super) fn disconnected(&self) {
+        self.connected.set(self.connected.get() - 1);
+    }
+
+    pub(super) fn attempt_failed(&self) {
+        self.failed_attempts.set(self.failed_attempts.get().saturating_add(1));
+    }
+
+    /// Remembers why a connection ended, or was not made.
+    pub(super) fn note(&self, error: String) {
+        *self.last_error.borrow_mut() = Some(error);
+    }
+
+    pub(super) fn retransmitted(&self) {
+        self.retransmissions.set(self.retransmissions.get() + 1);
+    }
+
+    fn silent_from(&self, since: Option<Instant>) {
+        self.silent_since.set(since);
+        let observers = self.observers.borrow();
+        observers.iter().filter_map(Weak::upgrade).for_each(|observer| observer.silent_since(since));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// What a volume has got to know last.
+    #[derive(Debug, Default)]
+    struct Observed(Mutex<Option<Instant>>);
+
+    impl Observed {
+        fn since(&self) -> Option<Instant> {
+            *self.0.lock().expect("no panic")
+        }
+    }
+
+    impl SilenceObserver for Observed {
+        fn silent_since(&self, since: Option<Instant>) {
+            *self.0.lock().expect("no panic") = since;
+        }
+    }
+
+    fn observe(peer: &Peer) -> Arc<Observed> {
+        let observed = Arc::new(Observed::default());
+        let observer: Arc<dyn SilenceObserver> = Arc::<Observed>::clone(&observed);
+        peer.add_observer(&observer);
+        observed
+    }
+
+    /// A server that two volumes share.
+    fn peer() -> (Peer, [Arc<Observed>; 2]) {
+        let peer = Peer::new("the-server".to_owned(), (Ipv4Addr::LOCALHOST, 2049).into());
+        let volumes = [(); 2].map(|()| observe(&peer));
+        (peer, volumes)
+    }
+
+    fn long_ago() -> Instant {
+        Instant::now().checked_sub(LONG).expect("the machine has run for longer")
+    }
+
+    /// What the volumes tell of their server: all of them the same.
+    #[track_caller]
+    fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
+        let since = volumes[0].since();
+        assert!(volumes.iter().all(|volume| volume.since() == since));
+        since.is_some_and(|since| since.elapsed() >= LONG)
+    }
+
+    #[track_caller]
+    fn owes_nothing(volumes: &[Arc<Observed>]) -> bool {
+        !is_silent_for_long(volumes) && volumes[0].since().is_none()
+    }
+
+    #[test]
+    fn calls_that_are_given_up_make_one_silence_until_something_is_answered() {
+        let (peer, volumes) = peer();
+        peer.call_begins(long_ago());
+        peer.call_given_up();
+        assert!(is_silent_for_long(&volumes));
+        assert_eq!(peer.silent(), Duration::ZERO, "nobody waits");
+        peer.call_begins(Instant::now());
+        assert!(is_silent_for_long(&volumes));
+        assert!(peer.silent() < LONG, "whoever waits has not been waiting for long");
+        peer.call_given_up();
+        let late = observe(&peer);
+        assert!(is_silent_for_long(&[&volumes[..], &[late]].concat()));
+        peer.call_begins(Instant::now());
+        peer.call_answered();
+        peer.heard();
+        assert!(owes_nothing(&volumes));
+    }
+
+    #[test]
+    fn a_late_answer_to_a_call_that_was_given_up_ends_the_silence() {
+        let (peer, volumes) = peer();
+        peer.call_begins(long_ago());
+        peer.call_given_up();
+        peer.heard();
+        assert!(owes_nothing(&volumes));
+        assert_eq!(peer.silent(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_server_that_answers_others_is_not_silent() {
+        let (peer, volumes) = peer();
+        peer.call_begins(long_ago());
+        peer.call_begins(Instant::now());
+        peer.call_answered();
+        peer.heard();
+        assert!(!is_silent_for_long(&volumes) && volumes[0].since().is_some());
+        peer.call_answered();
+        assert!(owes_nothing(&volumes), "also when the answers after that cannot be understood");
+    }
+
+    #[test]
+    fn a_call_that_is_taken_back_says_something_only_if_it_could_have_been_answered() {
+        let (peer, volumes) = peer();
+        // So soon that it does not matter how fast this runs.
+        peer.call_begins(Instant::now() + LONG);
+        peer.call_taken_back();
+        assert!(owes_nothing(&volumes));
+        peer.call_begins(long_ago());
+        peer.call_taken_back();
+        assert!(is_silent_for_long(&volumes));
+        peer.call_begins(Instant::now());
+        peer.call_taken_back();
+        assert!(is_silent_for_long(&volumes));
+    }
+
+    #[test]
+    fn a_server_that_has_moved_owes_nothing_that_nobody_waits_for() {
+        let elsewhere = (Ipv4Addr::new(127, 0, 0, 2), 2049).into();
+        let (peer, volumes) = peer();
+        peer.call_begins(long_ago());
+        peer.move_to(elsewhere);
+        assert!(is_silent_for_long(&volumes));
+        peer.call_given_up();
+        peer.move_to(elsewhere);
+        assert!(owes_nothing(&volumes));
+    }
+}

@@ -1,0 +1,65 @@
+//! How long a call is waited for.
+
+use std::time::Duration;
+
+use crate::DoublingPause;
+
+/// What happens when a server does not answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Persistence {
+    /// The call waits until it does.
+    Hard,
+    /// The call fails with `EIO`.
+    Soft,
+    /// The call fails with `ETIMEDOUT`.
+    SoftErr,
+}
+
+/// How long a call is waited for, and how often it is sent again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Policy {
+    /// What happens when that has passed.
+    pub persistence: Persistence,
+    /// After so long without an answer a call is sent again on the same connection.
+    pub timeo: Duration,
+    /// After so many times the server counts as gone.
+    pub retrans: u32,
+    /// The caller tells of it itself, and the log does not.
+    pub quiet: bool,
+}
+
+impl Default for Policy {
+    /// What Linux does over TCP: `hard,timeo=600,retrans=2`.
+    fn default() -> Self {
+        Self { persistence: Persistence::Hard, timeo: Duration::from_secs(60), retrans: 2, quiet: false }
+    }
+}
+
+impl Policy {
+    /// For a call that is given up with `ETIMEDOUT` after `budget`.
+    pub fn within(budget: Duration) -> Self {
+        Self { persistence: Persistence::SoftErr, timeo: budget, retrans: 0, quiet: true }
+    }
+
+    /// How long the server may be silent, before a call fails or is told of in the log.
+    pub fn budget(&self) -> Duration {
+        self.timeo * self.retrans.saturating_add(1)
+    }
+}
+
+/// Pauses between attempts of one connection or call.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(5));
+
+    /// How long to pause now.
+    pub fn pause(&mut self) -> Duration {
+        let pause = Self::PAUSE.after(self.failures);
+        self.failures = self.failures.saturating_add(1);
+        pause
+    }
+}

@@ -1,0 +1,223 @@
+//! Servers, each with its connections, which all exports of it share.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::rpc::dial::{Dialer, inode};
+use crate::rpc::{Connection, Health, Peer, Pool, SilenceObserver};
+use crate::v3::FileHandle;
+
+/// Most connections to a server, as with Linux.
+pub const MAX_CONNECTIONS: usize = 16;
+
+/// The servers of a thread.
+#[derive(Debug, Default)]
+pub struct Servers {
+    pool: Pool,
+    known: RefCell<HashMap<(SocketAddr, bool), Weak<Server>>>,
+    /// Those whose sockets were given, by the inode of the first.
+    given: RefCell<HashMap<u64, Weak<Server>>>,
+}
+
+/// A server of NFS.
+#[derive(Debug)]
+pub struct Server {
+    peer: Rc<Peer>,
+    pool: Pool,
+    reserved_port: bool,
+    /// Grows when an export wants more.
+    connections: RefCell<Vec<Rc<Connection>>>,
+    /// Where connections came from in the process before this.
+    inherited_ports: RefCell<Vec<u16>>,
+    /// The sockets of its connections, if this process may make none; those that are not used yet.
+    given: Option<RefCell<VecDeque<OwnedFd>>>,
+    /// A socket for other services, if this process may make none. It serves one of them at a time.
+    spare: Option<Mutex<OwnedFd>>,
+}
+
+impl Servers {
+    /// A server with a connection for each of the `sockets` that were [given](crate::rpc::dial::bound), and another one for
+    /// its mountd: the same one for exports that come with copies of the same sockets. An export may come with more of them
+    /// than those before.
+    ///
+    /// # Errors
+    /// When there are no sockets.
+    pub fn given(
+        &self,
+        name: &str,
+        address: SocketAddr,
+        sockets: Vec<OwnedFd>,
+        spare: OwnedFd,
+    ) -> io::Result<Rc<Server>> {
+        let none = || io::Error::new(io::ErrorKind::InvalidData, "no socket was given for an NFS server");
+        let first = inode(sockets.first().ok_or_else(none)?)?;
+        let mut known = self.given.borrow_mut();
+        known.retain(|_, server| server.strong_count() > 0);
+        if let Some(server) = known.get(&first).and_then(Weak::upgrade) {
+            server.give(sockets);
+            return Ok(server);
+        }
+        let server = Rc::new(Server {
+            peer: Rc::new(Peer::new(name.to_owned(), address)),
+            pool: self.pool.clone(),
+            reserved_port: false,
+            connections: RefCell::default(),
+            inherited_ports: RefCell::default(),
+            given: Some(RefCell::new(sockets.into())),
+            spare: Some(Mutex::new(spare)),
+        });
+        known.insert(first, Rc::downgrade(&server));
+        Ok(server)
+    }
+
+    /// The server whose first socket has this [inode], if an export uses it.
+    pub fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
+        self.given.borrow().get(&inode).and_then(Weak::upgrade)
+    }
+
+    /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
+    /// says so and this process may do that.
+    pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<Server> {
+        let mut known = self.known.borrow_mut();
+        known.retain(|_, server| server.strong_count() > 0);
+        if let Some(server) = known.get(&(address, reserved_port)).and_then(Weak::upgrade) {
+            return server;
+        }
+        let server = Rc::new(Server {
+            peer: Rc::new(Peer::new(name.to_owned(), address)),
+            pool: self.pool.clone(),
+            reserved_port,
+            connections: RefCell::default(),
+            inherited_ports: RefCell::default(),
+            given: None,
+            spare: None,
+        });
+        known.insert((address, reserved_port), Rc::downgrade(&server));
+        server
+    }
+
+    /// A connection for a few calls, such as to a mountd.
+    pub(crate) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Connection {
+        let peer = Rc::new(Peer::new(name.to_owned(), address));
+        Connection::new(peer, Dialer::new(reserved_port, None), self.pool.clone(), random())
+    }
+}
+
+/// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
+pub struct ToMountd<'a> {
+    /// The connection, which ends before another one begins.
+    pub connection: Connection,
+    _turn: Option<MutexGuard<'a, OwnedFd>>,
+}
+
+impl Server {
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        self.peer.name()
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.peer.address()
+    }
+
+    /// The server has moved. Its connections are made anew, and all calls go on.
+    pub fn move_to(&self, address: SocketAddr) {
+        self.peer.move_to(address);
+        self.connections.borrow().iter().for_each(|connection| connection.cut());
+    }
+
+    /// How it does.
+    pub fn health(&self) -> Health {
+        self.peer.health()
+    }
+
+    /// For so long it owes answers, and has sent nothing at all.
+    pub fn silent(&self) -> Duration {
+        self.peer.silent()
+    }
+
+    /// From now on, `observer` gets to know since when the server has been silent, as those of other volumes do.
+    pub fn add_observer(&self, observer: Arc<dyn SilenceObserver>) {
+        self.peer.add_observer(&observer);
+    }
+
+    /// How often a connection to it was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.peer.reconnects()
+    }
+
+    /// A connection for a few calls to its mountd at `address`, when no other export has one.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub async fn to_mountd(&self, address: SocketAddr) -> io::Result<ToMountd<'_>> {
+        let (dialer, turn) = match &self.spare {
+            Some(spare) => {
+                let spare = spare.lock().await;
+                (Dialer::given(spare.try_clone()?), Some(spare))
+            }
+            None => (Dialer::new(self.reserved_port, None), None),
+        };
+        let peer = Rc::new(Peer::new(self.name().to_owned(), address));
+        Ok(ToMountd { connection: Connection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
+    }
+
+    /// Copies of its sockets. Those that it has not got yet are for further connections.
+    fn give(&self, sockets: Vec<OwnedFd>) {
+        let Some(given) = &self.given else { return };
+        let mut given = given.borrow_mut();
+        let known = self.connections.borrow().len() + given.len();
+        given.extend(sockets.into_iter().skip(known));
+    }
+
+    /// The ports that its connections come from, for the process after this. Zero where there has been no connection.
+    pub fn local_ports(&self) -> Vec<u16> {
+        self.connections.borrow().iter().map(|connection| connection.local_port().unwrap_or(0)).collect()
+    }
+
+    /// The connections come from these ports, as they did in the process before this. To be called before there are any.
+    pub fn inherit_ports(&self, ports: &[u16]) {
+        *self.inherited_ports.borrow_mut() = ports.to_vec();
+    }
+
+    /// The connection that calls about `file` are made on, of `count`: always the same, so that they arrive in order.
+    pub fn connection(&self, file: &FileHandle, count: usize) -> Rc<Connection> {
+        let slot = if count > 1 { (file.hash() % count as u64) as usize } else { 0 };
+        let mut connections = self.connections.borrow_mut();
+        while connections.len() <= slot {
+            let port = self.inherited_ports.borrow().get(connections.len()).copied().filter(|port| *port != 0);
+            let given = self.given.as_ref().map(|given| given.borrow_mut().pop_front());
+            let dialer = match given {
+                Some(Some(socket)) => Dialer::given(socket),
+                // There are as many as there are connections.
+                Some(None) => break,
+                None => Dialer::new(self.reserved_port, port),
+            };
+            connections.push(Rc::new(Connection::new(
+                Rc::clone(&self.peer),
+                dialer,
+                self.pool.clone(),
+                // Far from what the process before this used.
+                random(),
+            )));
+        }
+        Rc::clone(&connections[slot.min(connections.len() - 1)])
+    }
+}
+
+/// A number that another process hardly has.
+fn random() -> u32 {
+    let mut bytes = [0; 4];
+    // Fewer bytes than 256 come whole.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u32::from_ne_bytes(bytes)
+}

@@ -1,0 +1,150 @@
+//! The arguments of each procedure. They are written from what is given, and from nothing else: a call sent again by
+//! another process has the same bytes.
+
+use super::attributes::{Changes, Kind, Time};
+use super::handle::FileHandle;
+use crate::xdr::Writer;
+
+/// How CREATE takes a name that exists.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Creation {
+    /// It is opened.
+    Unchecked(Changes),
+    /// It is refused.
+    Guarded(Changes),
+    /// It is refused unless it was made with the same number, by the same call sent before. A server that crashes may
+    /// have made the file, and not have noted the number.
+    Exclusive([u8; 8]),
+}
+
+/// What MKNOD makes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Device {
+    /// A block device with its major and minor number.
+    Block(u32, u32),
+    /// A character device with its major and minor number.
+    Character(u32, u32),
+    /// A socket.
+    Socket,
+    /// A named pipe.
+    Pipe,
+}
+
+/// How far a WRITE has to get before it is answered, or got (`stable_how`).
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[repr(u32)]
+pub enum Stability {
+    /// Into the server's memory.
+    Unstable = 0,
+    /// To its disk, with what is needed to find it again.
+    DataSync = 1,
+    /// To its disk, with all attributes.
+    FileSync = 2,
+}
+
+/// A name in a directory (`diropargs3`).
+pub fn name(writer: &mut Writer, directory: &FileHandle, name: &[u8]) {
+    directory.write(writer);
+    writer.opaque(name);
+}
+
+/// SETATTR. With `guard` it is done only if the file's ctime is that.
+pub fn setattr(writer: &mut Writer, file: &FileHandle, changes: &Changes, guard: Option<Time>) {
+    file.write(writer);
+    changes.write(writer);
+    writer.optional(guard, |writer, time| time.write(writer));
+}
+
+/// ACCESS
+pub fn access(writer: &mut Writer, file: &FileHandle, wanted: u32) {
+    file.write(writer);
+    writer.u32(wanted);
+}
+
+/// READ
+pub fn read(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32) {
+    file.write(writer);
+    writer.u64(offset).u32(count);
+}
+
+/// WRITE, up to the data, which follows as opaque bytes.
+pub fn write(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32, stability: Stability) {
+    file.write(writer);
+    writer.u64(offset).u32(count).u32(stability as u32);
+}
+
+/// CREATE
+pub fn create(writer: &mut Writer, directory: &FileHandle, file: &[u8], creation: &Creation) {
+    name(writer, directory, file);
+    match creation {
+        Creation::Unchecked(changes) => changes.write(writer.u32(0)),
+        Creation::Guarded(changes) => changes.write(writer.u32(1)),
+        Creation::Exclusive(verifier) => {
+            writer.u32(2).fixed(verifier);
+        }
+    }
+}
+
+/// MKDIR
+pub fn mkdir(writer: &mut Writer, parent: &FileHandle, directory: &[u8], changes: &Changes) {
+    name(writer, parent, directory);
+    changes.write(writer);
+}
+
+/// SYMLINK
+pub fn symlink(writer: &mut Writer, directory: &FileHandle, link: &[u8], target: &[u8], changes: &Changes) {
+    name(writer, directory, link);
+    changes.write(writer);
+    writer.opaque(target);
+}
+
+/// MKNOD
+pub fn mknod(writer: &mut Writer, directory: &FileHandle, node: &[u8], device: Device, changes: &Changes) {
+    name(writer, directory, node);
+    let (kind, numbers) = match device {
+        Device::Block(major, minor) => (Kind::Block, Some((major, minor))),
+        Device::Character(major, minor) => (Kind::Character, Some((major, minor))),
+        Device::Socket => (Kind::Socket, None),
+        Device::Pipe => (Kind::Pipe, None),
+    };
+    changes.write(writer.u32(kind.number()));
+    if let Some((major, minor)) = numbers {
+        writer.u32(major).u32(minor);
+    }
+}
+
+/// RENAME
+pub fn rename(writer: &mut Writer, from: (&FileHandle, &[u8]), to: (&FileHandle, &[u8])) {
+    name(writer, from.0, from.1);
+    name(writer, to.0, to.1);
+}
+
+/// LINK
+pub fn link(writer: &mut Writer, file: &FileHandle, directory: &FileHandle, link: &[u8]) {
+    file.write(writer);
+    name(writer, directory, link);
+}
+
+/// READDIR, with room for `count` bytes of results.
+pub fn readdir(writer: &mut Writer, directory: &FileHandle, cookie: u64, verifier: [u8; 8], count: u32) {
+    directory.write(writer);
+    writer.u64(cookie).fixed(&verifier).u32(count);
+}
+
+/// READDIRPLUS, with room for `names` bytes of names and cookies, and for `count` bytes of results.
+pub fn readdirplus(
+    writer: &mut Writer,
+    directory: &FileHandle,
+    cookie: u64,
+    verifier: [u8; 8],
+    names: u32,
+    count: u32,
+) {
+    directory.write(writer);
+    writer.u64(cookie).fixed(&verifier).u32(names).u32(count);
+}
+
+/// COMMIT. A `count` of zero means to the end.
+pub fn commit(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32) {
+    read(writer, file, offset, count);
+}

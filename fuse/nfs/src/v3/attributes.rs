@@ -1,0 +1,226 @@
+//! Attributes of files: as they are, as they are to become, and how they were around a change.
+
+use crate::xdr::{Malformed, Reader, Writer, unknown};
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A block device.
+    Block,
+    /// A character device.
+    Character,
+    /// A symbolic link.
+    Symlink,
+    /// A socket.
+    Socket,
+    /// A named pipe.
+    Pipe,
+}
+
+/// A time, from 1970 to 2106.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Time {
+    /// Seconds since 1970.
+    pub seconds: u32,
+    /// Nanoseconds, less than a second.
+    pub nanoseconds: u32,
+}
+
+/// The attributes of a file (`fattr3`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Attributes {
+    /// What it is.
+    pub kind: Kind,
+    /// Permissions, with the set-id and sticky bits.
+    pub mode: u32,
+    /// The number of its names.
+    pub links: u32,
+    /// The owner's user.
+    pub uid: u32,
+    /// The owner's group.
+    pub gid: u32,
+    /// In bytes.
+    pub size: u64,
+    /// What it takes on disk, in bytes.
+    pub used: u64,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Of the file system.
+    pub fsid: u64,
+    /// Of the file, in its file system.
+    pub fileid: u64,
+    /// Of the last access.
+    pub atime: Time,
+    /// Of the last change of the content.
+    pub mtime: Time,
+    /// Of the last change of anything.
+    pub ctime: Time,
+}
+
+/// How a time is to become.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum TimeChange {
+    /// As it is.
+    #[default]
+    Keep,
+    /// The time at which the server does it.
+    ServerTime,
+    /// This time.
+    To(Time),
+}
+
+/// What is to become of attributes (`sattr3`); what is none stays as it is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Changes {
+    /// See [`Attributes`].
+    pub mode: Option<u32>,
+    /// See [`Attributes`].
+    pub uid: Option<u32>,
+    /// See [`Attributes`].
+    pub gid: Option<u32>,
+    /// See [`Attributes`].
+    pub size: Option<u64>,
+    /// See [`Attributes`].
+    pub atime: TimeChange,
+    /// See [`Attributes`].
+    pub mtime: TimeChange,
+}
+
+/// What tells whether a file has been changed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Before {
+    /// See [`Attributes`].
+    pub size: u64,
+    /// See [`Attributes`].
+    pub mtime: Time,
+    /// See [`Attributes`].
+    pub ctime: Time,
+}
+
+/// Attributes around a change, as far as the server tells them (`wcc_data`). If those before are the ones that are
+/// known, nobody else has changed the file.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Around {
+    /// Just before it.
+    pub before: Option<Before>,
+    /// Just after it.
+    pub after: Option<Attributes>,
+}
+
+impl Kind {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(match reader.u32()? {
+            1 => Self::File,
+            2 => Self::Directory,
+            3 => Self::Block,
+            4 => Self::Character,
+            5 => Self::Symlink,
+            6 => Self::Socket,
+            7 => Self::Pipe,
+            _ => return unknown(),
+        })
+    }
+
+    /// The kind's number (`ftype3`).
+    pub fn number(self) -> u32 {
+        match self {
+            Self::File => 1,
+            Self::Directory => 2,
+            Self::Block => 3,
+            Self::Character => 4,
+            Self::Symlink => 5,
+            Self::Socket => 6,
+            Self::Pipe => 7,
+        }
+    }
+}
+
+impl Time {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        // Some servers have had files with more nanoseconds than there are.
+        Ok(Self { seconds: reader.u32()?, nanoseconds: reader.u32()?.min(999_999_999) })
+    }
+
+    /// Writes the time.
+    pub fn write(self, writer: &mut Writer) {
+        writer.u32(self.seconds).u32(self.nanoseconds);
+    }
+}
+
+impl Attributes {
+    /// Reads attributes.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            kind: Kind::read(reader)?,
+            mode: reader.u32()?,
+            links: reader.u32()?,
+            uid: reader.u32()?,
+            gid: reader.u32()?,
+            size: reader.u64()?,
+            used: reader.u64()?,
+            device: (reader.u32()?, reader.u32()?),
+            fsid: reader.u64()?,
+            fileid: reader.u64()?,
+            atime: Time::read(reader)?,
+            mtime: Time::read(reader)?,
+            ctime: Time::read(reader)?,
+        })
+    }
+
+    /// Reads attributes that the server may leave out.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read_optional(reader: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        reader.optional(Self::read)
+    }
+}
+
+impl TimeChange {
+    fn write(self, writer: &mut Writer) {
+        match self {
+            Self::Keep => {
+                writer.u32(0);
+            }
+            Self::ServerTime => {
+                writer.u32(1);
+            }
+            Self::To(time) => time.write(writer.u32(2)),
+        }
+    }
+}
+
+impl Changes {
+    /// Writes the changes.
+    pub fn write(&self, writer: &mut Writer) {
+        let number = |writer: &mut Writer, value| {
+            writer.u32(value);
+        };
+        writer.optional(self.mode, number).optional(self.uid, number).optional(self.gid, number);
+        writer.optional(self.size, |writer, value| {
+            writer.u64(value);
+        });
+        self.atime.write(writer);
+        self.mtime.write(writer);
+    }
+}
+
+impl Around {
+    /// Reads attributes around a change.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let before = reader.optional(|reader| {
+            Ok(Before { size: reader.u64()?, mtime: Time::read(reader)?, ctime: Time::read(reader)? })
+        })?;
+        Ok(Self { before, after: Attributes::read_optional(reader)? })
+    }
+}

@@ -1,0 +1,57 @@
+//! File handles: what a server calls a file.
+
+use std::fmt;
+
+use crate::xdr::{Malformed, Reader, Writer};
+
+/// Most bytes of a handle.
+pub const MAX_HANDLE: usize = 64;
+
+/// What a server calls a file. Nothing is known of it but whether two are the same.
+#[derive(Clone, Copy, Eq, Hash, PartialEq)]
+pub struct FileHandle {
+    length: u8,
+    /// Zeros behind the length.
+    bytes: [u8; MAX_HANDLE],
+}
+
+impl FileHandle {
+    /// The handle with these bytes; at most [`MAX_HANDLE`], otherwise there is none.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut handle = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; MAX_HANDLE] };
+        handle.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(handle)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length.into()]
+    }
+
+    /// A number that is the same for the same handle in every process.
+    pub fn hash(&self) -> u64 {
+        // FNV-1a
+        self.as_bytes()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Reads a handle.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self::new(reader.opaque(MAX_HANDLE)?).expect("its length has been looked at"))
+    }
+
+    /// Writes the handle.
+    pub fn write(&self, writer: &mut Writer) {
+        writer.opaque(self.as_bytes());
+    }
+}
+
+impl fmt::Debug for FileHandle {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes().iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}

@@ -1,0 +1,75 @@
+//! Pages of directories, read where they stand in the reply.
+
+use super::attributes::Attributes;
+use super::handle::FileHandle;
+use crate::rpc::Slice;
+use crate::xdr::{Malformed, Reader};
+
+/// Most bytes of a name that a server may send. Linux refuses longer ones.
+const MAX_RECEIVED_NAME: usize = 1024;
+
+/// A page of a directory.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    /// The directory's attributes.
+    pub directory: Option<Attributes>,
+    /// To be given along when going on after this page.
+    pub verifier: [u8; 8],
+    /// The directory ends with this page.
+    pub is_last: bool,
+    plus: bool,
+    entries: Slice,
+}
+
+/// A name in a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// The file's number.
+    pub fileid: u64,
+    /// The name: not empty, and without slashes and zeros.
+    pub name: &'a [u8],
+    /// Where the next entry is found.
+    pub cookie: u64,
+    /// Of READDIRPLUS, if the server gives them.
+    pub attributes: Option<Attributes>,
+    /// Of READDIRPLUS, if the server gives it.
+    pub handle: Option<FileHandle>,
+}
+
+impl Listing {
+    /// Reads a page, of READDIRPLUS if `plus` says so. `part` cuts out of the results.
+    ///
+    /// # Errors
+    /// [`Malformed`]
+    pub fn read(
+        reader: &mut Reader<'_>,
+        plus: bool,
+        part: impl FnOnce(std::ops::Range<usize>) -> Slice,
+    ) -> Result<Self, Malformed> {
+        let directory = Attributes::read_optional(reader)?;
+        let verifier = reader.fixed()?;
+        let begin = reader.position();
+        // Once to its end now, so that nothing can be wrong with it later.
+        while entry(reader, plus)?.is_some() {}
+        let end = reader.position();
+        let is_last = reader.flag()?;
+        Ok(Self { directory, verifier, is_last, plus, entries: part(begin..end) })
+    }
+
+    /// The names, those that cannot be names left out.
+    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        let mut reader = Reader::new(&self.entries);
+        let all = std::iter::from_fn(move || entry(&mut reader, self.plus).expect("it has been read before"));
+        all.filter(|entry| !entry.name.is_empty() && !entry.name.iter().any(|byte| matches!(byte, b'/' | 0)))
+    }
+}
+
+fn entry<'a>(reader: &mut Reader<'a>, plus: bool) -> Result<Option<Entry<'a>>, Malformed> {
+    if !reader.flag()? {
+        return Ok(None);
+    }
+    let (fileid, name, cookie) = (reader.u64()?, reader.opaque(MAX_RECEIVED_NAME)?, reader.u64()?);
+    let (attributes, handle) =
+        if plus { (Attributes::read_optional(reader)?, reader.optional(FileHandle::read)?) } else { (None, None) };
+    Ok(Some(Entry { fileid, name, cookie, attributes, handle }))
+}

@@ -1,0 +1,295 @@
+//! The results of each procedure, behind the status that says that there are any.
+//!
+//! What a failed call tells of attributes is not looked at: who needs them asks.
+
+use super::arguments::Stability;
+use super::attributes::{Around, Attributes, Time};
+use super::handle::FileHandle;
+use crate::rpc::Slice;
+use crate::xdr::{Malformed, Reader, unknown};
+
+/// Of LOOKUP.
+#[derive(Clone, Copy, Debug)]
+pub struct Looked {
+    /// The file's handle.
+    pub handle: FileHandle,
+    /// The file's attributes.
+    pub attributes: Option<Attributes>,
+    /// The directory's attributes.
+    pub directory: Option<Attributes>,
+}
+
+/// Of ACCESS.
+#[derive(Clone, Copy, Debug)]
+pub struct Accessed {
+    /// What is allowed, of what was asked for.
+    pub granted: u32,
+    /// The file's attributes.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of READLINK.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// What the link points to.
+    pub target: Slice,
+    /// The link's attributes.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of READ.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// What was read. It keeps the whole reply in memory.
+    pub data: Slice,
+    /// The file ends with it.
+    pub is_end: bool,
+    /// The file's attributes.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of WRITE.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// So many bytes were written.
+    pub count: u32,
+    /// How far they got.
+    pub stability: Stability,
+    /// It is another one when the server may have lost what was not committed.
+    pub verifier: [u8; 8],
+    /// The file's attributes.
+    pub file: Around,
+}
+
+/// Of COMMIT.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed {
+    /// See [`Written::verifier`].
+    pub verifier: [u8; 8],
+    /// The file's attributes.
+    pub file: Around,
+}
+
+/// Of CREATE, MKDIR, SYMLINK and MKNOD.
+#[derive(Clone, Copy, Debug)]
+pub struct Created {
+    /// The file's handle; without it, it has to be looked up.
+    pub handle: Option<FileHandle>,
+    /// The file's attributes.
+    pub attributes: Option<Attributes>,
+    /// The directory's attributes.
+    pub directory: Around,
+}
+
+/// Of LINK.
+#[derive(Clone, Copy, Debug)]
+pub struct Linked {
+    /// The file's attributes.
+    pub attributes: Option<Attributes>,
+    /// The directory's attributes.
+    pub directory: Around,
+}
+
+/// Of FSSTAT, in bytes and files.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "they are what statfs tells")]
+pub struct FsStat {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub available_bytes: u64,
+    pub total_files: u64,
+    pub free_files: u64,
+    pub available_files: u64,
+    /// The attributes of what was asked about.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::export::Limits).
+#[derive(Clone, Copy, Debug)]
+pub struct FsInfo {
+    /// Most bytes of a READ.
+    pub read_max: u32,
+    /// Most bytes of a WRITE.
+    pub write_max: u32,
+    /// The largest file, in bytes.
+    pub file_max: u64,
+    /// The smallest step between two times.
+    pub time_step: Time,
+    /// What the file system has (`FSF3_LINK`, …).
+    pub properties: u32,
+    /// The attributes of what was asked about.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of PATHCONF.
+#[derive(Clone, Copy, Debug)]
+pub struct PathConf {
+    /// Most names of a file.
+    pub links_max: u32,
+    /// Most bytes of a name.
+    pub name_max: u32,
+    /// Names that are too long are refused, not cut.
+    pub refuses_long_names: bool,
+    /// Only the superuser may give files away.
+    pub restricts_chown: bool,
+    /// The attributes of what was asked about.
+    pub attributes: Option<Attributes>,
+}
+
+/// Of LOOKUP.
+///
+/// # Errors
+/// [`Malformed`], like all of these.
+pub fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malformed> {
+    Ok(Looked {
+        handle: FileHandle::read(reader)?,
+        attributes: Attributes::read_optional(reader)?,
+        directory: Attributes::read_optional(reader)?,
+    })
+}
+
+/// Of ACCESS.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn access(reader: &mut Reader<'_>) -> Result<Accessed, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    Ok(Accessed { granted: reader.u32()?, attributes })
+}
+
+/// Of READLINK. `part` cuts out of the results, here and below.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn readlink(
+    reader: &mut Reader<'_>,
+    part: impl FnOnce(std::ops::Range<usize>) -> Slice,
+) -> Result<Link, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    Ok(Link { target: part(reader.opaque_range(super::MAX_LINK)?), attributes })
+}
+
+/// Of READ, of which at most `most` bytes are taken. Servers have sent more than they say, or more than was asked for.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn read(
+    reader: &mut Reader<'_>,
+    most: u32,
+    part: impl FnOnce(std::ops::Range<usize>) -> Slice,
+) -> Result<Read, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    let (count, is_end) = (reader.u32()?, reader.flag()?);
+    let data = reader.opaque_range(usize::MAX)?;
+    let length = data.len().min(count.min(most) as usize);
+    // An end that is beyond what was asked for is not the end of that.
+    Ok(Read { data: part(data.start..data.start + length), is_end: is_end && count <= most, attributes })
+}
+
+/// Of WRITE.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn write(reader: &mut Reader<'_>) -> Result<Written, Malformed> {
+    let file = Around::read(reader)?;
+    let count = reader.u32()?;
+    let stability = match reader.u32()? {
+        0 => Stability::Unstable,
+        1 => Stability::DataSync,
+        2 => Stability::FileSync,
+        _ => return unknown(),
+    };
+    Ok(Written { count, stability, verifier: reader.fixed()?, file })
+}
+
+/// Of COMMIT.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn commit(reader: &mut Reader<'_>) -> Result<Committed, Malformed> {
+    let file = Around::read(reader)?;
+    Ok(Committed { verifier: reader.fixed()?, file })
+}
+
+/// Of CREATE, MKDIR, SYMLINK and MKNOD.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn created(reader: &mut Reader<'_>) -> Result<Created, Malformed> {
+    Ok(Created {
+        handle: reader.optional(FileHandle::read)?,
+        attributes: Attributes::read_optional(reader)?,
+        directory: Around::read(reader)?,
+    })
+}
+
+/// Of LINK.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn link(reader: &mut Reader<'_>) -> Result<Linked, Malformed> {
+    Ok(Linked { attributes: Attributes::read_optional(reader)?, directory: Around::read(reader)? })
+}
+
+/// Of RENAME: of the directory that a name left, and of the one that it came to.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn rename(reader: &mut Reader<'_>) -> Result<(Around, Around), Malformed> {
+    Ok((Around::read(reader)?, Around::read(reader)?))
+}
+
+/// Of FSSTAT.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    let stat = FsStat {
+        total_bytes: reader.u64()?,
+        free_bytes: reader.u64()?,
+        available_bytes: reader.u64()?,
+        total_files: reader.u64()?,
+        free_files: reader.u64()?,
+        available_files: reader.u64()?,
+        attributes,
+    };
+    let _stays_for_seconds = reader.u32()?;
+    Ok(stat)
+}
+
+/// Of FSINFO.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    let (read_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (write_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let _listing_preferred = reader.u32()?;
+    Ok(FsInfo {
+        read_max,
+        write_max,
+        file_max: reader.u64()?,
+        time_step: Time { seconds: reader.u32()?, nanoseconds: reader.u32()? },
+        properties: reader.u32()?,
+        attributes,
+    })
+}
+
+/// Of PATHCONF.
+///
+/// # Errors
+/// [`Malformed`]
+pub fn pathconf(reader: &mut Reader<'_>) -> Result<PathConf, Malformed> {
+    let attributes = Attributes::read_optional(reader)?;
+    let conf = PathConf {
+        links_max: reader.u32()?,
+        name_max: reader.u32()?,
+        refuses_long_names: reader.flag()?,
+        restricts_chown: reader.flag()?,
+        attributes,
+    };
+    let (_case_insensitive, _case_preserving) = (reader.flag()?, reader.flag()?);
+    Ok(conf)
+}

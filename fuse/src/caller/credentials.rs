@@ -1,0 +1,223 @@
+//! The user and groups that a call to another machine is made with.
+//!
+//! The kernel tells the user, the group and the thread of a caller. Its supplementary groups stand in `/proc/<thread>/status`,
+//! which is opened once for each thread and read again after `HOLDS`: an open file stays the same thread's, and cannot be read
+//! any more once the thread is gone. A thread that changes its user or group is noticed at once, because the kernel tells both.
+
+use std::cell::{Cell, RefCell};
+use std::fs::{self, File};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use podfs_nfs::rpc::Credential;
+use podfs_nfs::rpc::credential::MAX_GROUPS;
+use serde::{Deserialize, Serialize};
+
+use super::Caller;
+use super::status::{self, Status};
+
+/// Threads that are remembered.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
+/// How long the groups of a thread are believed, if its user and group are what they were.
+const HOLDS: Duration = Duration::from_secs(1);
+
+/// The user that calls to a source on another machine are made as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ActAs {
+    /// The caller, as the kernel tells.
+    #[default]
+    #[serde(rename = "AsTheyAre")]
+    Caller,
+    /// Nobody (`sec=none`).
+    #[serde(rename = "AsNobody")]
+    Nobody,
+    /// What the caller is in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
+    #[serde(rename = "AsInTheirNamespace")]
+    CallerInItsNamespace,
+}
+
+/// The credentials of callers, as far as they are remembered.
+pub struct Credentials {
+    act_as: ActAs,
+    known: RefCell<LruCache<u32, Thread>>,
+    /// The ids of the pod, once a process of it has made a request.
+    pod: Cell<Option<Ids>>,
+}
+
+struct Thread {
+    status: File,
+    uid: u32,
+    gid: u32,
+    credential: Credential,
+    at: Instant,
+}
+
+impl Credentials {
+    /// None yet.
+    pub fn new(act_as: ActAs) -> Self {
+        Self { act_as, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
+    }
+
+    /// The credential of a call for `caller`. A caller that cannot be looked at has no groups but the one the kernel tells.
+    pub fn of(&self, caller: Caller) -> Credential {
+        if self.act_as == ActAs::Nobody {
+            return Credential::Nobody;
+        }
+        let plain = || Credential::User { uid: told(caller.uid), gid: told(caller.gid), groups: Vec::new() };
+        if caller.pid == 0 {
+            return plain();
+        }
+        let mut known = self.known.borrow_mut();
+        if let Some(thread) = known.get_mut(&caller.pid) {
+            // Where the kernel does not tell the user, a change of it would not be noticed.
+            let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.act_as == ActAs::Caller;
+            if same && thread.at.elapsed() < HOLDS {
+                return thread.credential.clone();
+            }
+            if let Ok(status) = Status::read(&thread.status) {
+                (thread.uid, thread.gid, thread.at) = (caller.uid, caller.gid, Instant::now());
+                thread.credential = self.as_told(&status, caller);
+                return thread.credential.clone();
+            }
+            // Another thread has the number now, or none.
+            known.pop(&caller.pid);
+        }
+        let Some(file) = status::open(caller.pid) else { return plain() };
+        let Ok(status) = Status::read(&file) else { return plain() };
+        let credential = self.as_told(&status, caller);
+        let Caller { uid, gid, .. } = caller;
+        let thread = Thread { status: file, uid, gid, credential: credential.clone(), at: Instant::now() };
+        known.put(caller.pid, thread);
+        credential
+    }
+
+    fn as_told(&self, status: &Status, caller: Caller) -> Credential {
+        let groups = status.numbers("Groups").take(MAX_GROUPS).collect();
+        match self.act_as {
+            ActAs::Nobody => Credential::Nobody,
+            ActAs::Caller => Credential::User { uid: caller.uid, gid: caller.gid, groups },
+            ActAs::CallerInItsNamespace => {
+                let ids = self.ids(caller.pid);
+                // The fourth is the one for files (`fsuid`).
+                let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
+                // For what creates something the kernel tells it, as the mount maps it.
+                let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
+                Credential::User {
+                    uid: pick(caller.uid, own("Uid")),
+                    gid: pick(caller.gid, own("Gid")),
+                    groups: groups.into_iter().map(|group| ids.inside(group)).collect(),
+                }
+            }
+        }
+    }
+
+    /// How the mount maps the ids of a caller. Within a pod, any process may make a user namespace and be root there; that is
+    /// not the namespace of the mount, and podfs does not trust it.
+    fn ids(&self, pid: u32) -> Ids {
+        let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        let (theirs, ours) = (map(&pid.to_string()), map("self"));
+        if theirs == ours {
+            return Ids::All;
+        }
+        if let Some(ids) = Ids::of_pod(&theirs) {
+            self.pod.set(Some(ids));
+        }
+        self.pod.get().unwrap_or(Ids::None)
+    }
+}
+
+/// The id that a request has where the kernel does not tell it.
+const UNTOLD: u32 = u32::MAX;
+/// The id of a user that is not mapped, as the kernel has it.
+const NOBODY: u32 = 65534;
+/// Ids that the kubelet gives a pod at least. They begin at a multiple of it.
+const OF_A_POD: u32 = 1 << 16;
+
+/// Which ids of the host there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ids {
+    /// All: the caller is in no other user namespace than this process.
+    All,
+    /// So many from this one on, as those from 0 on.
+    Pod(u32, u32),
+    /// It is not known.
+    None,
+}
+
+impl Ids {
+    /// Those of a pod's namespace, if `map` is of one. A process without privilege cannot make one that looks so: it may map no
+    /// more than a single id (`user_namespaces(7)`). A process that has the privilege is root in the pod already.
+    fn of_pod(map: &str) -> Option<Self> {
+        let mut numbers = map.split_whitespace().map(str::parse::<u32>);
+        let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let is_one = inside == 0 && count > 0 && outside % OF_A_POD == 0 && count % OF_A_POD == 0;
+        (is_one && numbers.next().is_none()).then_some(Self::Pod(outside, count))
+    }
+
+    fn inside(self, id: u32) -> u32 {
+        match self {
+            Self::All => id,
+            Self::Pod(first, count) => id.checked_sub(first).filter(|inside| *inside < count).unwrap_or(NOBODY),
+            Self::None => NOBODY,
+        }
+    }
+}
+
+fn told(id: u32) -> u32 {
+    if id == UNTOLD { NOBODY } else { id }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn this_thread() -> Caller {
+        let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        Caller { uid: 0, gid: 0, pid }
+    }
+
+    #[test]
+    fn a_caller_has_the_groups_that_the_kernel_says_it_has() {
+        let own = rustix::process::getgroups().expect("groups");
+        let own: Vec<u32> = own.into_iter().map(rustix::fs::Gid::as_raw).take(MAX_GROUPS).collect();
+        let credentials = Credentials::new(ActAs::Caller);
+        for _ in 0..2 {
+            let Credential::User { uid: 0, gid: 0, mut groups } = credentials.of(this_thread()) else {
+                panic!("a user")
+            };
+            let mut own = own.clone();
+            groups.sort_unstable();
+            own.sort_unstable();
+            assert_eq!(groups, own);
+        }
+    }
+
+    #[test]
+    fn who_cannot_be_looked_at_has_no_groups() {
+        let credentials = Credentials::new(ActAs::Caller);
+        for pid in [0, u32::MAX >> 1] {
+            let told = credentials.of(Caller { uid: 7, gid: 8, pid });
+            assert_eq!(told, Credential::User { uid: 7, gid: 8, groups: Vec::new() });
+        }
+    }
+
+    #[test]
+    fn ids_of_a_pod_are_mapped_and_others_are_nobodys() {
+        let ids = Ids::of_pod("         0     131072      65536\n").expect("of a pod");
+        assert_eq!([131_072, 132_071, 5, 0, 196_608].map(|id| ids.inside(id)), [0, 999, NOBODY, NOBODY, NOBODY]);
+        assert_eq!(Ids::None.inside(0), NOBODY);
+    }
+
+    #[test]
+    fn who_is_root_only_in_a_namespace_of_its_own_is_not_believed() {
+        for map in ["0 132071 1", "0 131072 1\n1 131073 65535", "5 131072 65536", "0 131072 1000", "", "0 1", "x y z"] {
+            assert_eq!(Ids::of_pod(map), None, "{map}");
+        }
+        let credentials = Credentials::new(ActAs::CallerInItsNamespace);
+        let Credential::User { uid, gid, .. } = credentials.of(Caller { uid: UNTOLD, gid: UNTOLD, pid: 0 }) else {
+            panic!("a user")
+        };
+        assert_eq!((uid, gid), (NOBODY, NOBODY));
+    }
+}

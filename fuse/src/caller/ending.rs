@@ -1,0 +1,59 @@
+//! Whether a caller is dying: being killed, or past that.
+//!
+//! When a caller gets a signal, the kernel asks for its call to be interrupted (INTERRUPT), whatever the signal. As with Linux'
+//! own NFS client, podfs interrupts a call only if the signal ends the process: the kernel turns such a signal into SIGKILL for
+//! each of the process's threads (`complete_signal`), where `SigPnd` shows it. The kernel sends INTERRUPT for the first signal
+//! only. So podfs looks again at a caller that was interrupted, until it has its answer.
+
+use super::status::Status;
+
+/// `SIGKILL` in a set of signals.
+const KILL: u64 = 1 << (libc::SIGKILL - 1);
+
+/// Whether a thread is being killed. One that this process cannot see (`pid` 0: in another pid namespace) counts as one:
+/// otherwise no signal might ever end its call.
+pub fn is_dying(pid: u32) -> bool {
+    seen(pid).is_none_or(|status| is_killed(&status))
+}
+
+/// Whether a thread has got so far in ending that no signal reaches it: its memory goes before its files (`do_exit`).
+pub fn is_exiting(pid: u32) -> bool {
+    seen(pid).is_none_or(|status| has_no_memory(&status))
+}
+
+/// Whether a thread does not need the answer to its request any more. Of a thread that this process cannot see, the kernel's
+/// INTERRUPT has to say it.
+pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
+    seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
+}
+
+fn seen(pid: u32) -> Option<Status> {
+    if pid == 0 { None } else { Status::of(pid) }
+}
+
+fn is_killed(status: &Status) -> bool {
+    (status.bits("SigPnd") | status.bits("ShdPnd")) & KILL != 0
+}
+
+fn has_no_memory(status: &Status) -> bool {
+    status.values("VmSize").is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_runs_is_not_dying_and_needs_its_answer() {
+        let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        assert!(!is_dying(pid) && !is_exiting(pid) && !has_given_up(pid, true));
+    }
+
+    #[test]
+    fn of_a_thread_that_cannot_be_seen_the_interrupt_decides() {
+        for unseen in [0, u32::MAX >> 1] {
+            assert!(is_dying(unseen) && is_exiting(unseen));
+            assert!(has_given_up(unseen, true) && !has_given_up(unseen, false));
+        }
+    }
+}

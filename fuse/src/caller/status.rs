@@ -1,0 +1,84 @@
+//! `/proc/<thread>/status` (`proc_pid_status(5)`): lines of a name, a colon and values.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+
+/// Most bytes that are read. A line of 65,536 groups, the most that Linux gives a process, is longer; it is cut there.
+const LONGEST: usize = 1 << 16;
+
+/// The text of such a file.
+pub(crate) struct Status(String);
+
+impl Status {
+    /// That of a thread, if there is one of this number.
+    pub(crate) fn of(thread: u32) -> Option<Self> {
+        Self::read(&open(thread)?).ok()
+    }
+
+    /// That of the thread whose file this is. An error says that the thread is gone.
+    pub(crate) fn read(file: &File) -> io::Result<Self> {
+        let mut bytes = vec![0; 4096];
+        let mut length = 0;
+        loop {
+            match file.read_at(&mut bytes[length..], length as u64) {
+                Ok(0) => break,
+                Ok(more) => length += more,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if length == bytes.len() {
+                if length >= LONGEST {
+                    break;
+                }
+                bytes.resize(length * 2, 0);
+            }
+        }
+        Ok(Self(String::from_utf8_lossy(&bytes[..length]).into_owned()))
+    }
+
+    /// The values of a line. The name of a process stands in the file, too, but not with a line break in it.
+    pub(crate) fn values(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    }
+
+    /// The numbers of a line.
+    pub(crate) fn numbers<'a>(&'a self, name: &str) -> impl Iterator<Item = u32> + use<'a> {
+        let values = self.values(name).unwrap_or_default();
+        values.split_whitespace().map_while(|word| word.parse().ok())
+    }
+
+    /// The bits of a line that has a set: signals or capabilities.
+    pub(crate) fn bits(&self, name: &str) -> u64 {
+        self.values(name).and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+    }
+}
+
+/// The file of a thread. It stays that thread's: once the thread is gone, it cannot be read any more.
+pub(crate) fn open(thread: u32) -> Option<File> {
+    File::open(format!("/proc/{thread}/status")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_by_its_name_and_not_by_the_name_of_the_process() {
+        let status = Status(
+            "Name:\tUid: 7\nTgid:\t12\nUid:\t0\t1\t2\t3\nGid:\t4\t5\t6\t7\nSigPnd:\t0000000000000100\n".to_owned(),
+        );
+        assert_eq!(status.numbers("Tgid").next(), Some(12));
+        assert_eq!(status.numbers("Uid").nth(3), Some(3));
+        assert_eq!(status.numbers("Gid").collect::<Vec<_>>(), [4, 5, 6, 7]);
+        assert_eq!((status.bits("SigPnd"), status.bits("ShdPnd")), (0x100, 0));
+        assert_eq!(Status(String::new()).numbers("Tgid").next(), None);
+    }
+
+    #[test]
+    fn there_is_no_status_of_a_thread_that_does_not_exist() {
+        let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        assert!(Status::of(own).is_some());
+        assert!(Status::of(0).is_none() && Status::of(u32::MAX >> 1).is_none());
+    }
+}

@@ -1,0 +1,76 @@
+//! How much a volume holds, and whether it is well, as its driver says (`NodeGetVolumeStats`).
+
+use super::{DriverError, Home, client_of, text};
+use crate::csi::v1::volume_usage::Unit;
+use crate::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
+use crate::driver::NodeMount;
+
+/// What a driver says of a volume. A number that it does not know is missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes.
+    pub bytes: Option<Amounts>,
+    /// Files.
+    pub inodes: Option<Amounts>,
+    /// What is wrong with the volume, in the driver's words; empty if nothing is. Missing if the driver does not look.
+    pub condition: Option<String>,
+}
+
+/// How much of something there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// All of it.
+    pub total: u64,
+    /// What a user of the volume can have of it.
+    pub available: u64,
+    /// What is used.
+    pub used: u64,
+}
+
+/// Asks the driver of the volume at a home. Nothing if no CSI driver has published it, or the driver counts nothing. Blocks for as
+/// long as the driver takes.
+///
+/// # Errors
+/// What the driver said.
+pub fn usage(home: &Home) -> Result<Option<Usage>, DriverError> {
+    // As the driver was told.
+    let home = &Home::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
+    let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
+        return Ok(None);
+    };
+    let client = client_of(home, &record)?;
+    if !client.capabilities()?.stats {
+        return Ok(None);
+    }
+    let staging = record.node_mount.map(|directory| text(&NodeMount::at(directory).path())).transpose()?;
+    let request = NodeGetVolumeStatsRequest {
+        volume_id: record.volume_handle,
+        volume_path: text(&home.target())?,
+        staging_target_path: staging.unwrap_or_default(),
+    };
+    Ok(Some(client.stats(request)?.into()))
+}
+
+impl From<NodeGetVolumeStatsResponse> for Usage {
+    fn from(answer: NodeGetVolumeStatsResponse) -> Usage {
+        let of = |unit: Unit| answer.usage.iter().find(|usage| usage.unit() == unit).map(Amounts::from);
+        let condition = answer.volume_condition.as_ref();
+        let words = |message: &str| message.chars().filter(|c| !c.is_control()).take(300).collect();
+        Usage {
+            bytes: of(Unit::Bytes),
+            inodes: of(Unit::Inodes),
+            condition: condition.map(|found| match (found.abnormal, found.message.as_str()) {
+                (false, _) => String::new(),
+                (true, "") => "it does not say what".to_owned(),
+                (true, message) => words(message),
+            }),
+        }
+    }
+}
+
+impl From<&VolumeUsage> for Amounts {
+    fn from(usage: &VolumeUsage) -> Amounts {
+        let number = |number: i64| u64::try_from(number).unwrap_or_default();
+        Amounts { total: number(usage.total), available: number(usage.available), used: number(usage.used) }
+    }
+}

@@ -1,0 +1,55 @@
+//! The token of a pod's service account, as a kubelet hands it over: kept in memory alone, and replaced by the next one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use secrecy::SecretString;
+use tokio::sync::watch;
+
+use super::SettingsError;
+
+/// A token that may be there later, and is replaced in time. Clones are the same token.
+#[derive(Clone)]
+pub struct PodToken(Arc<watch::Sender<Option<SecretString>>>);
+
+impl Default for PodToken {
+    fn default() -> PodToken {
+        PodToken(Arc::new(watch::Sender::new(None)))
+    }
+}
+
+impl PodToken {
+    /// This is the token from now on.
+    pub fn replace(&self, token: SecretString) {
+        self.0.send_replace(Some(token));
+    }
+
+    /// Whether there is one.
+    pub fn is_known(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Waits until there is one.
+    pub(crate) async fn known(&self) {
+        // Fails only when the sender is gone, which is kept here.
+        let _ = self.0.subscribe().wait_for(Option::is_some).await;
+    }
+
+    pub(super) fn read(&self) -> Result<SecretString, SettingsError> {
+        self.0.borrow().clone().ok_or(SettingsError::NoPodToken)
+    }
+}
+
+impl PartialEq for PodToken {
+    fn eq(&self, other: &PodToken) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for PodToken {}
+
+impl fmt::Debug for PodToken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("PodToken")
+    }
+}

@@ -1,0 +1,70 @@
+//! What volumes of a pod lead to in the cluster: the PersistentVolume behind a claim, with its name on the node and its size. A pure
+//! function of the pod and its objects.
+//!
+//! Names are the kubelet's (`GetUniqueVolumeName`): a volume that is attached to the node, or of which the node has one device for all
+//! pods, has one name for all of them.
+
+use std::collections::BTreeMap;
+
+use crate::binding::{self, BoundSource};
+use crate::manifest::objects::{ObjectKind, Objects};
+use crate::manifest::pod::Pod;
+use crate::volume::migration::complete;
+use crate::volume::{Csi, Volume, VolumeSource};
+
+/// What a volume leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// The plugin that serves it: `kubernetes.io/csi`.
+    pub plugin: String,
+    /// Its name on the node: `kubernetes.io/csi/DRIVER^HANDLE`.
+    pub unique_name: String,
+    /// Whether a controller of the cluster attaches it to the node before it is mounted, and detaches it when it is not in use.
+    pub attachable: bool,
+    /// The bytes that the PersistentVolume has, if it says so.
+    pub size: Option<u64>,
+}
+
+/// What the volumes of the pod lead to, as far as these objects tell. A claim that leads to nothing is left out, and so is a volume of a
+/// CSI driver of which it is not known whether it has to be attached.
+pub fn backings(pod: &Pod, objects: &Objects) -> BTreeMap<String, Backing> {
+    let backing = |volume: &Volume| {
+        let name = volume.name.as_str();
+        let backing = match &volume.source {
+            VolumeSource::Claim(claim) => {
+                let bound = binding::resolve(name, claim, &pod.identity, &pod.facts, objects).ok()?;
+                let size = objects.persistent_volume(&bound.name).and_then(|volume| volume.capacity);
+                let plugin = bound.source.directory().replace('~', "/");
+                let unique_name = match &bound.source {
+                    BoundSource::Csi(csi) => {
+                        return Some((name.to_owned(), Backing { size, ..of_csi(csi, pod, objects)? }));
+                    }
+                    BoundSource::Local(_) => format!("{plugin}/{}", bound.name),
+                    _ => format!("{plugin}/{}-{name}", pod.identity.uid),
+                };
+                Backing { plugin, unique_name, attachable: false, size }
+            }
+            VolumeSource::Csi(csi) if !csi.is_ephemeral() => of_csi(csi, pod, objects)?,
+            _ => return None,
+        };
+        Some((name.to_owned(), backing))
+    };
+    pod.volumes.iter().filter_map(backing).collect()
+}
+
+fn of_csi(csi: &Csi, pod: &Pod, objects: &Objects) -> Option<Backing> {
+    let mut csi = csi.clone();
+    complete(&mut csi, &pod.identity.namespace);
+    let driver = objects.csi_driver(&csi.driver);
+    if driver.is_none() && objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver).is_some() {
+        return None;
+    }
+    let plugin = Csi::DIRECTORY.replace('~', "/");
+    let unique_name = format!("{plugin}/{}^{}", csi.driver, csi.handle.as_deref().unwrap_or_default());
+    // The kubelet, too, takes a driver without an object for one whose volumes are attached.
+    let attachable = driver.is_none_or(|driver| driver.attach_required);
+    Some(Backing { plugin, unique_name, attachable, size: None })
+}
+
+#[cfg(test)]
+mod tests;

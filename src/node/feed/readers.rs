@@ -1,0 +1,102 @@
+//! Who reads the objects of CSI volumes, where that is the pod that has them and not podfs: a client of the API server for each pod,
+//! with the token that the kubelet sends with each publication.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use secrecy::SecretString;
+use tokio::sync::OnceCell;
+use tokio::time::sleep;
+
+use crate::kube::client::Client;
+use crate::kube::settings::{PodToken, SettingsError};
+use crate::manifest::pod::PodUid;
+use crate::source::Access;
+
+/// How long podfs waits before it reads settings again that cannot be used.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The readers of the node's pods. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::node) struct PodReaders {
+    server: Access,
+    pods: Arc<DashMap<PodUid, Arc<PodReader>>>,
+}
+
+/// A pod that reads objects of its own.
+pub(super) struct PodReader {
+    server: Access,
+    token: PodToken,
+    client: OnceCell<Client>,
+}
+
+impl PodReaders {
+    /// Readers at this server; no token is known.
+    pub(super) fn new(server: Access) -> PodReaders {
+        PodReaders { server, pods: Arc::default() }
+    }
+
+    /// The reader of a pod, be its token known or not.
+    pub(super) fn of(&self, uid: &PodUid) -> Arc<PodReader> {
+        let new = || {
+            let server = self.server.clone();
+            Arc::new(PodReader { server, token: PodToken::default(), client: OnceCell::new() })
+        };
+        Arc::clone(&self.pods.entry(uid.clone()).or_insert_with(new))
+    }
+
+    /// The token of a pod is this one now.
+    pub(in crate::node) fn renew(&self, uid: &PodUid, token: SecretString) {
+        self.of(uid).token.replace(token);
+    }
+
+    /// Whether a token of the pod is known.
+    pub(in crate::node) fn knows(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|reader| reader.token.is_known())
+    }
+
+    /// Forgets the tokens of all other pods than these, unless a task still reads with them.
+    pub(in crate::node) fn keep(&self, is_published: impl Fn(&PodUid) -> bool) {
+        self.pods.retain(|uid, reader| is_published(uid) || Arc::strong_count(reader) > 1);
+    }
+}
+
+impl PodReader {
+    /// The pod's client: all of its objects are read over one connection. Without a token, what is missing is told before the wait
+    /// for it, and likewise when the settings of the server cannot be used.
+    pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> Client {
+        if !self.token.is_known() {
+            tell(&SettingsError::NoPodToken);
+            self.token.known().await;
+        }
+        loop {
+            let access = || Access::AsPod(Box::new(self.server.clone()), self.token.clone());
+            match self.client.get_or_try_init(|| Client::open(access())).await {
+                Ok(client) => return client.clone(),
+                Err(error) => tell(&error),
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_kept_while_the_pod_is_published_or_read_for_and_never_shown() {
+        let readers = PodReaders::new(Access::InCluster);
+        let uid = |name: &str| PodUid::parse(name).expect("a uid");
+        let (kept, read, gone) = (uid("kept"), uid("read"), uid("gone"));
+        [&kept, &read, &gone].into_iter().for_each(|uid| readers.renew(uid, SecretString::from("t0ken")));
+        let reader = readers.of(&read);
+        readers.keep(|uid| *uid == kept);
+        assert!(readers.knows(&kept) && readers.knows(&read) && !readers.knows(&gone));
+        assert!(!format!("{:?}", Access::AsPod(Box::new(Access::InCluster), reader.token.clone())).contains("t0ken"));
+        drop(reader);
+        readers.keep(|_| false);
+        assert!(!readers.knows(&kept) && !readers.knows(&read));
+    }
+}

@@ -1,0 +1,156 @@
+//! `podfs node --csi` with an API server: objects that podfs reads, and objects that pods read with tokens of their own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tonic::Code;
+
+use crate::api_server::{ApiServer, Style, User};
+use crate::common::{eventually, wait_content};
+use crate::kubelet::{Kubelet, Volume};
+use crate::rig::NODE;
+
+const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+
+/// A server, and a node of it with a kubelet.
+struct Cluster {
+    server: ApiServer,
+    kubelet: Kubelet,
+    podfs: User,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let podfs = User::new("system:serviceaccount:podfs:podfs", "system:serviceaccounts");
+        let cluster = Cluster { server: ApiServer::start(), kubelet: Kubelet::new(), podfs };
+        cluster.server.permit(&cluster.podfs, &["list", "watch"], "pods");
+        cluster.put("app", "first");
+        cluster
+    }
+
+    fn put(&self, name: &str, value: &str) {
+        self.server.put_value(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"key": value},
+            "metadata": {"name": name, "namespace": "default"}}));
+    }
+
+    fn command(&self) -> Command {
+        let mut command = self.kubelet.node.bare_command();
+        command.arg("--kubeconfig").arg(self.server.kubeconfig_of(&self.podfs, Style::Token));
+        command.arg("--csi").arg(self.kubelet.socket()).arg("--kubelet-root").arg(self.kubelet.root());
+        command.arg("--node-name").arg(NODE);
+        command
+    }
+
+    fn command_as_pods(&self) -> Command {
+        let mut command = self.command();
+        command.arg("--csi-read-as=pod");
+        command
+    }
+
+    fn volume(&self, pod: &str) -> Volume {
+        let mut volume = self.kubelet.volume(pod, "config", &[("kind", "configMap"), ("name", "app")]);
+        volume.request.volume_context.remove(TOKENS);
+        volume
+    }
+}
+
+/// The service account of a pod.
+fn account(name: &str) -> User {
+    User::new(&format!("system:serviceaccount:default:{name}"), "system:serviceaccounts")
+}
+
+/// Tokens as a kubelet sends them.
+fn tokens(token: &str) -> String {
+    json!({"": {"token": token, "expirationTimestamp": "2099-01-01T00:00:00Z"}}).to_string()
+}
+
+fn with_token(volume: &Volume, token: &str) -> Volume {
+    let mut volume = volume.clone();
+    volume.request.volume_context.insert(TOKENS.to_owned(), tokens(token));
+    volume
+}
+
+#[test]
+fn an_inline_volume_shows_an_object_of_the_api_server_and_its_changes() {
+    let cluster = Cluster::new();
+    cluster.server.permit(&cluster.podfs, &["list", "watch"], "configmaps");
+    let _daemon = cluster.kubelet.node.start_command(cluster.command());
+    let volume = cluster.volume("web");
+    cluster.kubelet.published(&volume);
+    assert_eq!(fs::read_to_string(volume.target.join("key")).expect("a file"), "first");
+    cluster.put("app", "second");
+    wait_content(&volume.target.join("key"), "second");
+    cluster.kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
+fn a_pod_reads_its_objects_with_its_own_token_which_podfs_renews_and_never_shows() {
+    let cluster = Cluster::new();
+    let Cluster { server, kubelet, .. } = &cluster;
+    let (web, other) = (account("web"), account("other"));
+    server.permit(&web, &["list", "watch"], "configmaps");
+    let mut daemon = kubelet.node.start_command(cluster.command_as_pods());
+    let volume = cluster.volume("web");
+    let status = kubelet.publish(&volume).expect_err("there is no token");
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    assert!(status.message().contains("tokenRequests"), "{status:?}");
+    let mut bad = volume.clone();
+    bad.request.secrets.insert(TOKENS.to_owned(), "n0-token".to_owned());
+    let status = kubelet.publish(&bad).expect_err("that is no token");
+    assert!(status.message().contains("what a kubelet sends") && !status.message().contains("n0-token"), "{status:?}");
+
+    let first = server.new_token(&web);
+    kubelet.published(&with_token(&volume, &first));
+    let file = volume.target.join("key");
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "first");
+    let asked = server.requests().into_iter().filter(|asked| asked.plural == "configmaps").map(|asked| asked.user);
+    assert_eq!(asked.collect::<BTreeSet<_>>(), BTreeSet::from([web.name.clone()]), "the pod alone asks");
+
+    // Another pod of the node names the same object, and its service account may not read it.
+    let refused = with_token(&cluster.volume("other"), &server.new_token(&other));
+    thread::scope(|scope| {
+        let publishing = scope.spawn(|| kubelet.publish(&refused));
+        eventually("the state says why", || {
+            let volume = kubelet.node.volume("other", "config");
+            volume
+                .is_some_and(|volume| volume["reason"].as_str().is_some_and(|reason| reason.contains("other\" cannot")))
+        });
+        server.permit(&other, &["list", "watch"], "configmaps");
+        publishing.join().expect("it ends").expect("published");
+    });
+
+    // The next daemon has no token until the kubelet calls again; the volume shows what it showed.
+    daemon.signal(Signal::SIGKILL);
+    daemon.wait();
+    let _daemon = kubelet.node.start_command(cluster.command_as_pods());
+    let second = server.new_token(&web);
+    eventually("the state says what it waits for", || {
+        let volume = kubelet.node.volume("web", "config");
+        volume.is_some_and(|volume| volume.to_string().contains("next NodePublishVolume"))
+    });
+    kubelet.published(&volume);
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "first");
+    // From Kubernetes 1.35 on, tokens come among the secrets where the CSIDriver object says so.
+    let mut renewed = volume.clone();
+    renewed.request.secrets.insert(TOKENS.to_owned(), tokens(&second));
+    kubelet.published(&renewed);
+    cluster.put("app", "second");
+    wait_content(&file, "second");
+
+    // A token that has expired is replaced by that of the next call.
+    let third = server.new_token(&web);
+    server.crash();
+    server.boot();
+    server.become_ready();
+    kubelet.published(&with_token(&volume, &third));
+    cluster.put("app", "third");
+    wait_content(&file, "third");
+    let log = kubelet.node.log();
+    assert!([first, second, third].iter().all(|token| !log.contains(token)), "no token is logged");
+    kubelet.end_pod("web", &[volume]);
+    kubelet.end_pod("other", &[refused]);
+}

@@ -1,0 +1,139 @@
+//! Messages that the kernel does not send, counted by operation: because it knows the answer, or keeps a lock by itself.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mknodat, openat, renameat_with};
+
+use crate::common::locker::Locker;
+use crate::common::passthrough::Mounted;
+use crate::common::undisturbed::undisturbed;
+
+#[test]
+fn isatty_is_one_message_each_time() {
+    // open(3) of Python before 3.14 calls it.
+    for mounted in [Mounted::new(), Mounted::alone(), Mounted::with_limit(1 << 30)] {
+        fs::write(mounted.path().join("file"), "x").expect("written");
+        let file = File::open(mounted.path().join("file")).expect("a file");
+        let asked = mounted.requests_during(|| {
+            for _ in 0..10 {
+                assert!(!file.is_terminal());
+                assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
+            }
+        });
+        assert_eq!(asked.get("IOCTL"), Some(&10), "{asked:?}");
+    }
+}
+
+#[test]
+fn an_absent_name_is_asked_for_once_where_nothing_else_uses_the_source() {
+    let mounted = Mounted::alone();
+    let absent = mounted.path().join("absent");
+    undisturbed(|| {
+        assert!(!absent.exists());
+        let asked = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
+        if asked.contains_key("LOOKUP") { Err(format!("{asked:?}")) } else { Ok(()) }
+    });
+}
+
+#[test]
+fn an_absent_name_is_asked_for_each_time_where_the_source_may_change() {
+    let mounted = Mounted::new();
+    let absent = mounted.path().join("absent");
+    let asked = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
+    assert_eq!(asked.get("LOOKUP"), Some(&100), "{asked:?}");
+    fs::write(mounted.source().join("absent"), "").expect("written");
+    assert!(absent.exists(), "a name that was absent is seen at once");
+}
+
+#[test]
+fn what_is_made_is_there_although_its_absence_was_remembered() {
+    let mounted = Mounted::alone();
+    let root = mounted.path();
+    let other = root.join("other");
+    type Way<'a> = (&'a str, &'a dyn Fn(&Path));
+    let ways: [Way<'_>; 8] = [
+        ("create", &|new| drop(File::create_new(new).expect("created"))),
+        ("mkdir", &|new| fs::create_dir(new).expect("made")),
+        ("symlink", &|new| symlink("file", new).expect("a link")),
+        ("mknod", &|new| mknodat(CWD, new, FileType::Fifo, Mode::RUSR, 0).expect("made")),
+        ("link", &|new| fs::hard_link(&other, new).expect("linked")),
+        ("rename", &|new| {
+            fs::rename(&other, new).expect("renamed");
+            assert!(!other.exists(), "the old name");
+        }),
+        ("exchange", &|new| {
+            File::create_new(new).expect("created");
+            renameat_with(CWD, &other, CWD, new, RenameFlags::EXCHANGE).expect("exchanged");
+        }),
+        ("tmpfile", &|new| {
+            let nameless = openat(CWD, root, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR).expect("a file");
+            linkat(&nameless, c"", CWD, new, AtFlags::EMPTY_PATH).expect("linked");
+        }),
+    ];
+    for (way, make) in ways {
+        for round in 0..3 {
+            let new = root.join(way);
+            File::create(&other).expect("created");
+            (0..2).for_each(|_| assert!(!new.exists(), "{way} {round}"));
+            make(&new);
+            let found = fs::symlink_metadata(&new).unwrap_or_else(|error| panic!("{way} {round}: {error}"));
+            assert!(fs::read_dir(root).expect("a listing").flatten().any(|entry| entry.file_name() == way), "{way}");
+            if found.is_dir() { fs::remove_dir(&new) } else { fs::remove_file(&new) }.expect("removed");
+            assert!(fs::symlink_metadata(&new).is_err(), "{way} {round}");
+        }
+    }
+}
+
+/// Each kind of lock, and how it is let go.
+const LOCKS: [(&str, &str); 3] = [
+    ("lock f flock exclusive", "lock f flock none"),
+    ("lock f posix exclusive 0 10", "lock f posix none 0 10"),
+    ("lock f ofd exclusive 0 10", "lock f ofd none 0 10"),
+];
+
+#[test]
+fn the_kernel_keeps_locks_by_itself_where_nothing_else_uses_the_source() {
+    let mounted = Mounted::alone();
+    let file = mounted.path().join("file");
+    let asked = mounted.requests_during(|| {
+        for (lock, unlock) in LOCKS {
+            let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+            owner.does(lock);
+            other.is_refused(lock);
+            other.waits_in(&format!("{lock} wait"));
+            owner.does(unlock);
+            assert_eq!(other.answer(), "ok", "{lock}");
+            owner.is_refused(lock);
+            // The lock of a process ends with it.
+            other.dies();
+            owner.does(lock);
+        }
+        // A POSIX lock ends when its process closes any descriptor of the file, also one that only reads.
+        let (mut owner, mut other) = (Locker::with(&file), Locker::with(&file));
+        owner.does("lock f posix exclusive 0 10");
+        owner.does(&format!("open reader {} read", file.display()));
+        other.is_refused("lock f posix exclusive 0 10");
+        owner.does("close reader");
+        other.does("lock f posix exclusive 0 10");
+    });
+    let of_locks: Vec<_> =
+        ["SETLK", "SETLKW", "GETLK", "FLUSH"].into_iter().filter(|it| asked.contains_key(it)).collect();
+    assert!(of_locks.is_empty(), "{asked:?}");
+}
+
+#[test]
+fn a_close_is_a_message_only_where_it_may_end_a_lock_that_the_server_has_taken() {
+    for (mounted, asks) in [(Mounted::alone(), false), (Mounted::new(), true)] {
+        let asked = mounted.requests_during(|| {
+            for number in 0..10 {
+                let mut file = File::create_new(mounted.path().join(number.to_string())).expect("created");
+                file.write_all(b"content").expect("written");
+            }
+        });
+        assert_eq!(asked.get("CREATE"), Some(&10), "{asked:?}");
+        assert_eq!(asked.contains_key("FLUSH"), asks, "{asked:?}");
+    }
+}
