@@ -1,4 +1,4 @@
-//! The fuzz targets, but for what calls them: libFuzzer, and the test `nfs::fuzz_seeds` that reads the seeds.
+//! The fuzz targets, without their callers: libFuzzer, and the test `nfs::fuzz_seeds` that reads the seeds.
 //!
 //! | module | owns |
 //! |---|---|

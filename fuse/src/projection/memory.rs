@@ -78,8 +78,8 @@ impl Block {
 
     /// The bytes, and up to seven zeros.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has that length, is initialised by the kernel, and but for its counters not written while the
-        // block can be borrowed.
+        // SAFETY: the mapping has that length, and the kernel has initialised it. Only its counters, which are left out, are
+        // written while the block can be borrowed.
         unsafe { slice::from_raw_parts(self.mapping.as_ptr(), self.mapping.len() - self.counted) }
     }
 
