@@ -29,7 +29,7 @@ pub enum ActAs {
     #[default]
     #[serde(rename = "AsTheyAre")]
     Caller,
-    /// Nobody (`sec=none`).
+    /// No user: AUTH_NONE (`sec=none`).
     #[serde(rename = "AsNobody")]
     Nobody,
     /// What the caller is in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
@@ -54,7 +54,7 @@ struct Thread {
 }
 
 impl Credentials {
-    /// None yet.
+    /// Without any caller yet. `act_as` says which credentials calls have.
     pub fn new(act_as: ActAs) -> Self {
         Self { act_as, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
     }
@@ -70,7 +70,7 @@ impl Credentials {
         }
         let mut known = self.known.borrow_mut();
         if let Some(thread) = known.get_mut(&caller.pid) {
-            // Where the kernel does not tell the user, a change of it would not be noticed.
+            // In an ID-mapped mount requests name no user, so a change of user would not be noticed.
             let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.act_as == ActAs::Caller;
             if same && thread.at.elapsed() < HOLDS {
                 return thread.credential.clone();
@@ -101,7 +101,7 @@ impl Credentials {
                 let ids = self.ids(caller.pid);
                 // The fourth is the one for files (`fsuid`).
                 let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
-                // For what creates something the kernel tells it, as the mount maps it.
+                // Requests that create something carry the id, as the mount maps it.
                 let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
                 Credential::User {
                     uid: pick(caller.uid, own("Uid")),

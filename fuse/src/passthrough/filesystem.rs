@@ -112,8 +112,8 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
         | init::SETXATTR_EXT
         | init::PASSTHROUGH
         | init::HAS_RESEND;
-    // With ID-mapped mounts the kernel no longer tells the uid of who asks, and a trace is there to tell.
-    // A source on another machine has to be told, unless the caller is looked at in its own namespace.
+    // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows. A source on another machine needs the
+    // uid too, unless podfs reads it in the caller's own namespace.
     let told = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.

@@ -63,7 +63,7 @@ impl PodReaders {
 }
 
 impl PodReader {
-    /// The pod's client: all of its objects are read over one connection. Without a token, what is missing is told before the wait
+    /// The pod's client: all of its objects are read over one connection. Without a token, podfs reports what is missing and waits
     /// for it, and likewise when the settings of the server cannot be used.
     pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> Client {
         if !self.token.is_known() {
