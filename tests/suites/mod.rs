@@ -2,9 +2,9 @@
 //! which knows what a file must hold after any sequence of them.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ pub struct Exercise {
     pub configuration: String,
     /// What the sequences follow from.
     pub seeds: &'static [u64],
-    /// How many there are in each.
+    /// How many there are in each, times `PODFS_SOAK_FSX` (1 where it is not set).
     pub operations: u32,
     /// What fsx finds in its environment besides.
     pub environment: Vec<(&'static str, PathBuf)>,
@@ -79,7 +79,9 @@ impl Exercise {
         let mut command = Command::new(suite("fsx"));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.arg("-f").arg(&configuration).arg("-P").arg(beside.path());
-        command.args(["-S", &seed.to_string(), "-N", &self.operations.to_string()]).arg(directory.join("file"));
+        let times: u32 = env::var("PODFS_SOAK_FSX").map_or(1, |times| times.parse().expect("a number"));
+        let operations = self.operations * times;
+        command.args(["-S", &seed.to_string(), "-N", &operations.to_string()]).arg(directory.join("file"));
         let output = command.output().expect("fsx runs");
         let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.contains("A-OK"), "seed {seed}: {said}");

@@ -2,6 +2,7 @@
 //! killed meanwhile.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,7 +43,7 @@ impl Dynamic {
     fn manifest(&self, volumes: &[&str]) -> Value {
         let volume = |name: &&str| match *name {
             "host" => json!({"name": "host", "hostPath": {"path": self.source.path(), "type": "Directory"}}),
-            "scratch" => json!({"name": "scratch", "emptyDir": {}}),
+            name if name.starts_with("scratch") => json!({"name": name, "emptyDir": {}}),
             "memory" => json!({"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
             name => json!({"name": name, "configMap": {"name": name}}),
         };
@@ -285,6 +286,37 @@ fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volu
         });
         assert_eq!(content(&pod.source.path().join("f")), "host");
     }
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_killed_after_volumes_have_left_is_followed_by_one_with_all_open_files() {
+    let pod = Dynamic::new(&["one", "two", "scratch-1"]);
+    let mut running = pod.fixture.run();
+    let wanted = ["one", "two", "scratch-1", "host", "scratch-2", "scratch-3"];
+    pod.publish(&wanted);
+    pod.wait_live();
+    // The files that are opened now get the numbers that the descriptors of these volumes had, the lowest of all.
+    pod.unpublish(&["one", "two"]);
+    let directory = pod.volume("empty-dir", "scratch-3");
+    let open: Vec<_> = (0..50)
+        .map(|index| {
+            let path = directory.join(index.to_string());
+            fs::write(&path, index.to_string()).expect("written");
+            (index, fs::OpenOptions::new().read(true).write(true).open(path).expect("open"))
+        })
+        .collect();
+    let first = running.server();
+    kill(first, Signal::SIGKILL).expect("a server");
+    eventually("another server serves the pod", || running.server() != first);
+    pod.wait_live();
+    for (index, file) in &open {
+        assert_eq!(file.metadata().expect("served").len(), index.to_string().len() as u64);
+        file.write_all_at(b"again", 0).expect("written");
+        assert_eq!(fs::read_to_string(directory.join(index.to_string())).expect("read"), "again");
+    }
+    drop(open);
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
 }

@@ -263,17 +263,16 @@ fn is_heard(caller: &OwnedFd) -> bool {
     recv(caller, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
 }
 
-/// Takes over what the regions refer to. Nothing but the reserved numbers is in use here when it comes. What no process has
-/// any more is forgotten at once, before this process opens something under the same number.
+/// Takes over what the regions refer to. Nothing but the reserved numbers and the regions' descriptors is in use here when it
+/// comes. What no process has any more is forgotten at once, before this process opens something under the same number.
 fn inherit(handover: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     let handover = handover.map(Handover::new).transpose()?;
-    // A region that cannot be read is refused when its volume is resumed.
-    let regions: Vec<_> = regions.filter_map(|region| Region::adopt(region).ok()).collect();
-    let mut numbers: Vec<_> =
-        regions.iter().flat_map(|region| passthrough::descriptors(region).unwrap_or_default()).collect();
+    let files: Vec<_> = regions.collect();
+    let mut numbers: Vec<_> = files.iter().flat_map(|file| numbers_in(file.as_fd())).collect();
     numbers.retain(|number| *number >= FIRST_FREE);
     numbers.sort_unstable();
     numbers.dedup();
+    let regions = adopt_above(files, numbers.last().copied())?;
     let gone = match handover {
         Some(handover) => {
             numbers.last().map_or(Ok(()), |highest| check_limit(*highest))?;
@@ -283,6 +282,30 @@ fn inherit(handover: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) ->
     };
     regions.iter().for_each(|region| passthrough::forget_descriptors(region, &gone));
     Ok(())
+}
+
+/// The numbers of the descriptors that a region names. A region that cannot be read names none: it is refused when its volume
+/// is resumed.
+fn numbers_in(file: BorrowedFd<'_>) -> Vec<RawFd> {
+    let Ok(file) = file.try_clone_to_owned() else { return Vec::new() };
+    Region::adopt(file).ok().and_then(|region| passthrough::descriptors(&region).ok()).unwrap_or_default()
+}
+
+/// The regions of these files, with descriptors above `highest`, the last number that is inherited. At the lowest free numbers,
+/// where they came, they would be in the way of what the last server had there.
+fn adopt_above(files: Vec<OwnedFd>, highest: Option<RawFd>) -> io::Result<Vec<Region>> {
+    let mut regions = Vec::new();
+    for file in files {
+        let file = match highest {
+            Some(highest) => {
+                check_limit(highest + 1)?;
+                rustix::io::fcntl_dupfd_cloexec(&file, highest + 1)?
+            }
+            None => file,
+        };
+        regions.extend(Region::adopt(file).ok());
+    }
+    Ok(regions)
 }
 
 /// Whether this process may have a descriptor of that number. The limit of its predecessor may have been higher.
