@@ -1,4 +1,4 @@
-//! Calls that name files, one after the other, in a directory of 400 files of 1 KiB.
+//! Calls that name files, one after the other, in a directory of 400 files of 4 KiB.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::rig::{Figure, Place, file, fill, forget_names, header, medians, per_call, row};
+use super::rig::{Place, SIZE, file, fill, forget_names, header, per_call, row, take_turns};
 
 const ROUNDS: usize = 11;
 const FILES: usize = 400;
@@ -27,10 +27,9 @@ pub const MEASUREMENTS: [Measurement; 8] = [
 
 pub fn run() {
     let places = Place::all();
-    header("one call (us)");
+    header("one call (us)", &places);
     for measurement in MEASUREMENTS {
-        let figures = medians(&places, ROUNDS, |place| measure(place, measurement));
-        row(measurement.0, Figure::Time, &figures);
+        row(measurement.0, &take_turns(&places, ROUNDS, |place| measure(place, measurement)));
     }
 }
 
@@ -48,7 +47,7 @@ fn create(shown: &Path, _: &Path) -> f64 {
     fs::create_dir(shown).expect("a directory");
     per_call(FILES, |number| {
         let mut new = File::create_new(file(shown, number)).expect("created");
-        new.write_all(&[b'x'; 1024]).expect("written");
+        new.write_all(&[b'x'; SIZE]).expect("written");
     })
 }
 
@@ -76,9 +75,9 @@ fn stat_absent(shown: &Path, behind: &Path) -> f64 {
 fn open_read_close(shown: &Path, behind: &Path) -> f64 {
     fill(behind, FILES);
     let read = |number| {
-        let mut buffer = [0; 2048];
+        let mut buffer = [0; 2 * SIZE];
         let mut opened = File::open(file(shown, number)).expect("a file");
-        assert_eq!(opened.read(black_box(&mut buffer)).expect("read"), 1024);
+        assert_eq!(opened.read(black_box(&mut buffer)).expect("read"), SIZE);
     };
     per_call(FILES, read);
     per_call(FILES, read)

@@ -1,4 +1,4 @@
-//! What the benches share: the places that are compared, rounds that take turns, tables.
+//! What the benches share: the places that are compared, rounds in which they take turns, tables.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::Options;
+use podfs_fuse::passthrough::{Cache, Options};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::server::process;
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub fn serve() {
 /// A directory that calls are made in.
 pub struct Place {
     /// What it is called in tables.
-    pub name: String,
+    pub name: &'static str,
     /// Where it is used.
     pub shown: PathBuf,
     /// What is behind it on the disk.
@@ -50,23 +50,37 @@ pub struct Place {
 /// What serves a place. What is mounted goes before its server does.
 enum Serving {
     Podfs { _visible: VisibleMount, _passthrough: Passthrough, _server: Killed },
-    Bindfs { at: PathBuf, _server: Killed },
+    Peer { at: PathBuf, _server: Killed },
 }
 
 impl Place {
     /// A directory of the disk as it is.
     pub fn native() -> Self {
         let (base, source, _) = directories();
-        Self { name: "native".to_owned(), shown: source.clone(), source, _server: None, _base: base }
+        Self { name: "native", shown: source.clone(), source, _server: None, _base: base }
+    }
+
+    /// A directory of the disk, shown by podfs as a hostPath without annotations.
+    pub fn auto() -> Self {
+        Self::podfs("auto", Options::default())
+    }
+
+    /// A directory of the disk, shown by podfs as an emptyDir.
+    pub fn empty_dir() -> Self {
+        Self::podfs("emptyDir", Options { cache: Cache::Always, exclusive: true, ..Options::default() })
     }
 
     /// A directory of the disk, shown by podfs with so many session threads.
-    pub fn podfs(threads: Option<u8>) -> Self {
+    pub fn with_threads(name: &'static str, threads: u8) -> Self {
+        Self::podfs(name, Options { threads: Some(threads), ..Options::default() })
+    }
+
+    fn podfs(name: &'static str, options: Options) -> Self {
         let (base, source, shown) = directories();
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let server = Command::new("/proc/self/exe").arg(SERVE).stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let server = Killed(server.expect("this program can be started again"));
-        let options = Options { name: "bench".to_owned(), threads, ..Options::default() };
+        let options = Options { name: "bench".to_owned(), threads: options.threads.or_else(chosen_threads), ..options };
         let directory = File::open(&source).expect("a directory");
         let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
         let passthrough =
@@ -76,34 +90,65 @@ impl Place {
         let point = MountPoint::prepare(&shown, Leftovers::RemoveDead, &mut made).expect("a mount point");
         let visible = passthrough.show(&point, Access::ReadWrite).expect("a visible mount");
         let serving = Serving::Podfs { _visible: visible, _passthrough: passthrough, _server: server };
-        let name = threads.map_or("podfs".to_owned(), |threads| format!("{threads} threads"));
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
 
     /// A directory of the disk, shown by bindfs.
     pub fn bindfs() -> Self {
+        Self::peer("bindfs", Command::new("bindfs").arg("-f"))
+    }
+
+    /// A directory of the disk, shown by libfuse's example `passthrough_hp` (`fuse/benches/passthrough/libfuse` builds it).
+    pub fn hp() -> Self {
+        Self::peer("hp", Command::new(hp_program()).arg("--foreground"))
+    }
+
+    /// The same over io_uring, which the kernel allows as long as the bench runs.
+    pub fn hp_uring() -> Self {
+        let allowed = fs::read_to_string(ENABLE_URING).expect("Linux 6.14 or newer");
+        fs::write(ENABLE_URING, "Y").expect("root may");
+        let place = Self::peer("hp-uring", Command::new(hp_program()).args(["--foreground", "-o", "io_uring"]));
+        // The server has asked the kernel for its transport when it has answered the first call.
+        fs::write(ENABLE_URING, allowed).expect("root may");
+        place
+    }
+
+    fn peer(name: &'static str, command: &mut Command) -> Self {
         let (base, source, shown) = directories();
-        let child = Command::new("bindfs").arg("-f").args([&source, &shown]).spawn();
-        let server = Killed(child.expect("bindfs is installed (apt-get install bindfs)"));
+        let child = command.args([&source, &shown]).stdout(Stdio::null()).spawn();
+        let server = Killed(child.unwrap_or_else(|error| panic!("{name} cannot be started: {error}")));
         let outside = device(&base.path().join("source"));
         while device(&shown) == outside {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let serving = Serving::Bindfs { at: shown.clone(), _server: server };
-        Self { name: "bindfs".to_owned(), shown, source, _server: Some(serving), _base: base }
+        let serving = Serving::Peer { at: shown.clone(), _server: server };
+        Self { name, shown, source, _server: Some(serving), _base: base }
     }
 
-    /// The native directory, podfs and bindfs.
-    pub fn all() -> [Self; 3] {
-        let threads = std::env::var("PODFS_THREADS").ok();
-        let threads = threads.map(|threads| threads.parse().expect("PODFS_THREADS is a number"));
-        [Self::native(), Self { name: "podfs".to_owned(), ..Self::podfs(threads) }, Self::bindfs()]
+    /// The native directory, podfs as hostPath and as emptyDir, and the peers that are there.
+    pub fn all() -> Vec<Self> {
+        let mut places = vec![Self::native(), Self::auto(), Self::empty_dir(), Self::bindfs()];
+        if hp_program().exists() {
+            places.extend([Self::hp(), Self::hp_uring()]);
+        }
+        places
     }
+}
+
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
+fn hp_program() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("../libfuse/passthrough_hp")
+}
+
+fn chosen_threads() -> Option<u8> {
+    let threads = std::env::var("PODFS_THREADS").ok()?;
+    Some(threads.parse().expect("PODFS_THREADS is a number"))
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        if let Self::Bindfs { at, .. } = self {
+        if let Self::Peer { at, .. } = self {
             let _ = umount2(&**at, MntFlags::MNT_DETACH);
         }
     }
@@ -132,11 +177,14 @@ fn device(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::dev(&fs::metadata(path).expect("a directory"))
 }
 
-/// Makes `count` files of 1 KiB in a new directory.
+/// Bytes of a file.
+pub const SIZE: usize = 4096;
+
+/// Makes `count` files of [`SIZE`] bytes in a new directory.
 pub fn fill(directory: &Path, count: usize) {
     fs::create_dir(directory).expect("a directory");
     for number in 0..count {
-        fs::write(file(directory, number), [b'x'; 1024]).expect("written");
+        fs::write(file(directory, number), [b'x'; SIZE]).expect("written");
     }
 }
 
@@ -149,8 +197,15 @@ pub fn forget_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
 }
 
-/// Median of each place. The places take turns, so that what else the machine does meets all alike.
-pub fn medians(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) -> Vec<f64> {
+/// What the rounds of one measurement gave at one place.
+pub struct Figures {
+    median: f64,
+    /// Half of the distance between the quartiles.
+    spread: f64,
+}
+
+/// The figures of each place. The places take turns, so that other work of the machine meets all of them alike.
+pub fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) -> Vec<Figures> {
     let mut samples = vec![Vec::with_capacity(rounds); places.len()];
     // The first round warms everything.
     for round in 0..=rounds {
@@ -161,12 +216,23 @@ pub fn medians(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64)
             }
         }
     }
-    samples.into_iter().map(median).collect()
+    samples.into_iter().map(Figures::of).collect()
 }
 
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_unstable_by(f64::total_cmp);
-    samples[samples.len() / 2]
+impl Figures {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_unstable_by(f64::total_cmp);
+        let last = samples.len() - 1;
+        let spread = (samples[last * 3 / 4] - samples[last / 4]) / 2.0;
+        Self { median: samples[samples.len() / 2], spread }
+    }
+}
+
+/// Milliseconds of a call.
+pub fn millis(call: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    call();
+    began.elapsed().as_secs_f64() * 1e3
 }
 
 /// Microseconds of one call, from `count` of them.
@@ -176,23 +242,19 @@ pub fn per_call(count: usize, call: impl FnMut(usize)) -> f64 {
     began.elapsed().as_secs_f64() * 1e6 / count as f64
 }
 
-/// What larger figures mean.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Figure {
-    /// Time: less is better.
-    Time,
-    /// Work done: more is better.
-    Rate,
+/// The first line of a table: one column for each place.
+pub fn header(title: &str, places: &[Place]) {
+    print!("\n{title:<44}");
+    places.iter().for_each(|place| print!(" {:>14}", place.name));
+    println!();
 }
 
-pub fn header(title: &str) {
-    println!("\n{title:<44} {:>11} {:>11} {:>11} {:>9} {:>9}", "native", "podfs", "bindfs", "native", "bindfs");
-}
-
-/// A row of the three places; the last columns say how much faster podfs is than each of the others.
-pub fn row(what: &str, figure: Figure, medians: &[f64]) {
-    let &[native, podfs, bindfs] = medians else { panic!("three places are compared") };
-    let faster = |peer: f64| if figure == Figure::Time { peer / podfs } else { podfs / peer };
-    let (to_native, to_bindfs) = (faster(native), faster(bindfs));
-    println!("{what:<44} {native:>11.2} {podfs:>11.2} {bindfs:>11.2} {to_native:>8.2}x {to_bindfs:>8.2}x");
+/// A line of a table: the median of each place, and its spread in percent.
+pub fn row(what: &str, figures: &[Figures]) {
+    print!("{what:<44}");
+    for Figures { median, spread } in figures {
+        let digits = if *median < 10.0 { 2 } else { 0 };
+        print!(" {median:>8.digits$} {:>4.0}%", spread / median * 100.0);
+    }
+    println!();
 }

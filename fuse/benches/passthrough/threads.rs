@@ -3,28 +3,24 @@
 use std::thread;
 
 use super::names::{MEASUREMENTS, measure};
-use super::rig::{Place, medians};
+use super::rig::{Place, header, row, take_turns};
 
 const ROUNDS: usize = 7;
-const MOST: u8 = 4;
+const THREADS: [(&str, u8); 4] = [("1 thread", 1), ("2 threads", 2), ("3 threads", 3), ("4 threads", 4)];
 
 pub fn run() {
-    let places: Vec<_> = (1..=MOST).map(|threads| Place::podfs(Some(threads))).collect();
+    let places = THREADS.map(|(name, threads)| Place::with_threads(name, threads));
     for callers in [1, 2] {
-        print!("\n{:<44}", format!("one call (us), {callers} at once"));
-        places.iter().for_each(|place| print!(" {:>11}", place.name));
-        println!();
+        header(&format!("one call (us), {callers} at once"), &places);
         for measurement in MEASUREMENTS {
-            let figures = medians(&places, ROUNDS, |place| {
+            let figures = take_turns(&places, ROUNDS, |place| {
                 thread::scope(|scope| {
                     let callers: Vec<_> = (0..callers).map(|_| scope.spawn(|| measure(place, measurement))).collect();
                     let count = callers.len() as f64;
                     callers.into_iter().map(|caller| caller.join().expect("it measures")).sum::<f64>() / count
                 })
             });
-            print!("{:<44}", measurement.0);
-            figures.iter().for_each(|figure| print!(" {figure:>11.2}"));
-            println!();
+            row(measurement.0, &figures);
         }
     }
 }

@@ -3,9 +3,8 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
-use super::rig::{Figure, Place, forget_names, header, medians, row};
+use super::rig::{Place, forget_names, header, millis, row, take_turns};
 
 const LISTED: usize = 10_000;
 const DIRECTORIES: usize = 100;
@@ -20,24 +19,24 @@ pub fn run() {
             fill_empty(&place.source.join(format!("tree/directory-{number}")), IN_EACH);
         }
     }
-    header("many files (ms)");
-    let listed = medians(&places, 15, |place| millis(|| list(&place.shown.join("many"))));
-    row("readdir of 10 000 entries", Figure::Time, &listed);
-    let listed = medians(&places, 5, |place| {
+    header("many files (ms)", &places);
+    let listed = take_turns(&places, 15, |place| millis(|| list(&place.shown.join("many"))));
+    row("readdir of 10 000 entries", &listed);
+    let listed = take_turns(&places, 5, |place| {
         forget_names();
         millis(|| list(&place.shown.join("many")))
     });
-    row("readdir of 10 000 entries, cold", Figure::Time, &listed);
+    row("readdir of 10 000 entries, cold", &listed);
     for (what, arguments) in [("find", &[][..]), ("find -size", &["-size", "+1"])] {
         for cold in [true, false] {
-            let figures = medians(&places, 3, |place| {
+            let figures = take_turns(&places, 3, |place| {
                 if cold {
                     forget_names();
                 }
                 millis(|| find(&place.shown.join("tree"), arguments))
             });
             let cold = if cold { "cold" } else { "warm" };
-            row(&format!("{what} over 100 000 files, {cold}"), Figure::Time, &figures);
+            row(&format!("{what} over 100 000 files, {cold}"), &figures);
         }
     }
 }
@@ -56,10 +55,4 @@ fn list(directory: &Path) {
 fn find(directory: &Path, arguments: &[&str]) {
     let status = Command::new("find").arg(directory).args(arguments).stdout(Stdio::null()).status();
     assert!(status.expect("find runs").success());
-}
-
-fn millis(call: impl FnOnce()) -> f64 {
-    let began = Instant::now();
-    call();
-    began.elapsed().as_secs_f64() * 1e3
 }
