@@ -241,6 +241,13 @@ pub enum Request {
     End,
 }
 
+impl Request {
+    /// Whether it makes the server serve a volume that no server has served yet.
+    pub(crate) fn begins_volume(&self) -> bool {
+        matches!(self, Self::Serve { .. } | Self::Pass { .. } | Self::Export { .. } | Self::Mirror { .. })
+    }
+}
+
 /// What the server answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {

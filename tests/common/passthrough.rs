@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use podfs_fuse::client::Passthrough;
+use podfs_fuse::client::MountedVolume;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
@@ -24,7 +24,7 @@ use super::{ServerChild, TIMEOUT, start_server};
 /// It is unmounted before its directories go, so that nothing is removed through it.
 pub struct Mounted {
     visible: VisibleMount,
-    passthrough: Passthrough,
+    passthrough: MountedVolume,
     server: ServerChild,
     _point: TempDir,
     source: Source,
@@ -98,9 +98,14 @@ impl Mounted {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
         let options = Options { name: "data".to_owned(), ..options };
-        let passthrough =
-            Passthrough::start(Arc::new(client), directory.as_fd(), &options, &MountOptions::default(), Value::Null)
-                .expect("a mount");
+        let passthrough = MountedVolume::of_source(
+            &Arc::new(client),
+            directory.as_fd(),
+            &options,
+            &MountOptions::default(),
+            Value::Null,
+        )
+        .expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();
         let point =
@@ -126,7 +131,7 @@ impl Mounted {
 
     /// Number of requests served so far.
     pub fn requests(&self) -> u64 {
-        self.passthrough.requests().expect("the server answers")
+        self.passthrough.requests()
     }
 
     /// How often the kernel asks, by operation, while `act` runs. Operations that it did not ask are left out.

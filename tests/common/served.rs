@@ -87,7 +87,7 @@ impl Served {
     pub fn new(root: &Root) -> Self {
         let (client, server) = start_server_command(&mut server_command("projection"));
         let (options, reporting) = (MountOptions::default(), Reporting::default());
-        let projection = Projection::start(Arc::new(client), root, &options, Value::Null, &reporting);
+        let projection = Projection::start(&Arc::new(client), root, &options, Value::Null, &reporting);
         let projection = projection.expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();

@@ -11,7 +11,7 @@ use podfs_fuse::mount::private::{MountOptions, PrivateMount, open_device};
 use podfs_fuse::nfs::options::Options;
 use podfs_fuse::nfs::thread::{NfsThread, Served};
 use podfs_fuse::nfs::writeback::log::Log;
-use podfs_fuse::region::{Kind, Region};
+use podfs_fuse::region::{Region, VolumeKind};
 use podfs_nfs::mount::{Options as Asked, Reached, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
@@ -44,7 +44,7 @@ impl Mounted {
         change(&mut options);
         let device = open_device().expect("/dev/fuse");
         let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
-        let region = Arc::new(Region::create(Kind::Nfs).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Nfs).expect("a region"));
         let log = Log::create(SEGMENTS).expect("a log");
         let log = log.as_fd().try_clone_to_owned().expect("a descriptor");
         let sockets = sockets(&options);

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
     let (client, _server) = start_server();
     let (root, options, reporting) = (plain_root(), MountOptions::default(), Reporting::default());
-    let projection = Projection::start(Arc::new(client), &root, &options, Value::Null, &reporting);
+    let projection = Projection::start(&Arc::new(client), &root, &options, Value::Null, &reporting);
     let mut projection = projection.expect("a mount");
     let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
     let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut Directories::default());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 use podfs_fuse::audit::output::Output;
-use podfs_fuse::client::Passthrough;
+use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::log::Lines;
@@ -49,7 +49,7 @@ pub struct Place {
 
 /// What serves a place. What is mounted goes before its server does.
 enum Serving {
-    Podfs { _visible: VisibleMount, _passthrough: Passthrough, _server: Killed },
+    Podfs { _visible: VisibleMount, _volume: MountedVolume, _server: Killed },
     Peer { at: PathBuf, _server: Killed },
 }
 
@@ -83,13 +83,13 @@ impl Place {
         let options = Options { name: "bench".to_owned(), threads: options.threads.or_else(chosen_threads), ..options };
         let directory = File::open(&source).expect("a directory");
         let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
-        let passthrough =
-            Passthrough::start(client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
-        let passthrough = passthrough.expect("a mount");
+        let volume =
+            MountedVolume::of_source(&client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
+        let volume = volume.expect("a mount");
         let mut made = Directories::default();
         let point = MountPoint::prepare(&shown, Leftovers::RemoveDead, &mut made).expect("a mount point");
-        let visible = passthrough.show(&point, Access::ReadWrite).expect("a visible mount");
-        let serving = Serving::Podfs { _visible: visible, _passthrough: passthrough, _server: server };
+        let visible = volume.show(&point, Access::ReadWrite).expect("a visible mount");
+        let serving = Serving::Podfs { _visible: visible, _volume: volume, _server: server };
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
 

@@ -67,7 +67,7 @@ impl Mounted {
             .expect("this program can be started again");
         let root = Root { mode: 0o777, gid: 0, directories: Default::default() };
         let mut projection = Projection::start(
-            Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
+            &Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
             &root,
             &MountOptions::default(),
             Value::Null,

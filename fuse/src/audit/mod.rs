@@ -130,14 +130,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::region::Kind;
+    use crate::region::VolumeKind;
 
     const NOBODY: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
 
     fn audit() -> (Audit, PipeReader) {
         let (reader, writer) = pipe().expect("a pipe");
         let Value::Object(subject) = json!({"volume": "db"}) else { unreachable!("it is one") };
-        let region = Arc::new(Region::create(Kind::Projection).expect("memory"));
+        let region = Arc::new(Region::create(VolumeKind::Projection).expect("memory"));
         (Audit::new(Subject(subject), region, Arc::new(Output::to_pipe(writer.into()))), reader)
     }
 

@@ -20,14 +20,15 @@ use rustix::fs::{
 use serde_json::Value;
 
 use super::ServerClient;
-use super::held::Held;
+use super::held::{HeldLive, Replica};
+use super::mounted::MountedVolume;
 use super::projection::CommitError;
 use crate::live::steps::{Step, bytes, children, plan, split};
-use crate::live::tree::{Shape, Slot, Update, find_in};
+use crate::live::tree::{LiveTree, Shape, Slot, Update, find_in};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::image::{DirectoryAttributes, Entry, Image, Index, Layout};
-use crate::protocol::VolumeId;
+use crate::protocol::{Request, VolumeId};
 
 /// Why a path of a projection is not shown live.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +49,8 @@ pub enum LivePartError {
 
 /// The mounted live parts of a projection.
 pub(super) struct Live {
-    server: Arc<ServerClient>,
-    volume: VolumeId,
-    held: Arc<Held>,
+    mounted: MountedVolume,
+    tree: Replica<LiveTree>,
     /// A supervisor before this one, or a step that failed, may have left something undone.
     untidy: bool,
 }
@@ -58,59 +58,69 @@ pub(super) struct Live {
 impl Live {
     /// Mounts them for the projection `of`, none yet.
     pub(super) fn start(
-        server: Arc<ServerClient>,
+        server: &Arc<ServerClient>,
         of: VolumeId,
         options: &MountOptions,
         about: Value,
         trace: bool,
     ) -> Result<Self, MountError> {
+        let failed =
+            |cause| MountError::Failed { what: "the server does not serve live parts of the volume".to_owned(), cause };
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
-        let (volume, held) = server.mirror(device, mount, of, about, trace).map_err(|cause| MountError::Failed {
-            what: "the server does not serve live parts of the volume".to_owned(),
-            cause,
-        })?;
-        Ok(Self { server, volume, held, untidy: false })
+        if !server.knows_live().map_err(failed)? {
+            let old = "the pod's server is of an earlier version; replace it with podfs upgrade";
+            return Err(failed(io::Error::other(old)));
+        }
+        let kind = HeldLive::new(of);
+        let tree = kind.tree();
+        let request = |volume, about| Request::Mirror { volume, about, of, trace };
+        let (mounted, _) = server.begin(device, mount, about, kind, request).map_err(failed)?;
+        Ok(Self { mounted, tree, untidy: false })
     }
 
-    /// Those of a supervisor that was killed, perhaps in the middle of an update.
-    pub(super) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>) -> Self {
-        Self { server, volume, held, untidy: true }
+    /// Those of a supervisor that was killed, perhaps in the middle of an update, and their projection. Gives back a volume of
+    /// another kind.
+    pub(super) fn adopt(mounted: MountedVolume) -> Result<(VolumeId, Self), MountedVolume> {
+        match mounted.held.of_kind::<HeldLive>().map(|held| (held.projection(), held.tree())) {
+            Some((projection, tree)) => Ok((projection, Self { mounted, tree, untidy: true })),
+            None => Err(mounted),
+        }
     }
 
     /// Whether no server could go on with them.
     pub(super) fn is_given_up(&self) -> bool {
-        self.held.is_given_up()
+        self.mounted.held.is_given_up()
     }
 
     /// A mount of the part at `path` of `generation`, read-only, attached nowhere yet.
     pub(super) fn part(&mut self, path: &str, generation: &Image) -> Result<OwnedFd, LivePartError> {
         let (path, shape) = resolve(path, generation)?;
         let slot = Slot { path, shape };
-        let mut slots = self.held.live_tree().slots().to_vec();
+        let mut slots = self.tree.lock().slots().to_vec();
         let place = slots.iter().position(|other| *other == slot);
         let number = place.unwrap_or(slots.len());
         if place.is_none() {
             slots.push(slot);
         }
         self.show(slots, generation)?;
-        Ok(self.held.clone_mount(|mount| mount.read_only_part(&number.to_string()))?)
+        Ok(self.mounted.held.clone_mount(|mount| mount.read_only_part(&number.to_string()))?)
     }
 
     /// Shows what `generation` has at the paths that are shown.
     pub(super) fn follow(&mut self, generation: &Image) -> Result<(), CommitError> {
-        let slots = self.held.live_tree().slots().to_vec();
+        let slots = self.tree.lock().slots().to_vec();
         self.show(slots, generation)
     }
 
     fn show(&mut self, slots: Vec<Slot>, generation: &Image) -> Result<(), CommitError> {
         if self.untidy {
-            let left = self.held.live_tree().announced();
+            let left = self.tree.lock().announced();
             // What fails here is planned anew.
             let _ = self.perform(&left);
         }
         let (before, is_old) = {
-            let tree = self.held.live_tree();
+            let tree = self.tree.lock();
             (tree.newest().map(|(number, image)| (number, Arc::clone(image))), tree.slots() == slots)
         };
         let files = files(&slots, generation, before.as_ref().map(|(_, image)| &**image));
@@ -122,20 +132,20 @@ impl Live {
         let image = Arc::new(layout.image().map_err(CommitError::Memory)?);
         let number = before.map_or(0, |(number, _)| number + 1);
         let steps = {
-            let mut tree = self.held.live_tree();
+            let mut tree = self.tree.lock();
             tree.set_slots(slots.clone());
             plan(&tree, &image)
         };
         let update = Update { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
         // The replica gets the update first, so that a successor that starts meanwhile accepts its steps.
-        self.held.live_tree().announce(update.clone());
-        let unlinked = self.server.update(self.volume, &update).map_err(CommitError::Server)?;
-        self.held.live_tree().keep_unlinked(&unlinked);
+        self.tree.lock().announce(update.clone());
+        let unlinked = self.mounted.server.update(self.mounted.volume, &update).map_err(CommitError::Server)?;
+        self.tree.lock().keep_unlinked(&unlinked);
         self.perform(&steps)?;
         self.refresh(&steps)?;
-        let needed = self.held.live_tree().needed_images().into_iter().collect();
-        self.server.drop_images(self.volume, needed).map_err(CommitError::Server)?;
-        self.held.live_tree().drop_images(&[]);
+        let needed = self.tree.lock().needed_images().into_iter().collect();
+        self.mounted.server.drop_images(self.mounted.volume, needed).map_err(CommitError::Server)?;
+        self.tree.lock().drop_images(&[]);
         self.untidy = false;
         Ok(())
     }
@@ -144,15 +154,15 @@ impl Live {
         steps.iter().try_for_each(|step| {
             let failed = |cause| CommitError::Step { call: describe(step), cause };
             self.perform_one(step).map_err(failed)?;
-            self.held.live_tree().confirm(step).map_err(|errno| failed(errno.into()))
+            self.tree.lock().confirm(step).map_err(|errno| failed(errno.into()))
         })
     }
 
     fn perform_one(&self, step: &Step) -> io::Result<()> {
         match step {
             Step::Swap { .. } | Step::Settle => {
-                let applied = self.held.live_tree().applied();
-                self.server.take(self.volume, applied)?;
+                let applied = self.tree.lock().applied();
+                self.mounted.server.take(self.mounted.volume, applied)?;
             }
             Step::MakeDirectory { path } => {
                 let (directory, name) = self.parent(path)?;
@@ -212,14 +222,7 @@ impl Live {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        Ok(openat2(&self.held.mount, path, flags, Mode::empty(), resolve)?)
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        // The server may be gone already, and with it all it held.
-        let _ = self.server.remove(self.volume);
+        Ok(openat2(&self.mounted.held.mount, path, flags, Mode::empty(), resolve)?)
     }
 }
 

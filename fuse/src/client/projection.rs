@@ -26,8 +26,9 @@ use rustix::fs::{
     unlinkat,
 };
 
-use crate::client::held::Held;
+use crate::client::held::{HeldProjection, Replica};
 use crate::client::live::{Live, LivePartError};
+use crate::client::mounted::MountedVolume;
 use crate::client::server_client::Answering;
 use crate::client::{ServerClient, Watch};
 use crate::mount::MountError;
@@ -37,8 +38,8 @@ use crate::projection::GenerationName;
 use crate::projection::image::{DirectoryAttributes, Image, Layout};
 use crate::projection::old::{OldGenerations, OldUsage};
 use crate::projection::steps::{self, DATA, DATA_TMP, Shown, Step};
-use crate::projection::tree::{Root, Staged};
-use crate::protocol::{Reporting, VolumeId};
+use crate::projection::tree::{Root, Staged, Tree};
+use crate::protocol::{Reporting, Request};
 
 /// Why a commit did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -77,9 +78,8 @@ pub enum Commit {
 
 /// A mounted projection.
 pub struct Projection {
-    server: Arc<ServerClient>,
-    volume: VolumeId,
-    held: Arc<Held>,
+    mounted: MountedVolume,
+    tree: Replica<Tree>,
     hidden: BTreeSet<String>,
     current: Option<(GenerationName, Arc<Image>)>,
     old: OldGenerations,
@@ -99,7 +99,7 @@ impl Projection {
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
     pub fn start(
-        server: Arc<ServerClient>,
+        server: &Arc<ServerClient>,
         root: &Root,
         options: &MountOptions,
         about: Value,
@@ -107,19 +107,26 @@ impl Projection {
     ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
-        let (volume, held) = server
-            .project(device, mount, root, about, reporting)
-            .map_err(|cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause })?;
-        Ok(Self::of(server, volume, held, None))
+        let kind = HeldProjection::new(root.clone(), reporting.clone());
+        let tree = kind.tree();
+        let (root, reporting) = (root.clone(), reporting.clone());
+        let request = |volume, about| Request::Serve { volume, about, root, reporting };
+        let begun = server.begin(device, mount, about, kind, request);
+        let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
+        let (mounted, _) = begun.map_err(failed)?;
+        Ok(Self::of(mounted, tree, None))
     }
 
-    /// The projection of a supervisor that was killed, perhaps in the middle of a commit.
-    pub(super) fn adopt(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>, live: Option<Live>) -> Self {
-        let mut projection = Self::of(server, volume, held, live);
+    /// The projection of a supervisor that was killed, perhaps in the middle of a commit. Gives back a volume of another kind.
+    pub(super) fn adopt(mounted: MountedVolume, live: Option<Live>) -> Result<Self, MountedVolume> {
+        let Some(tree) = mounted.held.of_kind::<HeldProjection>().map(HeldProjection::tree) else {
+            return Err(mounted);
+        };
+        let mut projection = Self::of(mounted, tree, live);
         projection.untidy = true;
-        let old = projection.held.tree().old();
+        let old = projection.tree.lock().old();
         old.into_iter().for_each(|(name, image)| projection.old.push(name, image));
-        projection
+        Ok(projection)
     }
 
     /// Keeps each generation for so long after its switch, in place of removing it at once. For old generations that are
@@ -164,7 +171,7 @@ impl Projection {
             }
         }
         if removed {
-            self.held.tree().prune_generations();
+            self.tree.lock().prune_generations();
         }
         removed
     }
@@ -174,24 +181,24 @@ impl Projection {
         self.left.take()
     }
 
-    fn of(server: Arc<ServerClient>, volume: VolumeId, held: Arc<Held>, live: Option<Live>) -> Self {
+    fn of(mounted: MountedVolume, tree: Replica<Tree>, live: Option<Live>) -> Self {
         let (hidden, current) = {
-            let tree = held.tree();
+            let tree = tree.lock();
             let above = |path: &String| path.split('/').next().map(str::to_owned);
             (tree.root().directories.iter().filter_map(above).collect(), tree.current())
         };
         let (old, answering) = (OldGenerations::default(), Answering::default());
-        Self { server, volume, held, hidden, current, old, left: None, untidy: false, answering, live }
+        Self { mounted, tree, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
     /// Whether no successor could take over the projection when its server died: it has to be mounted anew.
     pub fn is_given_up(&self) -> bool {
-        self.held.is_given_up()
+        self.mounted.is_given_up()
     }
 
     /// Whether each open is written down.
     pub fn is_audited(&self) -> bool {
-        self.held.is_audited()
+        self.mounted.is_audited()
     }
 
     /// The generation that `..data` points to.
@@ -226,8 +233,8 @@ impl Projection {
         let live = match self.live.take().filter(|live| !live.is_given_up()) {
             Some(live) => live,
             None => {
-                let (server, about) = (Arc::clone(&self.server), self.held.about.clone());
-                Live::start(server, self.volume, options, about, self.held.is_traced())?
+                let MountedVolume { server, volume, held } = &self.mounted;
+                Live::start(server, *volume, options, held.about.clone(), held.is_traced())?
             }
         };
         self.live.insert(live).part(path, image)
@@ -243,20 +250,20 @@ impl Projection {
             return Ok(Commit::Unchanged);
         }
         self.untidy = true;
-        let server = Arc::clone(&self.server);
+        let server = Arc::clone(&self.mounted.server);
         let _together = server.together(self.answering);
         let time = SystemTime::now();
         let generation = GenerationName::new(time);
         let image = Arc::new(payload.image().map_err(CommitError::Memory)?);
         let next = Shown { name: &generation, image: &image };
         let steps = steps::switch(self.shown(), next, directories.mode, &self.hidden);
-        self.held.tree().prune();
+        self.tree.lock().prune();
         self.answering = self.announce(&steps, Some((&generation, &image)), time)?;
         let staged_in = began.elapsed();
         let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
         self.perform(&steps[..switch])?;
         let switched_in = began.elapsed() - staged_in;
-        self.held.region.counts().commits.add(staged_in + switched_in);
+        self.mounted.held.region.counts().commits.add(staged_in + switched_in);
         if let Some((name, image)) = self.current.replace((generation.clone(), image)) {
             self.old.push(name, image);
         }
@@ -272,7 +279,7 @@ impl Projection {
     /// # Errors
     /// When the kernel refuses.
     pub fn show(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone)?)
+        point.attach(&self.mounted.held.clone_mount(PrivateMount::read_only_clone)?)
     }
 
     /// As [`Self::show`] on a kernel before 6.15, whatever this kernel can do.
@@ -281,22 +288,17 @@ impl Projection {
     /// When the kernel refuses.
     #[doc(hidden)]
     pub fn show_as_before_6_15(&self, point: &MountPoint) -> Result<VisibleMount, MountError> {
-        point.attach(&self.held.clone_mount(PrivateMount::read_only_clone_before_6_15)?)
+        point.attach(&self.mounted.held.clone_mount(PrivateMount::read_only_clone_before_6_15)?)
     }
 
     /// Notes how long it took from when podfs saw a change until containers could.
     pub fn note_propagation(&self, took: Duration) {
-        self.held.region.counts().propagations.add(took);
-    }
-
-    /// The device number of its file system, as the mount table writes it.
-    pub(crate) fn device(&self) -> Option<String> {
-        self.held.mount.device()
+        self.mounted.held.region.counts().propagations.add(took);
     }
 
     /// A way to look at the volume from elsewhere.
     pub fn watch(&self) -> Watch {
-        Watch::new(&self.server, self.volume, &self.held)
+        self.mounted.watch()
     }
 
     /// Number of FUSE requests served so far.
@@ -304,7 +306,7 @@ impl Projection {
     /// # Errors
     /// When the server is gone.
     pub fn requests(&self) -> io::Result<u64> {
-        Ok(self.held.region.requests())
+        Ok(self.mounted.requests())
     }
 
     fn shown(&self) -> Option<Shown<'_>> {
@@ -312,8 +314,8 @@ impl Projection {
     }
 
     fn remove_generation(&self, old: Shown<'_>) -> Result<(), CommitError> {
-        let known = self.server.close(self.volume, old.name).map_err(CommitError::Server)?;
-        let closed = self.held.tree().close_generation_but(old.name.as_str(), &known);
+        let known = self.mounted.server.close(self.mounted.volume, old.name).map_err(CommitError::Server)?;
+        let closed = self.tree.lock().close_generation_but(old.name.as_str(), &known);
         closed.map_err(|errno| CommitError::Server(errno.into()))?;
         let steps = steps::removal(old, &known);
         self.announce(&steps, None, SystemTime::now())?;
@@ -328,9 +330,9 @@ impl Projection {
         time: SystemTime,
     ) -> Result<Answering, CommitError> {
         let replica = staged.map(|(name, image)| Staged { name: name.clone(), image: Arc::clone(image) });
-        self.held.tree().announce(steps.to_vec(), replica, time);
+        self.tree.lock().announce(steps.to_vec(), replica, time);
         let staged = staged.map(|(name, image)| (name, &**image));
-        self.server.announce(self.volume, steps, staged, time).map_err(CommitError::Server)
+        self.mounted.server.announce(self.mounted.volume, steps, staged, time).map_err(CommitError::Server)
     }
 
     /// Makes the kernel ask for the root's attributes once more. A container's `stat` that was answered
@@ -338,7 +340,7 @@ impl Projection {
     /// answer that is older than the one it has.
     fn refresh_root(&self) -> Result<(), CommitError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        let refreshed = statx(&self.held.mount, c"", flags, StatxFlags::BASIC_STATS);
+        let refreshed = statx(&self.mounted.held.mount, c"", flags, StatxFlags::BASIC_STATS);
         refreshed
             .map(drop)
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
@@ -363,8 +365,13 @@ impl Projection {
     }
 
     fn entries(&self) -> io::Result<Vec<String>> {
-        let root =
-            openat2(&self.held.mount, c".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::BENEATH)?;
+        let root = openat2(
+            &self.mounted.held.mount,
+            c".",
+            OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::BENEATH,
+        )?;
         let mut names = Vec::new();
         for entry in Dir::new(root)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -379,12 +386,12 @@ impl Projection {
         steps.iter().try_for_each(|step| {
             let failed = |cause| CommitError::Step { call: describe(step), cause };
             self.perform_one(step).map_err(failed)?;
-            self.held.tree().confirm(step).map_err(|errno| failed(errno.into()))
+            self.tree.lock().confirm(step).map_err(|errno| failed(errno.into()))
         })
     }
 
     fn perform_one(&self, step: &Step) -> io::Result<()> {
-        let root = self.held.mount.as_fd();
+        let root = self.mounted.held.mount.as_fd();
         // The image's memory is shared with the server; a server gone bad must not lead the supervisor
         // through a link of its making.
         if step.name().contains('/') {
@@ -409,14 +416,7 @@ impl Projection {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        Ok(openat2(&self.held.mount, path, flags, Mode::empty(), resolve)?)
-    }
-}
-
-impl Drop for Projection {
-    fn drop(&mut self) {
-        // The server may be gone already, and with it all it held.
-        let _ = self.server.remove(self.volume);
+        Ok(openat2(&self.mounted.held.mount, path, flags, Mode::empty(), resolve)?)
     }
 }
 

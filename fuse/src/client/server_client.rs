@@ -13,17 +13,16 @@ use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
-use super::held::{Content, Held};
-use crate::live::tree::{LiveTree, Update};
-use crate::mount::enclosed::Enclosed;
+use super::held::{Held, HeldKind, HeldPassthrough};
+use super::mounted::MountedVolume;
+use crate::live::tree::Update;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
-use crate::passthrough::{DataPath, Options, Room};
+use crate::passthrough::Room;
 use crate::projection::steps::Step;
-use crate::projection::tree::{Root, Tree};
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Greeting, Reply, Reporting, Request, VolumeId};
-use crate::region::{Distribution, Kind, Moment, OpenCount, Region};
+use crate::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::region::{Distribution, Moment, OpenCount, Region};
 use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
@@ -96,8 +95,8 @@ impl Watch {
     /// When the volume has ended, or statfs(2) fails on the source.
     pub fn room(&self) -> io::Result<Option<Room>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
-        let Content::Passthrough { source, options, .. } = &held.content else { return Ok(None) };
-        let (source, limit) = (source.try_clone()?, options.limit);
+        let Some(passthrough) = held.of_kind::<HeldPassthrough>() else { return Ok(None) };
+        let (source, limit) = (passthrough.source().try_clone_to_owned()?, passthrough.options().limit);
         drop(held);
         Room::of(&source, limit, &self.region).map(Some)
     }
@@ -186,74 +185,6 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Lets the server answer for a new, empty projection.
-    ///
-    /// # Errors
-    /// When the server is gone or the kernel's handshake fails.
-    pub(crate) fn project(
-        &self,
-        device: OwnedFd,
-        mount: PrivateMount,
-        root: &Root,
-        about: Value,
-        reporting: &Reporting,
-    ) -> io::Result<(VolumeId, Arc<Held>)> {
-        let region = Region::create(Kind::Projection)?;
-        let tree = Box::new(Mutex::new(Tree::new(root.clone(), SystemTime::now())));
-        let held = Held::new(about, device, mount, region, Content::Projection { tree, reporting: reporting.clone() });
-        let about = held.about.clone();
-        let (root, reporting) = (root.clone(), reporting.clone());
-        let request = |volume| Request::Serve { volume, about, root, reporting };
-        self.join(held, request).map(|(volume, held, _)| (volume, held))
-    }
-
-    /// Lets the server show `source`.
-    ///
-    /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the source cannot be read.
-    pub(crate) fn pass(
-        &self,
-        device: OwnedFd,
-        mount: PrivateMount,
-        source: Enclosed,
-        options: &Options,
-        about: Value,
-    ) -> io::Result<(VolumeId, Arc<Held>, DataPath)> {
-        let region = Region::create(Kind::Passthrough)?;
-        let Enclosed { source, table } = source;
-        let content = Content::Passthrough { source, table, options: options.clone() };
-        let held = Held::new(about, device, mount, region, content);
-        let (about, options) = (held.about.clone(), options.clone());
-        let (volume, held, reply) = self.join(held, |volume| Request::Pass { volume, about, options })?;
-        match reply {
-            Reply::Passing(data_path) => Ok((volume, held, data_path)),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Lets the server answer for live parts of a projection.
-    ///
-    /// # Errors
-    /// When the server is gone or of an earlier version, or the kernel's handshake fails.
-    pub(crate) fn mirror(
-        &self,
-        device: OwnedFd,
-        mount: PrivateMount,
-        of: VolumeId,
-        about: Value,
-        trace: bool,
-    ) -> io::Result<(VolumeId, Arc<Held>)> {
-        if !self.connection()?.knows_live() {
-            return Err(io::Error::other("the pod's server is of an earlier version; replace it with podfs upgrade"));
-        }
-        let region = Region::create(Kind::Live)?;
-        let tree = Box::new(Mutex::new(LiveTree::new(SystemTime::now())));
-        let held = Held::new(about, device, mount, region, Content::Live { of, tree });
-        let about = held.about.clone();
-        let request = |volume| Request::Mirror { volume, about, of, trace };
-        self.join(held, request).map(|(volume, held, _)| (volume, held))
-    }
-
     /// Announces the next changes of live parts, and hands over the image they lead to. Gives the unlinked nodes that the
     /// kernel knows.
     ///
@@ -289,21 +220,37 @@ impl ServerClient {
         self.done(&Request::Take { volume, applied }, &[])
     }
 
-    /// A volume that no successor has to know of if the server dies before it has answered: then the volume is made anew.
-    pub(super) fn join(
-        &self,
-        held: Held,
-        request: impl FnOnce(VolumeId) -> Request,
-    ) -> io::Result<(VolumeId, Arc<Held>, Reply)> {
+    /// Makes a volume of what is held of it, and lets the server answer for it. No successor has to know of the volume if the
+    /// server dies before it has answered: then the volume is made anew.
+    ///
+    /// # Errors
+    /// When the server is gone, the kernel's handshake fails, or the server cannot read the source.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        device: OwnedFd,
+        mount: PrivateMount,
+        about: Value,
+        kind: impl HeldKind,
+        request: impl FnOnce(VolumeId, Value) -> Request,
+    ) -> io::Result<(MountedVolume, Reply)> {
+        let held = Held::new(about, device, mount, kind)?;
         let connection = self.connection()?;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
         let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
         let descriptors = held.descriptors()?;
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let (reply, _) = connection.ask(&request(volume), &descriptors)?;
+        let (reply, _) = connection.ask(&request(volume, held.about.clone()), &descriptors)?;
         let held = Arc::new(held);
         self.volumes().insert(volume, Arc::clone(&held));
-        Ok((volume, held, reply))
+        Ok((MountedVolume { server: Arc::clone(self), volume, held }, reply))
+    }
+
+    /// Whether the server knows of live parts of projections.
+    ///
+    /// # Errors
+    /// When the pod needs no server any more.
+    pub(super) fn knows_live(&self) -> io::Result<bool> {
+        Ok(self.connection()?.knows_live())
     }
 
     /// Lets the calling thread share its CPU with the threads that answer it, until the guard is dropped.

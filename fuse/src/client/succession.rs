@@ -37,14 +37,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::connection::Connection;
-use super::held::{Content, Held};
+use super::held::Held;
 use super::live::Live;
+use super::mounted::MountedVolume;
+use super::projection::Projection;
 use super::server_client::{ServerClient, unexpected};
-use crate::client::Passthrough;
-use crate::client::Projection;
-use crate::client::nfs::NfsVolume;
 use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 
 /// What became of a server's death.
@@ -87,37 +87,40 @@ impl LastKeeper {
     }
 }
 
-/// A volume that was served already, and what was said about it.
+/// A volume that was served already.
 pub struct AdoptedVolume {
-    /// What the supervisor before said.
-    pub about: Value,
-    /// The volume.
-    pub served: Adopted,
+    mounted: MountedVolume,
+    /// If it is a projection.
+    live: Option<Live>,
 }
 
-/// What was served already.
-pub enum Adopted {
-    /// Generations of files.
-    Projection(Projection),
-    /// A source of the host.
-    Passthrough(Passthrough),
-    /// An export of an NFS server.
-    Nfs(NfsVolume),
-}
+impl AdoptedVolume {
+    /// What the supervisor before said of it.
+    pub fn about(&self) -> &Value {
+        &self.mounted.held.about
+    }
 
-impl Adopted {
+    /// Which kind it is of.
+    pub fn kind(&self) -> VolumeKind {
+        self.mounted.kind()
+    }
+
     /// Whether each open is written down.
     pub fn is_audited(&self) -> bool {
-        matches!(self, Self::Projection(projection) if projection.is_audited())
+        self.mounted.is_audited()
     }
 
     /// The device number of its file system, as the mount table writes it.
     pub fn device(&self) -> Option<String> {
-        match self {
-            Self::Projection(projection) => projection.device(),
-            Self::Passthrough(passthrough) => passthrough.device(),
-            Self::Nfs(volume) => volume.device(),
-        }
+        self.mounted.device()
+    }
+
+    /// The volume as a projection.
+    ///
+    /// # Errors
+    /// The volume, if it is of another kind.
+    pub fn into_projection(self) -> Result<Projection, MountedVolume> {
+        Projection::adopt(self.mounted, self.live)
     }
 }
 
@@ -191,37 +194,22 @@ impl ServerClient {
         let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
         server.next.store(next, Ordering::Relaxed);
         server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));
-        let mut live: BTreeMap<VolumeId, Live> = BTreeMap::new();
-        volumes.retain(|(volume, held)| match held.content {
-            Content::Live { of, .. } => {
-                live.insert(of, Live::adopt(Arc::clone(&server), *volume, Arc::clone(held)));
-                false
+        let (mut live, mut others): (BTreeMap<VolumeId, Live>, Vec<MountedVolume>) = Default::default();
+        for (volume, held) in volumes {
+            match Live::adopt(MountedVolume { server: Arc::clone(&server), volume, held }) {
+                Ok((projection, parts)) => drop(live.insert(projection, parts)),
+                Err(other) => others.push(other),
             }
-            _ => true,
-        });
-        let adopted = volumes.into_iter().map(|(volume, held)| {
-            let about = held.about.clone();
-            let served = match &held.content {
-                Content::Projection { .. } => {
-                    let live = live.remove(&volume);
-                    Adopted::Projection(Projection::adopt(Arc::clone(&server), volume, held, live))
-                }
-                Content::Live { .. } => unreachable!("they were taken out before"),
-                Content::Passthrough { .. } => {
-                    Adopted::Passthrough(Passthrough::adopt(Arc::clone(&server), volume, held))
-                }
-                Content::Nfs { .. } => Adopted::Nfs(NfsVolume::adopt(Arc::clone(&server), volume, held)),
-            };
-            AdoptedVolume { about, served }
-        });
-        let adopted = adopted.collect();
+        }
+        let adopted = |mounted: MountedVolume| AdoptedVolume { live: live.remove(&mounted.volume), mounted };
+        let adopted = others.into_iter().map(adopted).collect();
         Ok((server, adopted))
     }
 }
 
 fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<Held>)], keeper: &LastKeeper) -> io::Result<()> {
-    let passthrough = volumes.iter().filter(|(_, held)| matches!(held.content, Content::Passthrough { .. }));
-    let regions = passthrough.map(|(_, held)| held.region.as_fd());
+    let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
+    let regions = with_files.map(|(_, held)| held.region.as_fd());
     let descriptors: Vec<_> = keeper.channel.iter().map(AsFd::as_fd).chain(regions).collect();
     let (reply, _) = connection.ask(&Request::Inherit { keeper: keeper.channel.is_some() }, &descriptors)?;
     if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(&reply)) }

@@ -31,7 +31,7 @@ use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
 use super::options::{Options, Place};
 use super::volume::Volume;
 use super::writeback::log::Log;
-use crate::region::{Kind, Moment, Region};
+use crate::region::{Moment, Region, VolumeKind};
 use crate::session::{Input, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
@@ -149,7 +149,7 @@ impl NfsThread {
 /// Why not.
 pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
     let broken = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    if region.kind() != Kind::Nfs {
+    if region.kind() != VolumeKind::Nfs {
         return Err(broken("the state is that of another kind of volume; start the volume anew".to_owned()));
     }
     if Inheritance::read(region).is_none() {

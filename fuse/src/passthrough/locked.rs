@@ -170,7 +170,7 @@ fn wish(record: &HeldCell) -> Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::Kind;
+    use crate::region::VolumeKind;
 
     const READ: u32 = libc::F_RDLCK as u32;
     const WRITE: u32 = libc::F_WRLCK as u32;
@@ -178,7 +178,7 @@ mod tests {
 
     /// What is recorded after these were granted, in order.
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
-        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
         let mut locked = Locked::default();
         for (typ, start, end) in granted.iter().copied() {
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_lock_of_a_whole_file_is_recorded_once_and_changes_its_kind() {
-        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
         let mut locked = Locked::default();
         for operation in [libc::LOCK_SH, libc::LOCK_EX] {

@@ -22,7 +22,7 @@ use super::options::{DataPath, Options};
 use super::tables::{Inheritance, Losses};
 use super::{locks, state};
 use crate::mount::table::MountTable;
-use crate::region::{Kind, Region};
+use crate::region::{Region, VolumeKind};
 use crate::session::Session;
 use crate::trace::Trace;
 
@@ -72,7 +72,7 @@ pub fn load(
     options: Options,
     trace: Arc<Trace>,
 ) -> Result<Loaded, TakeoverError> {
-    if region.kind() != Kind::Passthrough {
+    if region.kind() != VolumeKind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
     let inheritance = Inheritance::read(&region, source, table, &options)?;

@@ -206,10 +206,10 @@ impl InFlightSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::{Kind, Region};
+    use crate::region::{Region, VolumeKind};
 
     fn region() -> Region {
-        Region::create(Kind::Passthrough).expect("a region")
+        Region::create(VolumeKind::Passthrough).expect("a region")
     }
 
     /// What the next server knows of `unique` when the threads die now.

@@ -71,7 +71,7 @@ use waits::Waits;
 
 /// What kind of volume a region is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VolumeKind {
     /// Generations of payloads.
     Projection = 1,
     /// A directory or file of the host.
@@ -117,7 +117,7 @@ pub enum RegionError {
 
 /// What a volume's server knows and its successor needs.
 pub struct Region {
-    kind: Kind,
+    kind: VolumeKind,
     memory: Memory,
     free: Free,
 }
@@ -127,7 +127,7 @@ impl Region {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn create(kind: Kind) -> io::Result<Region> {
+    pub fn create(kind: VolumeKind) -> io::Result<Region> {
         let memory = Memory::create(header::SIZE, reserved(kind))?;
         let region = Region { kind, memory, free: Free::of_new() };
         let header = region.header();
@@ -156,7 +156,7 @@ impl Region {
     }
 
     /// What kind of volume it is of.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> VolumeKind {
         self.kind
     }
 
@@ -278,7 +278,7 @@ impl Memory {
 }
 
 /// Checks what a region begins with.
-fn parse(header: &Header) -> Result<Kind, RegionError> {
+fn parse(header: &Header) -> Result<VolumeKind, RegionError> {
     if header.magic.load(Acquire) != MAGIC {
         return Err(RegionError::Foreign);
     }
@@ -292,19 +292,19 @@ fn parse(header: &Header) -> Result<Kind, RegionError> {
         value => return Err(RegionError::Damaged { what: "cell size", value }),
     }
     match header.kind.load(Relaxed) {
-        1 => Ok(Kind::Projection),
-        2 => Ok(Kind::Passthrough),
-        3 => Ok(Kind::Nfs),
-        4 => Ok(Kind::Live),
+        1 => Ok(VolumeKind::Projection),
+        2 => Ok(VolumeKind::Passthrough),
+        3 => Ok(VolumeKind::Nfs),
+        4 => Ok(VolumeKind::Live),
         value => Err(RegionError::Damaged { what: "kind", value }),
     }
 }
 
 /// Addresses that a region takes, for all that it may grow to.
-fn reserved(kind: Kind) -> usize {
+fn reserved(kind: VolumeKind) -> usize {
     match kind {
-        Kind::Projection | Kind::Live => header::SIZE,
-        Kind::Passthrough | Kind::Nfs => header::SIZE + MOST * CELL,
+        VolumeKind::Projection | VolumeKind::Live => header::SIZE,
+        VolumeKind::Passthrough | VolumeKind::Nfs => header::SIZE + MOST * CELL,
     }
 }
 

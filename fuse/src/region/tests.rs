@@ -53,7 +53,7 @@ fn file(bytes: &[u8], length: u64, sealed: bool) -> OwnedFd {
 }
 
 /// What a new region begins with.
-fn header(kind: Kind) -> Vec<u8> {
+fn header(kind: VolumeKind) -> Vec<u8> {
     let region = Region::create(kind).expect("a region");
     let mut bytes = vec![0; header::SIZE];
     assert_eq!(pread(region.as_fd(), &mut bytes, 0).expect("read"), header::SIZE);
@@ -62,14 +62,14 @@ fn header(kind: Kind) -> Vec<u8> {
 
 /// A region with one word of its header changed.
 fn changed(offset: usize, value: u32) -> Result<Region, RegionError> {
-    let mut bytes = header(Kind::Passthrough);
+    let mut bytes = header(VolumeKind::Passthrough);
     bytes[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
     Region::adopt(file(&bytes, bytes.len() as u64, true))
 }
 
 #[test]
 fn what_one_process_writes_another_reads() {
-    for kind in [Kind::Projection, Kind::Passthrough] {
+    for kind in [VolumeKind::Projection, VolumeKind::Passthrough] {
         let region = Region::create(kind).expect("a region");
         let other = again(&region).expect("the same");
         assert_eq!((other.kind(), other.accepted(), other.session_thread()), (kind, None, None));
@@ -85,9 +85,9 @@ fn what_one_process_writes_another_reads() {
 
 #[test]
 fn a_region_cannot_be_shrunk_and_may_not_be_shrinkable() {
-    let region = Region::create(Kind::Passthrough).expect("a region");
+    let region = Region::create(VolumeKind::Passthrough).expect("a region");
     assert!(ftruncate(region.as_fd(), 0).is_err());
-    let open = Region::adopt(file(&header(Kind::Passthrough), header::SIZE as u64, false));
+    let open = Region::adopt(file(&header(VolumeKind::Passthrough), header::SIZE as u64, false));
     assert!(matches!(open, Err(RegionError::NotSealed)));
     let pipe = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).expect("a device");
     assert!(matches!(Region::adopt(pipe), Err(RegionError::NotSealed)));
@@ -95,7 +95,7 @@ fn a_region_cannot_be_shrunk_and_may_not_be_shrinkable() {
 
 #[test]
 fn a_region_that_ends_too_early_or_begins_wrongly_is_refused() {
-    let bytes = header(Kind::Passthrough);
+    let bytes = header(VolumeKind::Passthrough);
     for length in [0, 1, 8, header::SIZE as u64 - 1] {
         let short = Region::adopt(file(&bytes[..length as usize], length, true));
         assert!(matches!(short, Err(RegionError::Truncated(told)) if told as u64 == length));
@@ -115,7 +115,7 @@ fn a_region_of_a_newer_podfs_is_refused_by_name() {
 
 #[test]
 fn seats_of_any_content_are_harmless() {
-    let mut bytes = header(Kind::Passthrough);
+    let mut bytes = header(VolumeKind::Passthrough);
     let slots = std::mem::offset_of!(header::Header, slots);
     bytes[slots..].fill(0xff);
     let region = Region::adopt(file(&bytes, bytes.len() as u64, true)).expect("a region");
@@ -130,7 +130,7 @@ fn seats_of_any_content_are_harmless() {
 
 #[test]
 fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
-    let region = Region::create(Kind::Projection).expect("a region");
+    let region = Region::create(VolumeKind::Projection).expect("a region");
     let other = again(&region).expect("the same");
     for opcode in [1, 1, 45, 63, 64, u32::MAX] {
         region.counts().request(opcode);
@@ -150,7 +150,7 @@ fn requests_are_counted_by_their_numbers_and_durations_in_groups() {
 
 #[test]
 fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
-    let region = Region::create(Kind::Nfs).expect("a region");
+    let region = Region::create(VolumeKind::Nfs).expect("a region");
     let other = again(&region).expect("the same");
     assert_eq!(other.silent_since(), None);
     let begin = std::time::Instant::now();
@@ -167,7 +167,7 @@ fn a_silence_is_seen_with_its_age_by_another_process_and_ends() {
 #[test]
 fn memory_without_cells_in_use_is_given_back_and_taken_again() {
     const MANY: u32 = 20_000;
-    let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     let all: Vec<_> = (0..MANY).map(|n| number(&region, n)).collect();
     let (full, length) = (pages(&region), fstat(region.as_fd()).expect("attributes").st_size);
     assert!(full >= i64::from(MANY) * 128 / 4096, "{full}");
@@ -197,7 +197,7 @@ fn memory_without_cells_in_use_is_given_back_and_taken_again() {
 
 #[test]
 fn what_an_adopted_region_has_is_given_back_only_when_it_is_taken_over() {
-    let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     (0..5000).for_each(|n| drop(number(&region, n)));
     let full = pages(&region);
     let heir = again(&region).expect("the same");
@@ -214,7 +214,7 @@ proptest! {
     /// A model of cells: which numbers are in use. Takeovers in between change nothing.
     #[test]
     fn cells_are_given_once_and_found_by_successors(steps in prop::collection::vec((0..4000_usize, 0..40_u8), 1..3000)) {
-        let mut region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let mut region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let mut model: Vec<(CellId, u32)> = Vec::new();
         let mut next = 0;
         for (at, action) in steps {
@@ -254,7 +254,7 @@ proptest! {
     fn a_header_with_random_bytes_in_it_is_refused_or_harmless(
         at in 0..header::SIZE, bytes in prop::collection::vec(any::<u8>(), 1..64), more in 0_u64..100_000,
     ) {
-        let mut whole = header(Kind::Passthrough);
+        let mut whole = header(VolumeKind::Passthrough);
         let end = whole.len().min(at + bytes.len());
         whole[at..end].copy_from_slice(&bytes[..end - at]);
         if let Ok(region) = Region::adopt(file(&whole, whole.len() as u64 + more, true)) {

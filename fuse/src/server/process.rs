@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
-use super::volumes::Volumes;
+use super::volumes::{LiveParts, NfsExport, Passthrough, Projection, Volumes};
 use crate::audit::output::Output;
 use crate::live::tree::Update;
 use crate::memory_lock;
@@ -95,10 +95,7 @@ impl Process {
             }
             let (request, descriptors) = message;
             // Not `Start`: callers wait for the volumes of a server that was killed.
-            let is_new_volume = matches!(
-                request,
-                Request::Serve { .. } | Request::Pass { .. } | Request::Export { .. } | Request::Mirror { .. }
-            );
+            let begins_volume = request.begins_volume();
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
@@ -111,7 +108,7 @@ impl Process {
             if sent.is_err() {
                 return;
             }
-            if is_new_volume {
+            if begins_volume {
                 drop((reply, borrowed));
                 memory_lock::return_free_memory();
             }
@@ -131,22 +128,19 @@ impl Process {
                 Reply::Done
             }
             Request::Serve { volume, about, root, reporting } => {
-                volumes.project(volume, about, descriptors.held()?, root, reporting)?;
-                Reply::Done
+                volumes.begin(volume, about, descriptors.held()?, Projection::new(root, reporting))?
             }
             Request::Pass { volume, about, options } => {
                 let held = descriptors.held()?;
-                let (source, table) = (descriptors.next()?, descriptors.next()?.into());
-                Reply::Passing(volumes.pass(volume, about, held, Enclosed { source, table }, options)?)
+                let source = Enclosed { source: descriptors.next()?, table: descriptors.next()?.into() };
+                volumes.begin(volume, about, held, Passthrough::new(source, options))?
             }
             Request::Export { volume, about, options } => {
                 let held = descriptors.held()?;
-                volumes.export(volume, about, held, descriptors.0.collect(), options)?;
-                Reply::Done
+                volumes.begin(volume, about, held, NfsExport::new(options, descriptors.0.collect()))?
             }
             Request::Mirror { volume, about, of, trace } => {
-                volumes.mirror(volume, about, descriptors.held()?, of, trace)?;
-                Reply::Done
+                volumes.begin(volume, about, descriptors.held()?, LiveParts::new(of, trace))?
             }
             Request::Inherit { keeper } => {
                 let handover = if keeper { Some(descriptors.next()?) } else { None };
@@ -155,7 +149,7 @@ impl Process {
             }
             Request::Resume(description) => {
                 let held = descriptors.held()?;
-                volumes.resume(description, held, descriptors.0.collect())?;
+                volumes.load(description, held, descriptors.0.collect())?;
                 Reply::Done
             }
             Request::Start => {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::region::{Begun, Kind};
+use crate::region::{Begun, VolumeKind};
 
 /// What the service sees of each request.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Orphaned {
     fn new() -> Self {
         let device = open_device().expect("/dev/fuse");
         let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
-        let region = Arc::new(Region::create(Kind::Projection).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Projection).expect("a region"));
         let copy = device.try_clone().expect("a descriptor");
         drop(Session::open(copy, Wanted::default(), Arc::clone(&region)).expect("the handshake"));
         let caller = thread::spawn(move || {
@@ -154,6 +154,6 @@ fn a_wait_that_was_left_for_later_ends_with_an_error_where_the_kernel_cannot_ask
 #[test]
 fn a_session_without_handshake_cannot_be_resumed() {
     let device = open_device().expect("/dev/fuse");
-    let region = Arc::new(Region::create(Kind::Projection).expect("a region"));
+    let region = Arc::new(Region::create(VolumeKind::Projection).expect("a region"));
     assert!(Session::resume(device, region).is_err());
 }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sys::socket::{getsockopt, sockopt};
-use podfs_fuse::client::{Adopted, AdoptedVolume};
+use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
+use podfs_fuse::region::VolumeKind;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -40,12 +41,12 @@ pub(in crate::supervisor) struct About {
 }
 
 /// Volumes that are served already, by their names.
-pub(in crate::supervisor) struct Adoption(HashMap<String, (About, Adopted)>);
+pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
 
 /// A volume that is served and seen already.
 pub(in crate::supervisor) struct Kept {
     pub(in crate::supervisor) about: About,
-    pub(in crate::supervisor) served: Adopted,
+    pub(in crate::supervisor) served: AdoptedVolume,
     pub(in crate::supervisor) point: MountPoint,
     pub(in crate::supervisor) visible: VisibleMount,
 }
@@ -68,7 +69,7 @@ impl Adoption {
         for (place, volume) in volumes {
             let Some((about, served)) = served.remove(volume.name.as_str()) else { continue };
             let same_kind =
-                matches!(volume.source, VolumeSource::Projection(_)) == matches!(served, Adopted::Projection(_));
+                matches!(volume.source, VolumeSource::Projection(_)) == (served.kind() == VolumeKind::Projection);
             let there = about.path.starts_with(site.path()) && same_kind;
             let audited = served.is_audited();
             if there && audited != volume.preferences.audit {
@@ -95,7 +96,7 @@ impl Adoption {
 }
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
-fn discard(about: &About, served: Adopted, site: &MountPoint) {
+fn discard(about: &About, served: AdoptedVolume, site: &MountPoint) {
     warn!(volume = about.volume, "volume {:?} of the podfs before is not wanted any more", about.volume);
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
@@ -145,8 +146,8 @@ fn adopt(
 ) -> io::Result<(PodServer, Adoption)> {
     let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, audience)?;
     let mut adoption = HashMap::new();
-    for AdoptedVolume { about, served } in volumes {
-        let about: About = serde_json::from_value(about)?;
+    for served in volumes {
+        let about = About::deserialize(served.about())?;
         adoption.insert(about.volume.clone(), (about, served));
     }
     Ok((server, Adoption(adoption)))

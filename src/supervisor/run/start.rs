@@ -184,8 +184,7 @@ impl Prepared {
             turns.insert(place, Turn::default());
             let volume = match (kept.remove(&place), point) {
                 (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
-                (None, Some(point)) => PodVolume::projected(spec, point, setting),
-                (None, None) => PodVolume::passthrough(spec, setting),
+                (None, point) => PodVolume::new(spec, point, setting),
             };
             (place, volume)
         });

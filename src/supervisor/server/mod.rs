@@ -132,7 +132,7 @@ impl PodServer {
         let process = Process::with_pid(pid)?;
         let (client, volumes) = ServerClient::adopt(control, greeting(pod))?;
         // What is served is not all that is wanted now: an annotation may be gone.
-        let audited = volumes.iter().any(|volume| volume.served.is_audited());
+        let audited = volumes.iter().any(|volume| volume.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
         Ok((Self::over(client, process, program, pod, profile, audience), volumes))
     }

@@ -2,19 +2,25 @@
 //! links lead to it.
 
 use std::path::Path;
+use std::time::Instant;
 
+use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
-use super::{Refresh, Setting, Shown, Trouble, driver};
-use crate::binding::{self, BoundSource};
+use super::mounter::Mounter;
+use super::passthrough::claim::resolve;
+use super::{End, Refresh, Setting, Shown, Trouble, driver};
+use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
-use crate::host::{HostError, neighbours};
+use crate::host::neighbours;
+use crate::supervisor::run::adoption::Kept;
 use crate::volume::{Claim, Volume, VolumeSource};
 
 /// A block device of the pod, once its PersistentVolume was found.
 pub(super) struct DeviceVolume {
+    claim: Claim,
     setting: Setting,
     group: Option<u32>,
     read_only: bool,
@@ -33,49 +39,25 @@ impl DeviceVolume {
         matches!(&spec.source, VolumeSource::Claim(claim) if claim.usage.device)
     }
 
-    pub(super) fn new(setting: Setting) -> Self {
-        Self { setting, group: None, read_only: false, links: None, device: None, grown_for: None, warned: Vec::new() }
-    }
-
-    pub(super) fn setting(&self) -> &Setting {
-        &self.setting
-    }
-
-    /// The link to the device, once it is known where it is to be.
-    pub(super) fn path(&self) -> Option<&Path> {
-        self.links.as_ref().map(BlockVolume::link)
-    }
-
-    pub(super) fn group(&self) -> Option<u32> {
-        self.group
-    }
-
-    pub(super) fn is_read_only(&self) -> bool {
-        self.read_only
-    }
-
-    pub(super) fn shown(&self) -> Option<Shown> {
-        self.device.as_ref().map(|device| Shown::Device(device.number()))
-    }
-
-    /// Finds the device and makes the links, unless that is done.
-    pub(super) fn show(&mut self, spec: &Volume, refresh: &Refresh) -> Result<Shown, Trouble> {
-        let VolumeSource::Claim(claim) = &spec.source else { unreachable!("only a claim is a block device") };
-        if let Some(shown) = self.shown() {
-            self.follow_capacity(spec, claim, refresh)?;
-            return Ok(shown);
+    pub(super) fn new(claim: Claim, setting: Setting) -> Self {
+        Self {
+            claim,
+            setting,
+            group: None,
+            read_only: false,
+            links: None,
+            device: None,
+            grown_for: None,
+            warned: Vec::new(),
         }
-        let device = self.map(spec, claim, refresh)?;
-        let shown = Shown::Device(device.number());
-        self.device = Some(device);
-        self.follow_capacity(spec, claim, refresh)?;
-        Ok(shown)
     }
 
     /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
-    fn follow_capacity(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<(), Trouble> {
-        let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
+        let Some(bound) = resolve(spec, &self.claim, refresh).ok().filter(|bound| bound.capacity != self.grown_for)
+        else {
+            return Ok(());
+        };
         if let BoundSource::Csi(csi) = &bound.source {
             driver::expand_csi(&self.setting, spec, csi, &bound, refresh)?;
         }
@@ -83,10 +65,9 @@ impl DeviceVolume {
         Ok(())
     }
 
-    fn map(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<BlockDevice, Trouble> {
+    fn map(&mut self, spec: &Volume, refresh: &Refresh) -> Result<BlockDevice, Trouble> {
         let name = spec.name.as_str();
-        let bound = binding::resolve(name, claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let bound = bound.map_err(|error| Trouble::Manifests(error.to_string()))?;
+        let bound = resolve(spec, &self.claim, refresh)?;
         for warning in bound.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             warn!("volume {name:?}: {warning}");
         }
@@ -119,12 +100,51 @@ impl DeviceVolume {
         self.links.insert(volume).map(&device, &claim)?;
         Ok(device)
     }
+}
+
+impl Mounter for DeviceVolume {
+    fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    /// The link to the device, once it is known where it is to be.
+    fn path(&self) -> Option<&Path> {
+        self.links.as_ref().map(BlockVolume::link)
+    }
+
+    fn group(&self) -> Option<u32> {
+        self.group
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn shown(&self) -> Option<Shown> {
+        self.device.as_ref().map(|device| Shown::Device(device.number()))
+    }
+
+    /// A server has no volume for a device.
+    fn adopt(&mut self, _: Kept) {}
+
+    /// Finds the device and makes the links, unless that is done.
+    fn show(&mut self, spec: &Volume, refresh: &Refresh, _: Option<Instant>) -> Result<Shown, Trouble> {
+        if let Some(shown) = self.shown() {
+            self.follow_capacity(spec, refresh)?;
+            return Ok(shown);
+        }
+        let device = self.map(spec, refresh)?;
+        let shown = Shown::Device(device.number());
+        self.device = Some(device);
+        self.follow_capacity(spec, refresh)?;
+        Ok(shown)
+    }
 
     /// Takes the device away from the pod: removes its links, then closes it.
-    pub(super) fn take_down(self) -> Result<(), HostError> {
-        let Self { links, device, .. } = self;
-        let unmapped = links.map_or(Ok(()), |links| links.unmap());
+    fn take_down(self: Box<Self>, volume: &str, _: End) -> Result<(), MountError> {
+        let Self { links, device, .. } = *self;
+        links.map_or(Ok(()), |links| links.unmap()).unwrap_or_else(|error| warn!("volume {volume:?}: {error}"));
         drop(device);
-        unmapped
+        Ok(())
     }
 }

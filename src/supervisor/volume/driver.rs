@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use podfs_fuse::mount::bind::bind;
@@ -13,9 +14,9 @@ use podfs_fuse::mount::private::Access;
 use tracing::{info, warn};
 
 use super::device::DeviceVolume;
-use super::passthrough::{MountPlan, PassthroughVolume, Planned, access};
+use super::passthrough::{MountPlan, Planned, access};
 use super::{Refresh, Setting, Trouble};
-use crate::binding::{self, Bound, BoundSource};
+use crate::binding::Bound;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, Drivers, Home};
@@ -24,7 +25,10 @@ use crate::host::device::BlockDevice;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::migration::complete;
-use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume, VolumeSource};
+use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
+
+/// How often a CSI driver is called again that wants to (the kubelet: each 63 to 84 s).
+const REPUBLISH: Duration = Duration::from_secs(75);
 
 impl From<DriverError> for Trouble {
     fn from(error: DriverError) -> Trouble {
@@ -32,87 +36,74 @@ impl From<DriverError> for Trouble {
     }
 }
 
-impl PassthroughVolume {
-    /// A flexVolume volume of the pod.
-    pub(super) fn flex(&mut self, spec: &Volume, flex: &Flex, refresh: &Refresh) -> Result<MountPlan, Trouble> {
-        let path = self.setting().site.volume(&flex.directory(), spec.name.as_str());
-        self.set_path(path.clone());
-        self.flex_at(spec, path, flex, spec.name.as_str(), flex.read_only, refresh)
+/// Has a FlexVolume driver mount a volume, by the name of its PersistentVolume or its own, and plans how it is shown at `path`.
+pub(super) fn mount_flex(
+    setting: &Setting,
+    spec: &Volume,
+    path: PathBuf,
+    flex: &Flex,
+    name: &str,
+    read_only: bool,
+    refresh: &Refresh,
+) -> Result<MountPlan, Trouble> {
+    let (drivers, home) = home(setting, &flex.directory(), name)?;
+    let mount = FlexMount {
+        flex,
+        volume: spec.name.as_str(),
+        name,
+        pod: &refresh.identity,
+        facts: &refresh.facts,
+        secret: flex.secret.as_ref().map(|reference| secret(reference, refresh)).transpose()?,
+        read_only,
+        drivers: &drivers,
+    };
+    plan(spec, path, mount.set_up(&home)?, access(read_only))
+}
+
+/// Has a CSI driver mount a volume, that of a PersistentVolume or of the pod, and plans how it is shown at `path`.
+pub(super) fn mount_csi(
+    setting: &Setting,
+    spec: &Volume,
+    path: PathBuf,
+    csi: &Csi,
+    bound: Option<&Bound>,
+    refresh: &Refresh,
+) -> Result<(MountPlan, Republication), Trouble> {
+    let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
+    let call = CsiCall::of(csi, refresh)?;
+    let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
+    let source = call.mount(spec, bound, refresh, &drivers).set_up(&home)?;
+    let republication = Republication { is_wanted: call.driver.requires_republish };
+    Ok((plan(spec, path, source, access(read_only))?, republication))
+}
+
+/// Whether the CSI driver of a mounted volume wants to be called again from time to time.
+#[derive(Default)]
+pub(super) struct Republication {
+    is_wanted: bool,
+}
+
+impl Republication {
+    /// How long to wait until the next call, if the driver wants one.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.is_wanted.then_some(REPUBLISH)
     }
 
-    /// A volume of a FlexVolume driver, by the name of its PersistentVolume or its own.
-    pub(super) fn flex_at(
-        &self,
-        spec: &Volume,
-        path: PathBuf,
-        flex: &Flex,
-        name: &str,
-        read_only: bool,
-        refresh: &Refresh,
-    ) -> Result<MountPlan, Trouble> {
-        let (drivers, home) = home(self.setting(), &flex.directory(), name)?;
-        let mount = FlexMount {
-            flex,
-            volume: spec.name.as_str(),
-            name,
-            pod: &refresh.identity,
-            facts: &refresh.facts,
-            secret: flex.secret.as_ref().map(|reference| secret(reference, refresh)).transpose()?,
-            read_only,
-            drivers: &drivers,
-        };
-        plan(spec, path, mount.set_up(&home)?, access(read_only))
-    }
-
-    /// A csi volume of the pod, or one that was translated for a CSI driver.
-    pub(super) fn csi(&mut self, spec: &Volume, csi: &Csi, refresh: &Refresh) -> Result<MountPlan, Trouble> {
-        let path = self.setting().site.volume(Csi::DIRECTORY, spec.name.as_str());
-        self.set_path(path.clone());
-        self.csi_at(spec, path, csi, None, refresh)
-    }
-
-    /// A volume of a CSI driver: that of a PersistentVolume, or of the pod.
-    pub(super) fn csi_at(
+    /// Calls the driver again, if it wants to be called.
+    pub(super) fn publish_again(
         &mut self,
+        setting: &Setting,
         spec: &Volume,
-        path: PathBuf,
         csi: &Csi,
         bound: Option<&Bound>,
         refresh: &Refresh,
-    ) -> Result<MountPlan, Trouble> {
-        let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
-        let call = CsiCall::of(csi, refresh)?;
-        let (drivers, home) = home(self.setting(), Csi::DIRECTORY, name(spec, bound))?;
-        let source = call.mount(spec, bound, refresh, &drivers).set_up(&home)?;
-        self.set_republishes(call.driver.requires_republish);
-        plan(spec, path, source, access(read_only))
-    }
-
-    /// Calls the CSI driver of a mounted volume again, if it wants to.
-    pub(super) fn publish_again(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
-        let bound;
-        let (csi, bound) = match &spec.source {
-            VolumeSource::Csi(csi) => (csi, None),
-            VolumeSource::Claim(claim) => {
-                let resolved =
-                    binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-                // What is mounted stays as it is.
-                let Ok(found) = resolved else { return Ok(()) };
-                bound = found;
-                match &bound.source {
-                    BoundSource::Csi(csi) => (csi, Some(&bound)),
-                    _ => return Ok(()),
-                }
-            }
-            _ => return Ok(()),
-        };
-        let wants = refresh.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
-        self.set_republishes(wants);
-        if !wants {
+    ) -> Result<(), Trouble> {
+        self.is_wanted = refresh.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
+        if !self.is_wanted {
             return Ok(());
         }
         let call = CsiCall::of(csi, refresh)?;
-        let (drivers, home) = home(self.setting(), Csi::DIRECTORY, name(spec, bound))?;
+        let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
         Ok(call.mount(spec, bound, refresh, &drivers).publish_again(&home)?)
     }
 }

@@ -15,7 +15,7 @@ use podfs_fuse::mount::table::Mounted;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{Body, PodVolume, RETRY, State, Trouble};
+use super::{PodVolume, RETRY, State, Trouble};
 
 /// An unmount that comes later is no repetition of the one before.
 const CALM: Duration = Duration::from_secs(60);
@@ -93,7 +93,7 @@ impl PodVolume {
         let is_unmounted = matches!(hidden, Hidden::Unmounted { .. });
         let reason = hidden.reason();
         self.hidden = Some(hidden);
-        if let (Some(shown), false) = (self.shown(), matches!(self.state, State::Waiting(_))) {
+        if let (Some(shown), false) = (self.mounter.shown(), matches!(self.state, State::Waiting(_))) {
             self.last_error = Some(reason.clone());
             self.enter(State::Hidden(shown, reason));
         }
@@ -126,18 +126,12 @@ impl PodVolume {
     pub(super) fn show_again(&mut self) {
         let Some(Hidden::Unmounted { cause, .. }) = self.hidden.clone() else { return };
         let path = self.visible().map(|visible| visible.path().display().to_string()).unwrap_or_default();
-        let again = match &mut self.body {
-            Body::Projected(projected) => projected.show_again(),
-            Body::Passthrough(passthrough) => passthrough.show_again(),
-            // Nothing of it is mounted.
-            Body::Device(_) => Ok(()),
-        };
-        match again {
+        match self.mounter.show_again() {
             Ok(()) => {
                 self.hidden = None;
                 // A bind mount, and a volume that the servers have given up, are yet to be mounted.
                 let is_there = self.visible().is_some_and(|visible| !visible.is_lost());
-                if let Some(shown) = self.shown().filter(|_| is_there) {
+                if let Some(shown) = self.mounter.shown().filter(|_| is_there) {
                     info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
                     self.state = State::Live(shown);
                 }
@@ -154,11 +148,7 @@ impl PodVolume {
     }
 
     pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
-        match &mut self.body {
-            Body::Projected(projected) => projected.visible(),
-            Body::Passthrough(passthrough) => passthrough.visible(),
-            Body::Device(_) => None,
-        }
+        self.mounter.visible()
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | `mounter` | what mounts a volume, and the registry of volume kinds |
 //! | `projected` | volumes whose files podfs assembles |
-//! | `passthrough` | volumes that show something as it is |
+//! | `passthrough` | volumes that show something as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
@@ -17,6 +18,7 @@ mod device;
 pub(in crate::supervisor) mod driver;
 mod hidden;
 mod local;
+mod mounter;
 mod nfs;
 mod passthrough;
 mod projected;
@@ -29,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::DoublingPause;
-use podfs_fuse::client::{Adopted, ServerClient, Watch};
+use podfs_fuse::client::{ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
@@ -48,10 +50,8 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Condition;
 use crate::types::Allocatable;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
-use device::DeviceVolume;
 use hidden::{Hidden, Unmounts};
-use passthrough::PassthroughVolume;
-use projected::ProjectedVolume;
+use mounter::{Mounter, mounter};
 pub use state::{Shown, State};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
@@ -178,7 +178,7 @@ impl Trouble {
 /// A volume of the pod.
 pub struct PodVolume {
     spec: Volume,
-    body: Body,
+    mounter: Box<dyn Mounter>,
     /// Whether the pod did not have it when this process started.
     is_published: bool,
     state: State,
@@ -195,70 +195,13 @@ pub struct PodVolume {
     pod: Span,
 }
 
-enum Body {
-    Projected(ProjectedVolume),
-    Passthrough(PassthroughVolume),
-    Device(DeviceVolume),
-}
-
-impl Body {
-    /// Of a volume that shows something of the host.
-    fn of_host(spec: &Volume, setting: Setting) -> Body {
-        match DeviceVolume::is_for(spec) {
-            true => Body::Device(DeviceVolume::new(setting)),
-            false => Body::Passthrough(PassthroughVolume::new(setting)),
-        }
-    }
-}
-
 impl PodVolume {
-    /// A volume of files, which is going to be shown at `point`. Nothing is mounted before the first payload is
-    /// complete.
-    pub fn projected(spec: Volume, point: MountPoint, setting: Setting) -> Self {
-        let path = point.path().to_owned();
-        Self::new(spec, Body::Projected(ProjectedVolume::new(setting, path, Some(point))))
-    }
-
-    /// A volume that the pod did not have when it started. Nothing is made or mounted yet.
-    pub fn published(spec: Volume, setting: Setting) -> Self {
-        let body = match (&spec.source, spec.kind.directory) {
-            (VolumeSource::Projection(_), Some(directory)) => {
-                let path = setting.site.volume(directory, spec.name.as_str());
-                Body::Projected(ProjectedVolume::new(setting, path, None))
-            }
-            _ => Body::of_host(&spec, setting),
-        };
-        Self { is_published: true, ..Self::new(spec, body) }
-    }
-
-    /// A volume that shows something of the host. Nothing is made or mounted yet.
-    pub fn passthrough(spec: Volume, setting: Setting) -> Self {
-        let body = Body::of_host(&spec, setting);
-        Self::new(spec, body)
-    }
-
-    /// A volume that another supervisor has mounted.
-    pub(super) fn adopted(spec: Volume, kept: Kept, setting: Setting) -> Self {
-        let Kept { about, served, point, visible } = kept;
-        let body = match served {
-            Adopted::Projection(projection) => {
-                Body::Projected(ProjectedVolume::adopted(setting, point, visible, projection))
-            }
-            other => Body::Passthrough(PassthroughVolume::adopted(setting, about, visible, other)),
-        };
-        let mut volume = Self::new(spec, body);
-        volume.expect_to_be_mounted();
-        if let Some(shown) = volume.shown().filter(|_| volume.hidden.is_none()) {
-            volume.state = State::Live(shown);
-        }
-        volume
-    }
-
-    fn new(spec: Volume, body: Body) -> Self {
-        let state = State::first(&spec);
+    /// A volume of which nothing is mounted yet. `point` is its mount point, if that is made already.
+    pub fn new(spec: Volume, point: Option<MountPoint>, setting: Setting) -> Self {
+        let (state, mounter) = (State::first(&spec), mounter(&spec, point, setting));
         Self {
             spec,
-            body,
+            mounter,
             is_published: false,
             state,
             hidden: None,
@@ -269,6 +212,22 @@ impl PodVolume {
             heard: None,
             pod: Span::current(),
         }
+    }
+
+    /// A volume that the pod did not have when it started. Nothing is made or mounted yet.
+    pub fn published(spec: Volume, setting: Setting) -> Self {
+        Self { is_published: true, ..Self::new(spec, None, setting) }
+    }
+
+    /// A volume that another supervisor has mounted.
+    pub(super) fn adopted(spec: Volume, kept: Kept, setting: Setting) -> Self {
+        let mut volume = Self::new(spec, None, setting);
+        volume.mounter.adopt(kept);
+        volume.expect_to_be_mounted();
+        if let Some(shown) = volume.mounter.shown().filter(|_| volume.hidden.is_none()) {
+            volume.state = State::Live(shown);
+        }
+        volume
     }
 
     /// Until what this gives is dropped, the fields of each event on this thread name the pod, the volume, and the generation
@@ -285,38 +244,22 @@ impl PodVolume {
 
     /// Where it is, or will be, seen; unknown until its PersistentVolume is known.
     pub fn path(&self) -> Option<&Path> {
-        match &self.body {
-            Body::Projected(projected) => Some(projected.path()),
-            Body::Passthrough(passthrough) => passthrough.path(),
-            Body::Device(device) => device.path(),
-        }
+        self.mounter.path()
     }
 
     /// A group that containers need to use it.
     pub fn group(&self) -> Option<u32> {
-        match &self.body {
-            Body::Projected(_) => None,
-            Body::Passthrough(passthrough) => passthrough.group(),
-            Body::Device(device) => device.group(),
-        }
+        self.mounter.group()
     }
 
     /// Whether containers can only read it.
     pub fn is_read_only(&self) -> bool {
-        match &self.body {
-            Body::Projected(_) => true,
-            Body::Passthrough(passthrough) => passthrough.is_read_only(),
-            Body::Device(device) => device.is_read_only(),
-        }
+        self.mounter.is_read_only()
     }
 
     /// A way to look at what the server does for it, once it does.
     pub fn watch(&self) -> Option<Watch> {
-        match &self.body {
-            Body::Projected(projected) => projected.watch(),
-            Body::Passthrough(passthrough) => passthrough.watch(),
-            Body::Device(_) => None,
-        }
+        self.mounter.watch()
     }
 
     /// Where it is in its life.
@@ -358,22 +301,14 @@ impl PodVolume {
         let _span = self.enter_span();
         self.heard = self.heard.or(heard);
         self.show_again();
-        let outcome = match (&mut self.body, &self.spec.source) {
-            (Body::Projected(projected), VolumeSource::Projection(source)) => {
-                projected.show(&self.spec, source, refresh, self.heard)
-            }
-            (Body::Passthrough(passthrough), _) => passthrough.show(&self.spec, refresh),
-            (Body::Device(device), _) => device.show(&self.spec, refresh),
-            (Body::Projected(_), _) => unreachable!("only a projection is projected"),
-        };
-        match outcome {
+        match self.mounter.show(&self.spec, refresh, self.heard) {
             Ok(shown) => {
                 self.heard = None;
                 match self.hidden.clone() {
                     None => {
                         self.failures = 0;
                         self.enter(State::Live(shown));
-                        self.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
+                        self.mounter.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
                     }
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
@@ -410,26 +345,18 @@ impl PodVolume {
 
     /// When old generations of the volume are to be removed.
     pub fn next_removal(&self) -> Option<Instant> {
-        match &self.body {
-            Body::Projected(projected) => projected.next_removal(),
-            Body::Passthrough(_) | Body::Device(_) => None,
-        }
+        self.mounter.next_removal()
     }
 
     /// Removes the old generations whose time is over.
     pub fn remove_old_generations(&mut self) {
         let _span = self.enter_span();
-        if let Body::Projected(projected) = &mut self.body {
-            projected.remove_old(self.spec.name.as_str());
-        }
+        self.mounter.remove_old(self.spec.name.as_str());
     }
 
     /// What old generations take.
     pub fn old_generations(&self) -> OldUsage {
-        match &self.body {
-            Body::Projected(projected) => projected.old_usage(),
-            Body::Passthrough(_) | Body::Device(_) => OldUsage::default(),
-        }
+        self.mounter.old_usage()
     }
 
     /// Unmounts the volume, and deletes what goes with the pod, if it does.
@@ -439,14 +366,7 @@ impl PodVolume {
     pub fn take_down(self, end: End) -> Result<(), MountError> {
         let _span = self.enter_span();
         self.release_sub_paths(None).unwrap_or_else(|reason| warn!("{reason}"));
-        match self.body {
-            Body::Projected(projected) => projected.take_down(),
-            Body::Passthrough(passthrough) => passthrough.take_down(self.spec.name.as_str(), end),
-            Body::Device(device) => {
-                device.take_down().unwrap_or_else(|error| warn!("volume {:?}: {error}", self.spec.name.as_str()));
-                Ok(())
-            }
-        }
+        self.mounter.take_down(self.spec.name.as_str(), end)
     }
 
     /// Takes the volume away while the pod goes on: unmounts it, deletes its content if it is an emptyDir, and takes back the
@@ -456,7 +376,7 @@ impl PodVolume {
     /// Why something of it is left.
     pub fn unpublish(self) -> Result<(), String> {
         let _span = self.enter_span();
-        let setting = self.setting().clone();
+        let setting = self.mounter.setting().clone();
         let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
         let home = match self.spec.source {
             VolumeSource::EmptyDir(_) => setting.site.home(name.as_str()),
@@ -481,25 +401,9 @@ impl PodVolume {
         self.unmounts = Unmounts::default();
     }
 
-    /// When the driver of the volume is to be called again, if it wants to.
-    fn republish_in(&self) -> Option<Duration> {
-        match &self.body {
-            Body::Projected(_) | Body::Device(_) => None,
-            Body::Passthrough(passthrough) => passthrough.republish_in(),
-        }
-    }
-
-    fn shown(&self) -> Option<Shown> {
-        match &self.body {
-            Body::Projected(projected) => projected.shown(),
-            Body::Passthrough(passthrough) => passthrough.shown(),
-            Body::Device(device) => device.shown(),
-        }
-    }
-
     fn fail(&mut self, reason: String) {
         self.last_error = Some(reason.clone());
-        let state = match (self.shown(), &self.hidden) {
+        let state = match (self.mounter.shown(), &self.hidden) {
             (None, _) => State::Waiting(reason),
             (Some(shown), None) => State::Behind(shown, reason),
             (Some(shown), Some(hidden)) => State::Hidden(shown, format!("{}; {reason}", hidden.reason())),

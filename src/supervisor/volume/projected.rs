@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use podfs_fuse::audit::Subject;
@@ -18,13 +17,16 @@ use podfs_fuse::protocol::Reporting;
 use serde_json::json;
 use tracing::warn;
 
-use super::{Refresh, Setting, Shown, Trouble};
+use super::mounter::Mounter;
+use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Inputs, Ownership, Payload, PayloadError};
+use crate::supervisor::run::adoption::Kept;
 use crate::volume::{self, Volume};
 
 /// The mount of a projection, once its first payload was complete.
 pub(super) struct ProjectedVolume {
+    source: volume::Projection,
     setting: Setting,
     path: PathBuf,
     /// Its mount point, once it is made.
@@ -63,45 +65,50 @@ impl From<RefreshError> for Trouble {
     }
 }
 
-impl ProjectedVolume {
-    pub(super) fn new(setting: Setting, path: PathBuf, point: Option<MountPoint>) -> Self {
-        Self { setting, path, point, mounted: None, warned: Vec::new(), label: None }
-    }
-
-    pub(super) fn adopted(
-        setting: Setting,
-        point: MountPoint,
-        visible: VisibleMount,
-        mut projection: Projection,
-    ) -> Self {
-        projection.keep_old_for(setting.keep_old_generations);
-        let mounted = Some(Mounted { visible, projection });
-        Self { mounted, ..Self::new(setting, point.path().to_owned(), Some(point)) }
-    }
-
-    /// Where it is, or will be, seen.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn setting(&self) -> &Setting {
+impl Mounter for ProjectedVolume {
+    fn setting(&self) -> &Setting {
         &self.setting
     }
 
-    /// Its mount, once it is mounted.
-    pub(super) fn visible(&mut self) -> Option<&mut VisibleMount> {
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn shown(&self) -> Option<Shown> {
+        let mounted = self.mounted.as_ref().filter(|mounted| !mounted.projection.is_given_up())?;
+        mounted.shown()
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        self.mounted.as_ref().map(|mounted| mounted.projection.watch())
+    }
+
+    fn visible(&mut self) -> Option<&mut VisibleMount> {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)
     }
 
-    /// A mount of what is at `path` of its payload, which changes in place with each commit; none while it is not mounted.
-    pub(super) fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, LivePartError>> {
-        let options = MountOptions { selinux_context: self.label.clone(), shape: Shape::Directory };
-        self.mounted.as_mut().map(|mounted| mounted.projection.live_part(path, &options))
+    fn adopt(&mut self, kept: Kept) {
+        let Kept { served, point, visible, .. } = kept;
+        self.path = point.path().to_owned();
+        self.point = Some(point);
+        let Ok(mut projection) = served.into_projection() else { return };
+        projection.keep_old_for(self.setting.keep_old_generations);
+        self.mounted = Some(Mounted { visible, projection });
     }
 
-    /// Shows the projection again, whose mount another process has unmounted. Those that still use the old mount and those
-    /// that come now share one file system.
-    pub(super) fn show_again(&mut self) -> Result<(), Trouble> {
+    /// Shows the files that result from what `refresh` says.
+    fn show(&mut self, spec: &Volume, refresh: &Refresh, heard: Option<Instant>) -> Result<Shown, Trouble> {
+        if self.point.is_none() {
+            self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
+        }
+        Ok(self.show_payload(spec, refresh, heard)?)
+    }
+
+    fn show_again(&mut self) -> Result<(), Trouble> {
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
         let point = self.point.insert(self.setting.prepare(&self.path, Shape::Directory)?);
         if !mounted.projection.is_given_up() {
@@ -110,57 +117,43 @@ impl ProjectedVolume {
         Ok(())
     }
 
-    /// What is to be seen.
-    pub(super) fn shown(&self) -> Option<Shown> {
-        let mounted = self.mounted.as_ref().filter(|mounted| !mounted.projection.is_given_up())?;
-        mounted.shown()
-    }
-
-    /// A way to look at it, once it is mounted.
-    pub(super) fn watch(&self) -> Option<Watch> {
-        self.mounted.as_ref().map(|mounted| mounted.projection.watch())
-    }
-
-    /// When the next old generation is to be removed.
-    pub(super) fn next_removal(&self) -> Option<Instant> {
+    fn next_removal(&self) -> Option<Instant> {
         self.mounted.as_ref()?.projection.next_removal()
     }
 
-    /// Removes the old generations whose time is over.
-    pub(super) fn remove_old(&mut self, name: &str) {
+    fn remove_old(&mut self, name: &str) {
         if let Some(mounted) = &mut self.mounted {
             mounted.projection.remove_old();
             warn_of_left(name, &mut mounted.projection);
         }
     }
 
-    /// What old generations take.
-    pub(super) fn old_usage(&self) -> OldUsage {
+    fn old_usage(&self) -> OldUsage {
         self.mounted.as_ref().map(|mounted| mounted.projection.old_usage()).unwrap_or_default()
     }
 
-    /// Shows the files that result from `refresh`, because of a change that podfs saw at `heard`.
-    pub(super) fn show(
-        &mut self,
-        spec: &Volume,
-        source: &volume::Projection,
-        refresh: &Refresh,
-        heard: Option<Instant>,
-    ) -> Result<Shown, Trouble> {
-        if self.point.is_none() {
-            self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
-        }
-        Ok(self.show_payload(spec, source, refresh, heard)?)
+    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, LivePartError>> {
+        let options = MountOptions { selinux_context: self.label.clone(), shape: Shape::Directory };
+        self.mounted.as_mut().map(|mounted| mounted.projection.live_part(path, &options))
     }
 
-    pub(super) fn take_down(self) -> Result<(), MountError> {
+    fn take_down(self: Box<Self>, _: &str, _: End) -> Result<(), MountError> {
         self.mounted.map_or(Ok(()), |mounted| mounted.visible.unmount())
+    }
+}
+
+impl ProjectedVolume {
+    pub(super) fn new(source: volume::Projection, spec: &Volume, point: Option<MountPoint>, setting: Setting) -> Self {
+        let path = match &point {
+            Some(point) => point.path().to_owned(),
+            None => setting.site.volume(spec.kind.directory.unwrap_or_default(), spec.name.as_str()),
+        };
+        Self { source, setting, path, point, mounted: None, warned: Vec::new(), label: None }
     }
 
     fn show_payload(
         &mut self,
         spec: &Volume,
-        source: &volume::Projection,
         refresh: &Refresh,
         heard: Option<Instant>,
     ) -> Result<Shown, RefreshError> {
@@ -171,7 +164,7 @@ impl ProjectedVolume {
             tokens: &refresh.tokens,
             machine: refresh.allocatable,
         };
-        let assembled = Payload::assemble(source, inputs)?;
+        let assembled = Payload::assemble(&self.source, inputs)?;
         warn_once(&mut self.warned, spec.name.as_str(), &assembled);
         self.label = refresh.selinux_context();
         let payload = &assembled.payload;
@@ -189,7 +182,7 @@ impl ProjectedVolume {
                 mounted
             }
             _ => {
-                let mode = Ownership::of(&refresh.facts).root_mode(source.medium);
+                let mode = Ownership::of(&refresh.facts).root_mode(self.source.medium);
                 let mut mounted = self.bring_up(spec, &layout, directories, refresh, mode)?;
                 if let Some(given_up) = self.mounted.take() {
                     mounted.visible.cover(given_up.visible);
@@ -219,7 +212,7 @@ impl ProjectedVolume {
         let about = Setting::about(spec, &self.path, None, Access::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
         let reporting = Reporting { trace: *trace, audit };
-        let mut projection = Projection::start(Arc::clone(server), &root, &options, about, &reporting)?;
+        let mut projection = Projection::start(server, &root, &options, about, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
         let point = self.point.as_ref().expect("it was made before the first payload was assembled");

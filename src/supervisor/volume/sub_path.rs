@@ -22,7 +22,7 @@ use podfs_fuse::mount::private::{Access, Shape};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
 
-use super::{Body, PodVolume, Setting, State};
+use super::{PodVolume, Setting, State};
 use crate::host::sub_path::{self, Missing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::volume::{SubPathMode, VolumeSource};
@@ -137,12 +137,11 @@ impl PodVolume {
 
     /// A mount of a part that is live; none of one that is not.
     fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, Trouble>> {
-        let Body::Projected(projected) = &mut self.body else { return None };
         let preferences = &self.spec.preferences;
-        let mode = preferences.sub_path.unwrap_or(projected.setting().sub_path);
+        let mode = preferences.sub_path.unwrap_or(self.setting().sub_path);
         let of_generation = path.starts_with("..") && path != "..data" && !path.starts_with("..data/");
         let is_live = mode == SubPathMode::Live && !preferences.audit && !of_generation;
-        let part = is_live.then(|| projected.live_part(path)).flatten()?;
+        let part = is_live.then(|| self.mounter.live_part(path)).flatten()?;
         Some(part.map_err(|error| match error {
             LivePartError::Missing(path) => SubPathError::Missing(path).into(),
             LivePartError::NotADirectory(path) => SubPathError::NotADirectory(path).into(),
@@ -152,11 +151,7 @@ impl PodVolume {
     }
 
     pub(super) fn setting(&self) -> &Setting {
-        match &self.body {
-            Body::Projected(projected) => projected.setting(),
-            Body::Passthrough(passthrough) => passthrough.setting(),
-            Body::Device(device) => device.setting(),
-        }
+        self.mounter.setting()
     }
 }
 

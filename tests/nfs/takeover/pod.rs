@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use podfs_fuse::client::NfsVolume;
+use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
@@ -17,7 +17,7 @@ use crate::takeover::again::{POD, Process};
 
 /// A pod with one volume. All of it goes when it is dropped.
 pub struct Pod {
-    volume: Option<NfsVolume>,
+    volume: Option<MountedVolume>,
     visible: Option<VisibleMount>,
     directory: TempDir,
     server: Arc<ServerClient>,
@@ -31,7 +31,7 @@ impl Pod {
         let server = Arc::new(ServerClient::new(control, Greeting::new("test", POD)).expect("a server"));
         let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");
         let (attributes, mount) = (MountAttrFlags::empty(), MountOptions::default());
-        let volume = NfsVolume::start(Arc::clone(&server), sockets, options, attributes, &mount, Value::Null);
+        let volume = MountedVolume::of_export(&server, sockets, options, attributes, &mount, Value::Null);
         let volume = volume.expect("a volume");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let point = MountPoint::of_mount(directory.path()).expect("a point");

@@ -26,7 +26,7 @@ fn somebody() -> Credential {
 
 /// A volume with some of everything, and its region.
 fn volume() -> (ClientState, Arc<Region>) {
-    let region = Arc::new(Region::create(region::Kind::Nfs).expect("a region"));
+    let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     region.begin();
     let nodes = Nodes::new(Arc::clone(&region), found(0, Kind::Directory)).expect("memory");
     let files = OpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
@@ -44,7 +44,8 @@ fn volume() -> (ClientState, Arc<Region>) {
 
 /// A region with this content, as another process has it.
 fn region_of(bytes: &[u8]) -> Arc<Region> {
-    let file = Region::create(region::Kind::Nfs).expect("a region").as_fd().try_clone_to_owned().expect("a descriptor");
+    let file =
+        Region::create(region::VolumeKind::Nfs).expect("a region").as_fd().try_clone_to_owned().expect("a descriptor");
     fallocate(&file, FallocateFlags::empty(), 0, bytes.len() as u64).expect("memory");
     pwrite(&file, bytes, 0).expect("written");
     Arc::new(Region::adopt(file).expect("a region"))
@@ -109,7 +110,7 @@ fn what_has_ended_leaves_nothing() {
 
 #[test]
 fn a_region_without_a_root_is_refused() {
-    let region = Arc::new(Region::create(region::Kind::Nfs).expect("a region"));
+    let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     assert!(Inheritance::read(&region).is_none());
 }
 

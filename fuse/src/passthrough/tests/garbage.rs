@@ -28,7 +28,7 @@ fn copy_of(region: &Region) -> Arc<Region> {
 }
 
 fn region_of(bytes: &[u8]) -> Arc<Region> {
-    let region = Region::create(Kind::Passthrough).expect("a region");
+    let region = Region::create(VolumeKind::Passthrough).expect("a region");
     let file = region.as_fd().try_clone_to_owned().expect("a descriptor");
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes.len() as u64).expect("memory");
     pwrite(&file, bytes, 0).expect("written");
@@ -59,9 +59,9 @@ fn a_volume_without_its_source_is_refused_and_left_as_it_was() {
     let other = File::open("/").expect("a directory");
     let refused = load_alone(&region, Some(other.into()), &rig.options);
     assert!(matches!(refused, Err(TakeoverError::OtherSource)));
-    let empty = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+    let empty = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     assert!(matches!(load_alone(&empty, None, &Options::default()), Err(TakeoverError::NotServed)));
-    let projection = Arc::new(Region::create(Kind::Projection).expect("a region"));
+    let projection = Arc::new(Region::create(VolumeKind::Projection).expect("a region"));
     assert!(matches!(load_alone(&projection, None, &Options::default()), Err(TakeoverError::OtherKind)));
     assert_eq!(region.cells().tagged().count(), cells, "nothing was erased");
 }

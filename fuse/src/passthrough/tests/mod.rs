@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::region::Kind;
+use crate::region::VolumeKind;
 use spawner::{FIRST, Order, Process};
 
 /// How long a server may take to get ready, which takes milliseconds on a quiet machine.
@@ -54,7 +54,7 @@ impl Rig {
         let device = open_device().expect("/dev/fuse");
         let opened = File::open(&source).expect("a directory");
         let mount = PrivateMount::of_source(device.as_fd(), opened.as_fd(), &MountOptions::default());
-        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let server = Server::start(&options, None, [device.as_fd(), region.as_fd(), opened.as_fd()]).begin();
         let (mount, device) = (mount.expect("a mount"), Mutex::new(Some(Arc::new(device))));
         assert!(server.is_some(), "the server gets ready");

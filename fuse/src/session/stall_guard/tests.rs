@@ -9,7 +9,7 @@ use rustix::fs::{stat, statfs};
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::region::Kind;
+use crate::region::VolumeKind;
 use crate::session::abi::{Attr, AttrOut, Kstatfs, init};
 use crate::session::{Exchange, Session, Wanted};
 
@@ -91,7 +91,7 @@ impl Mounted {
     fn new() -> Self {
         let device = open_device().expect("/dev/fuse");
         let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
-        let region = Arc::new(Region::create(Kind::Passthrough).expect("a region"));
+        let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let session = Session::open(device, Wanted { flags: init::PARALLEL_DIROPS, ..Wanted::default() }, region)
             .expect("the handshake");
         let (sender, asked) = channel();

@@ -1,0 +1,56 @@
+//! What the supervisor holds of the live parts of a projection. Their mount and updates are in [`live`](crate::client::live).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{HeldKind, Replica, broken, images};
+use crate::live::tree::{LiveTree, SavedLiveTree};
+use crate::mount::private::PROJECTION_SOURCE;
+use crate::projection::Image;
+use crate::protocol::{Body, VolumeId};
+use crate::region::VolumeKind;
+
+/// Live parts of a projection.
+pub(in crate::client) struct HeldLive {
+    of: VolumeId,
+    tree: Replica<LiveTree>,
+}
+
+impl HeldLive {
+    /// Of the projection `of`, none yet.
+    pub(in crate::client) fn new(of: VolumeId) -> Self {
+        Self { of, tree: Replica::new(LiveTree::new(SystemTime::now())) }
+    }
+
+    pub(super) fn restore(of: VolumeId, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        Ok(Self { of, tree: Replica::new(tree) })
+    }
+
+    /// The projection.
+    pub(in crate::client) fn projection(&self) -> VolumeId {
+        self.of
+    }
+
+    /// The tree, for the updates.
+    pub(in crate::client) fn tree(&self) -> Replica<LiveTree> {
+        self.tree.clone()
+    }
+}
+
+impl HeldKind for HeldLive {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Live
+    }
+
+    fn mount_source(&self) -> &'static str {
+        PROJECTION_SOURCE
+    }
+
+    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
+        let (tree, images) = self.tree.lock().save();
+        (Body::Live { of: self.of, tree: Box::new(tree) }, images)
+    }
+}

@@ -1,0 +1,99 @@
+//! What the supervisor holds of a directory or file of the host, and mounting one.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{HeldKind, broken};
+use crate::client::server_client::unexpected;
+use crate::client::{MountedVolume, ServerClient};
+use crate::mount::MountError;
+use crate::mount::enclosed::Enclosed;
+use crate::mount::private::{MountOptions, PASSTHROUGH_SOURCE, PrivateMount, open_device};
+use crate::mount::table::MountTable;
+use crate::passthrough::Options;
+use crate::projection::Image;
+use crate::protocol::{Body, Reply, Request};
+use crate::region::VolumeKind;
+
+/// A source of the host.
+pub(in crate::client) struct HeldPassthrough {
+    source: OwnedFd,
+    /// The mounts that it is among.
+    table: MountTable,
+    options: Options,
+}
+
+impl HeldPassthrough {
+    pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(broken);
+        Ok(Self { source: next()?, table: next()?.into(), options })
+    }
+
+    /// What it shows.
+    pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
+        self.source.as_fd()
+    }
+
+    /// How it is served.
+    pub(in crate::client) fn options(&self) -> &Options {
+        &self.options
+    }
+}
+
+impl HeldKind for HeldPassthrough {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Passthrough
+    }
+
+    fn mount_source(&self) -> &'static str {
+        PASSTHROUGH_SOURCE
+    }
+
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?])
+    }
+
+    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
+        (Body::Passthrough { options: self.options.clone() }, Vec::new())
+    }
+
+    fn has_open_files(&self) -> bool {
+        true
+    }
+}
+
+impl MountedVolume {
+    /// Mounts what `source` is open on, and lets `server` answer for it. It is not visible before [`show`](Self::show). `source`
+    /// may be opened with `O_PATH`; it must be a directory or a regular file. `about` is for the supervisor that adopts the
+    /// volume if this one is killed.
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or the server does not take it.
+    pub fn of_source(
+        server: &Arc<ServerClient>,
+        source: BorrowedFd<'_>,
+        options: &Options,
+        mount: &MountOptions,
+        about: Value,
+    ) -> Result<Self, MountError> {
+        let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
+        let device = open_device()?;
+        let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
+        let source = match options.remote {
+            // It is attached nowhere, so nothing is above it.
+            Some(_) => Enclosed::open(source),
+            None => Enclosed::of(source, &options.name),
+        };
+        let Enclosed { source, table } = source.map_err(failed)?;
+        let kind = HeldPassthrough { source, table, options: options.clone() };
+        let request = |volume, about| Request::Pass { volume, about, options: options.clone() };
+        match server.begin(device, mount, about, kind, request).map_err(failed)? {
+            (volume, Reply::Passing(_)) => Ok(volume),
+            (_, other) => Err(failed(unexpected(&other))),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What the supervisor holds of a projection. Its mounts and commits are in [`projection`](crate::client::projection).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{HeldKind, Replica, broken, images};
+use crate::mount::private::PROJECTION_SOURCE;
+use crate::projection::Image;
+use crate::projection::tree::saved::SavedTree;
+use crate::projection::tree::{Root, Tree};
+use crate::protocol::{Body, Reporting};
+use crate::region::VolumeKind;
+
+/// Generations of files.
+pub(in crate::client) struct HeldProjection {
+    tree: Replica<Tree>,
+    reporting: Reporting,
+}
+
+impl HeldProjection {
+    /// Of an empty projection.
+    pub(in crate::client) fn new(root: Root, reporting: Reporting) -> Self {
+        Self { tree: Replica::new(Tree::new(root, SystemTime::now())), reporting }
+    }
+
+    pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let tree = Tree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        Ok(Self { tree: Replica::new(tree), reporting })
+    }
+
+    /// The tree, for the commits.
+    pub(in crate::client) fn tree(&self) -> Replica<Tree> {
+        self.tree.clone()
+    }
+}
+
+impl HeldKind for HeldProjection {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Projection
+    }
+
+    fn mount_source(&self) -> &'static str {
+        PROJECTION_SOURCE
+    }
+
+    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
+        let mut tree = self.tree.lock();
+        // No successor can serve the generations that the dead server has zeroed.
+        tree.prune_generations();
+        let (tree, images) = tree.save();
+        (Body::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, images)
+    }
+
+    fn reporting(&self) -> Option<&Reporting> {
+        Some(&self.reporting)
+    }
+}

@@ -1,0 +1,85 @@
+//! A mounted volume of any kind, as the supervisor has it.
+
+use std::sync::Arc;
+
+use super::held::{Held, HeldPassthrough};
+use super::{ServerClient, Watch};
+use crate::mount::MountError;
+use crate::mount::private::{Access, PrivateMount, Shape};
+use crate::mount::visible::{MountPoint, VisibleMount};
+use crate::passthrough::DataPath;
+use crate::protocol::VolumeId;
+use crate::region::VolumeKind;
+
+/// A volume that a server answers for. When this is dropped, the server forgets the volume, and its private mount goes.
+pub struct MountedVolume {
+    pub(super) server: Arc<ServerClient>,
+    pub(super) volume: VolumeId,
+    pub(super) held: Arc<Held>,
+}
+
+impl MountedVolume {
+    /// Which kind it is of.
+    pub fn kind(&self) -> VolumeKind {
+        self.held.region.kind()
+    }
+
+    /// Whether no successor could take over the volume when its server died: it has to be mounted anew.
+    pub fn is_given_up(&self) -> bool {
+        self.held.is_given_up()
+    }
+
+    /// Shows the volume at `point`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
+        let clone = match access {
+            Access::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
+            Access::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
+        };
+        point.attach(&clone)
+    }
+
+    /// Whether it is a directory or a file.
+    pub fn shape(&self) -> Shape {
+        self.held.mount.shape()
+    }
+
+    /// The device number of its file system, as the mount table writes it.
+    pub fn device(&self) -> Option<String> {
+        self.held.mount.device()
+    }
+
+    /// Whether each open is written down.
+    pub fn is_audited(&self) -> bool {
+        self.held.is_audited()
+    }
+
+    /// Whether it is a passthrough volume whose source is on another machine.
+    pub fn is_remote(&self) -> bool {
+        self.held.of_kind::<HeldPassthrough>().is_some_and(|passthrough| passthrough.options().remote.is_some())
+    }
+
+    /// How the bytes of files travel, as the server of a passthrough volume found out.
+    pub fn data_path(&self) -> DataPath {
+        DataPath::recorded(&self.held.region).unwrap_or(DataPath::Server)
+    }
+
+    /// A way to look at the volume from elsewhere.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.server, self.volume, &self.held)
+    }
+
+    /// Number of FUSE requests served so far.
+    pub fn requests(&self) -> u64 {
+        self.held.region.requests()
+    }
+}
+
+impl Drop for MountedVolume {
+    fn drop(&mut self) {
+        // The server may be gone already, and with it all it held.
+        let _ = self.server.remove(self.volume);
+    }
+}

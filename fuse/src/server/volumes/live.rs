@@ -1,0 +1,96 @@
+//! Live parts of projections in the server, and the requests that change them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{Common, ServedKind, Shared, Volumes, broken, copies, images};
+use crate::live::filesystem::{LiveFilesystem, SharedLiveTree};
+use crate::live::tree::{LiveTree, SavedLiveTree, Update};
+use crate::projection::filesystem;
+use crate::projection::undo::Undo;
+use crate::protocol::{Body, Reply, VolumeId};
+use crate::region::VolumeKind;
+use crate::session::{Notifier, Session};
+
+/// Live parts of one projection.
+pub(in crate::server) struct LiveParts {
+    of: VolumeId,
+    tree: SharedLiveTree,
+    is_traced: bool,
+    /// That of the session, once it runs.
+    notifier: Option<Notifier>,
+}
+
+impl LiveParts {
+    /// Of the projection `of`, none yet.
+    pub(in crate::server) fn new(of: VolumeId, is_traced: bool) -> Self {
+        Self { of, tree: SharedLiveTree::new(LiveTree::new(SystemTime::now())), is_traced, notifier: None }
+    }
+
+    pub(super) fn restore(of: VolumeId, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        Ok(Self { of, tree: SharedLiveTree::new(tree), is_traced: false, notifier: None })
+    }
+
+    /// Starts the thread. One, as for a projection.
+    fn run(&mut self, session: Session, volume: &Common) -> io::Result<()> {
+        self.tree.lock().own_images();
+        let undo = Undo::new(self.notifier.insert(session.notifier()).clone());
+        let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
+        session.run(Arc::new(LiveFilesystem::new(self.tree.clone(), region, undo, trace)), 1)
+    }
+}
+
+impl ServedKind for LiveParts {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Live
+    }
+
+    fn is_traced(&self) -> bool {
+        self.is_traced
+    }
+
+    fn begin(&mut self, volume: &Common, _: &mut Shared) -> io::Result<Reply> {
+        let wanted = filesystem::wanted(self.is_traced);
+        self.run(Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?, volume)?;
+        Ok(Reply::Done)
+    }
+
+    fn load(&mut self, volume: &Common) -> io::Result<()> {
+        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
+    }
+
+    fn resume(&mut self, volume: &Common, _: &mut Shared) -> io::Result<()> {
+        self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume)
+    }
+
+    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+        let (tree, images) = self.tree.lock().save();
+        Ok((Body::Live { of: self.of, tree: Box::new(tree) }, copies(images)?))
+    }
+}
+
+impl Volumes {
+    /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
+    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
+        let (_, live) = self.of_kind::<LiveParts>(number)?;
+        let mut tree = live.tree.lock();
+        tree.announce(update);
+        Ok(tree.unlinked())
+    }
+
+    /// Zeroes images of live parts that no server needs.
+    pub(in crate::server) fn drop_images(&self, number: VolumeId, but: &[u64]) -> io::Result<()> {
+        let (_, live) = self.of_kind::<LiveParts>(number)?;
+        live.tree.lock().drop_images(but);
+        Ok(())
+    }
+
+    /// Makes a change of live parts for which there is no system call.
+    pub(in crate::server) fn take(&self, number: VolumeId, applied: u64) -> io::Result<()> {
+        let (volume, live) = self.of_kind::<LiveParts>(number)?;
+        Ok(live.tree.take(applied, &volume.region, live.notifier.as_ref())?)
+    }
+}

@@ -1,0 +1,255 @@
+//! The volumes of a server: those it answers for, and those it is about to take over.
+//!
+//! Each kind of volume has a file here, with its requests. [`restore`] lists the kinds.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `projection` | generations of files |
+//! | `live` | live parts of a projection |
+//! | `passthrough` | sources of the host |
+//! | `nfs` | exports of NFS servers |
+
+mod live;
+mod nfs;
+mod passthrough;
+mod projection;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+pub(super) use live::LiveParts;
+pub(super) use nfs::NfsExport;
+pub(super) use passthrough::Passthrough;
+pub(super) use projection::Projection;
+
+use super::process::Held;
+use crate::audit::output::Output;
+use crate::nfs::thread::NfsThread;
+use crate::projection::Image;
+use crate::protocol::{Body, Description, Reply, VolumeId};
+use crate::region::{Region, VolumeKind};
+use crate::trace::Trace;
+
+/// What a kind of volume does in the server.
+///
+/// A new volume is [begun](ServedKind::begin). The volume of a dead server is [restored](restore) from its description, then
+/// [loaded](ServedKind::load) without any effect outside of this process, then [resumed](ServedKind::resume).
+pub(super) trait ServedKind: Any {
+    /// What its region has to be of.
+    fn region_kind(&self) -> VolumeKind;
+
+    /// Whether every request is reported on standard output from the start.
+    fn is_traced(&self) -> bool;
+
+    /// Answers for a volume that no server has served yet. Gives what the supervisor is answered.
+    ///
+    /// # Errors
+    /// When the kernel's handshake fails, or the source cannot be read.
+    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply>;
+
+    /// Reads what a dead server has left in the region, and changes nothing there.
+    ///
+    /// # Errors
+    /// When it does not fit together.
+    fn load(&mut self, volume: &Common) -> io::Result<()>;
+
+    /// Answers for the loaded volume of a dead server.
+    ///
+    /// # Errors
+    /// When the device is none, or no thread can be started.
+    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()>;
+
+    /// What a supervisor that adopts the volume needs, and the descriptors that belong to it.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)>;
+}
+
+/// The kind of the volume that a dead server has left. The registry of kinds: a new one has a line here.
+fn restore(body: Body, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn ServedKind>> {
+    Ok(match body {
+        Body::Projection { tree, reporting } => Box::new(Projection::restore(*tree, reporting, descriptors)?),
+        Body::Passthrough { options } => Box::new(Passthrough::restore(options, descriptors)?),
+        Body::Nfs { options } => Box::new(NfsExport::new(options, descriptors)),
+        Body::Live { of, tree } => Box::new(LiveParts::restore(of, *tree, descriptors)?),
+    })
+}
+
+/// What a server has of a volume of any kind.
+pub(super) struct Common {
+    /// For the supervisor that adopts the volume.
+    about: Value,
+    device: OwnedFd,
+    mount: OwnedFd,
+    region: Arc<Region>,
+    trace: Arc<Trace>,
+}
+
+impl Common {
+    fn of(about: Value, held: Held, kind: &dyn ServedKind) -> io::Result<Common> {
+        let Held { device, mount, region } = held;
+        let region = Arc::new(Region::adopt(region).map_err(io::Error::other)?);
+        if region.kind() != kind.region_kind() {
+            return Err(broken());
+        }
+        Ok(Common { about, device, mount, region, trace: start_trace(kind.is_traced())? })
+    }
+}
+
+/// What all volumes of a server share.
+pub(super) struct Shared {
+    /// Where lines of audited volumes go.
+    output: Arc<Output>,
+    /// Serves all NFS volumes, once there is one.
+    nfs: Option<NfsThread>,
+}
+
+/// A volume, with all that a supervisor needs to adopt it.
+struct Volume {
+    common: Common,
+    kind: Box<dyn ServedKind>,
+}
+
+impl Volume {
+    /// What it has as a volume of kind `K`, if it is one.
+    fn kind<K: ServedKind>(&self) -> Option<&K> {
+        let kind: &dyn Any = &*self.kind;
+        kind.downcast_ref()
+    }
+
+    /// As [`Self::kind`].
+    fn kind_mut<K: ServedKind>(&mut self) -> Option<&mut K> {
+        let kind: &mut dyn Any = &mut *self.kind;
+        kind.downcast_mut()
+    }
+}
+
+/// All volumes, by their numbers.
+pub(super) struct Volumes {
+    volumes: BTreeMap<VolumeId, Volume>,
+    /// Those to resume.
+    loaded: BTreeMap<VolumeId, Volume>,
+    shared: Shared,
+}
+
+impl Volumes {
+    /// None yet. The lines of audited ones will go to `output`.
+    pub(super) fn new(output: Output) -> Self {
+        let shared = Shared { output: Arc::new(output), nfs: None };
+        Self { volumes: BTreeMap::new(), loaded: BTreeMap::new(), shared }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.volumes.is_empty()
+    }
+
+    /// Live parts are left out for a supervisor of an earlier version.
+    pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeId> {
+        let is_listed = |volume: &Volume| with_live || volume.kind::<LiveParts>().is_none();
+        self.volumes.iter().filter(|(_, volume)| is_listed(volume)).map(|(number, _)| *number).collect()
+    }
+
+    /// Answers for a new volume.
+    pub(super) fn begin(
+        &mut self,
+        number: VolumeId,
+        about: Value,
+        held: Held,
+        mut kind: impl ServedKind,
+    ) -> io::Result<Reply> {
+        let common = Common::of(about, held, &kind)?;
+        let reply = kind.begin(&common, &mut self.shared)?;
+        self.volumes.insert(number, Volume { common, kind: Box::new(kind) });
+        Ok(reply)
+    }
+
+    /// Gets ready to go on with a volume.
+    pub(super) fn load(&mut self, description: Description, held: Held, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let Description { volume: number, about, body } = description;
+        let mut kind = restore(body, descriptors)?;
+        let common = Common::of(about, held, &*kind)?;
+        kind.load(&common)?;
+        self.loaded.insert(number, Volume { common, kind });
+        Ok(())
+    }
+
+    /// Answers for the volumes that were loaded.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        for (number, mut volume) in std::mem::take(&mut self.loaded) {
+            volume.kind.resume(&volume.common, &mut self.shared)?;
+            self.volumes.insert(number, volume);
+        }
+        Ok(())
+    }
+
+    /// Describes a volume to a supervisor that adopts it.
+    pub(super) fn describe(&self, number: VolumeId) -> io::Result<(Description, Vec<OwnedFd>)> {
+        let Volume { common, kind } = self.volume(number)?;
+        let Common { about, device, mount, region, .. } = common;
+        let (body, of_kind) = kind.describe()?;
+        let mut descriptors = vec![device.try_clone()?, mount.try_clone()?, region.as_fd().try_clone_to_owned()?];
+        descriptors.extend(of_kind);
+        Ok((Description { volume: number, about: about.clone(), body }, descriptors))
+    }
+
+    pub(super) fn remove(&mut self, number: VolumeId) {
+        if let Some(volume) = self.volumes.remove(&number) {
+            // Its session may go on for processes that still use the mount.
+            volume.common.trace.detach();
+        }
+    }
+
+    /// Attaches another reader to the trace of the volume, or detaches all.
+    pub(super) fn trace(&self, number: VolumeId, reader: Option<OwnedFd>) -> io::Result<()> {
+        let trace = &self.volume(number)?.common.trace;
+        match reader {
+            Some(pipe) => trace.attach(pipe),
+            None => {
+                trace.detach();
+                Ok(())
+            }
+        }
+    }
+
+    fn volume(&self, number: VolumeId) -> io::Result<&Volume> {
+        self.volumes.get(&number).ok_or_else(|| io::Error::other(format!("volume {} is not served", number.0)))
+    }
+
+    /// A volume that has to be of kind `K`.
+    fn of_kind<K: ServedKind>(&self, number: VolumeId) -> io::Result<(&Common, &K)> {
+        let volume = self.volume(number)?;
+        let other_kind = || {
+            let kind = volume.kind.region_kind();
+            io::Error::other(format!("volume {} is of kind {kind:?}, which has no such request", number.0))
+        };
+        Ok((&volume.common, volume.kind::<K>().ok_or_else(other_kind)?))
+    }
+}
+
+/// The trace of a volume: on standard output if that is wanted from the start.
+fn start_trace(wanted: bool) -> io::Result<Arc<Trace>> {
+    let trace = if wanted { Trace::to(rustix::io::dup(rustix::stdio::stdout())?) } else { Trace::default() };
+    Ok(Arc::new(trace))
+}
+
+/// The images of a volume that a dead server has left. A server that gives up before it serves leaves them to the next one.
+fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
+    let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
+    images.iter().for_each(Image::disown);
+    Ok(images)
+}
+
+/// Copies of the images' descriptors, for another process.
+fn copies(images: Vec<Arc<Image>>) -> io::Result<Vec<OwnedFd>> {
+    images.into_iter().map(|image| image.as_fd().try_clone_to_owned()).collect()
+}
+
+fn broken() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what the last server has left does not fit together")
+}

@@ -1,0 +1,103 @@
+//! Exports of NFS servers in the server process, all on one thread.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use podfs_nfs::rpc::dial::inode;
+
+use super::{Common, ServedKind, Shared, Volumes, broken};
+use crate::nfs;
+use crate::nfs::options::{Options, Place};
+use crate::nfs::thread::{NfsThread, Served};
+use crate::protocol::{Body, Reply, VolumeId};
+use crate::region::VolumeKind;
+
+/// An export of an NFS server.
+pub(in crate::server) struct NfsExport {
+    log_and_sockets: Vec<OwnedFd>,
+    options: Box<Options>,
+}
+
+impl NfsExport {
+    /// `log_and_sockets` begins with the file of its log.
+    pub(in crate::server) fn new(options: Box<Options>, log_and_sockets: Vec<OwnedFd>) -> Self {
+        Self { log_and_sockets, options }
+    }
+
+    /// What the thread of NFS volumes needs.
+    fn to_serve(&self, volume: &Common) -> io::Result<Served> {
+        let mut own = copies(&self.log_and_sockets)?.into_iter();
+        Ok(Served {
+            device: volume.device.try_clone()?,
+            region: Arc::clone(&volume.region),
+            log: own.next().ok_or_else(broken)?,
+            sockets: own.collect(),
+            options: self.options.as_ref().clone(),
+            trace: Arc::clone(&volume.trace),
+        })
+    }
+
+    /// The inode of its first socket, which the exports that share their sockets have in common.
+    fn first_socket(&self) -> Option<u64> {
+        inode(self.log_and_sockets.get(1)?).ok()
+    }
+}
+
+impl ServedKind for NfsExport {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Nfs
+    }
+
+    fn is_traced(&self) -> bool {
+        self.options.trace
+    }
+
+    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply> {
+        let served = self.to_serve(volume)?;
+        shared.nfs()?.serve(served)?;
+        Ok(Reply::Done)
+    }
+
+    fn load(&mut self, volume: &Common) -> io::Result<()> {
+        nfs::thread::can_resume(&volume.region, self.log_and_sockets.first().ok_or_else(broken)?)
+    }
+
+    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()> {
+        let served = self.to_serve(volume)?;
+        shared.nfs()?.resume(served)
+    }
+
+    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+        Ok((Body::Nfs { options: self.options.clone() }, copies(&self.log_and_sockets)?))
+    }
+}
+
+impl Shared {
+    /// The thread that serves NFS volumes.
+    fn nfs(&mut self) -> io::Result<&NfsThread> {
+        let thread = match self.nfs.take() {
+            Some(thread) => thread,
+            None => NfsThread::start()?,
+        };
+        Ok(self.nfs.insert(thread))
+    }
+}
+
+impl Volumes {
+    /// The NFS server of a volume is at another place, for all volumes that share its sockets.
+    pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: Place) -> io::Result<()> {
+        let (_, export) = self.of_kind::<NfsExport>(number)?;
+        let first = export.first_socket().ok_or_else(broken)?;
+        let exports = self.volumes.values_mut().filter_map(|volume| volume.kind_mut::<NfsExport>());
+        for export in exports.filter(|export| export.first_socket() == Some(first)) {
+            *export.options = export.options.as_ref().clone().at(place);
+        }
+        self.shared.nfs()?.move_server(first, place);
+        Ok(())
+    }
+}
+
+fn copies(descriptors: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
+    descriptors.iter().map(OwnedFd::try_clone).collect()
+}

@@ -1,0 +1,72 @@
+//! Sources of the host in the server.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{Common, ServedKind, Shared, broken};
+use crate::mount::enclosed::Enclosed;
+use crate::mount::table::MountTable;
+use crate::passthrough::{self, Loaded, Options};
+use crate::protocol::{Body, Reply};
+use crate::region::VolumeKind;
+
+/// A directory or file of the host, as it is.
+pub(in crate::server) struct Passthrough {
+    source: OwnedFd,
+    /// The mounts that the source is among.
+    table: Arc<MountTable>,
+    options: Options,
+    /// What a dead server has left, until this one answers.
+    loaded: Option<Loaded>,
+}
+
+impl Passthrough {
+    pub(in crate::server) fn new(source: Enclosed, options: Options) -> Self {
+        let Enclosed { source, table } = source;
+        Self { source, table: Arc::new(table), options, loaded: None }
+    }
+
+    pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let source = descriptors.next().ok_or_else(broken)?;
+        let table = MountTable::from(descriptors.next().ok_or_else(broken)?);
+        Ok(Self::new(Enclosed { source, table }, options))
+    }
+}
+
+impl ServedKind for Passthrough {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Passthrough
+    }
+
+    fn is_traced(&self) -> bool {
+        self.options.trace
+    }
+
+    fn begin(&mut self, volume: &Common, _: &mut Shared) -> io::Result<Reply> {
+        let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
+        region.begin();
+        let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
+        let table = Arc::clone(&self.table);
+        passthrough::serve(device, source, table, self.options.clone(), region, trace).map(Reply::Passing)
+    }
+
+    fn load(&mut self, volume: &Common) -> io::Result<()> {
+        let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
+        let (source, table) = (self.source.try_clone()?, Arc::clone(&self.table));
+        let loaded = passthrough::load(region, Some(source), table, self.options.clone(), trace);
+        self.loaded = Some(loaded.map_err(io::Error::other)?);
+        Ok(())
+    }
+
+    fn resume(&mut self, volume: &Common, _: &mut Shared) -> io::Result<()> {
+        let loaded = self.loaded.take().ok_or_else(broken)?;
+        loaded.start(volume.device.try_clone()?).map(drop)
+    }
+
+    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+        let descriptors = vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?];
+        Ok((Body::Passthrough { options: self.options.clone() }, descriptors))
+    }
+}

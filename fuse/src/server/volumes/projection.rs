@@ -1,0 +1,100 @@
+//! Projections in the server: trees of generations, and the requests that change them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{Common, ServedKind, Shared, Volumes, broken, copies, images};
+use crate::audit::Audit;
+use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
+use crate::projection::steps::Step;
+use crate::projection::tree::saved::SavedTree;
+use crate::projection::tree::{Root, Staged, Tree};
+use crate::projection::undo::Undo;
+use crate::projection::{GenerationName, Image};
+use crate::protocol::{Body, Reply, Reporting, VolumeId};
+use crate::region::VolumeKind;
+use crate::session::Session;
+
+/// Generations of files.
+pub(in crate::server) struct Projection {
+    tree: SharedTree,
+    reporting: Reporting,
+}
+
+impl Projection {
+    /// An empty one.
+    pub(in crate::server) fn new(root: Root, reporting: Reporting) -> Self {
+        Self { tree: SharedTree::new(Tree::new(root, SystemTime::now())), reporting }
+    }
+
+    pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let tree = Tree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        Ok(Self { tree: SharedTree::new(tree), reporting })
+    }
+
+    fn run(&self, session: Session, volume: &Common, shared: &Shared) -> io::Result<()> {
+        self.tree.lock().own_images();
+        let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
+        let audit = self.reporting.audit.clone();
+        let audit = audit.map(|subject| Audit::new(subject, Arc::clone(&region), Arc::clone(&shared.output)));
+        let undo = Undo::new(session.notifier());
+        let filesystem = ProjectionFilesystem::new(self.tree.clone(), region, undo, trace, audit);
+        // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
+        session.run(Arc::new(filesystem), 1)
+    }
+}
+
+impl ServedKind for Projection {
+    fn region_kind(&self) -> VolumeKind {
+        VolumeKind::Projection
+    }
+
+    fn is_traced(&self) -> bool {
+        self.reporting.trace
+    }
+
+    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply> {
+        let wanted = filesystem::wanted(self.reporting.trace);
+        let session = Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?;
+        self.run(session, volume, shared)?;
+        Ok(Reply::Done)
+    }
+
+    fn load(&mut self, volume: &Common) -> io::Result<()> {
+        self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
+    }
+
+    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()> {
+        self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume, shared)
+    }
+
+    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+        let (tree, images) = self.tree.lock().save();
+        Ok((Body::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, copies(images)?))
+    }
+}
+
+impl Volumes {
+    /// Announces the next steps to a tree. Returns the thread that answers for it.
+    pub(in crate::server) fn announce(
+        &self,
+        number: VolumeId,
+        steps: Vec<Step>,
+        staged: Option<(GenerationName, OwnedFd)>,
+        time: SystemTime,
+    ) -> io::Result<Option<i32>> {
+        let stage = |(name, image)| io::Result::Ok(Staged { name, image: Arc::new(Image::adopt(image)?) });
+        let staged = staged.map(stage).transpose()?;
+        let (volume, projection) = self.of_kind::<Projection>(number)?;
+        projection.tree.lock().announce(steps, staged, time);
+        Ok(volume.region.session_thread())
+    }
+
+    /// Closes a generation. Returns which of its nodes the kernel knows.
+    pub(in crate::server) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
+        let (_, projection) = self.of_kind::<Projection>(number)?;
+        Ok(projection.tree.lock().close_generation(generation.as_str())?)
+    }
+}

@@ -1,0 +1,126 @@
+//! What mounts a volume of the pod: one type for each way, and the registry of volume kinds.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use podfs_fuse::client::{LivePartError, Watch};
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use podfs_fuse::projection::old::OldUsage;
+
+use super::device::DeviceVolume;
+use super::passthrough::claim::ClaimSource;
+use super::passthrough::csi::CsiSource;
+use super::passthrough::empty_dir::EmptyDirSource;
+use super::passthrough::flex::FlexSource;
+use super::passthrough::host_path::HostPathSource;
+use super::passthrough::nfs::NfsSource;
+use super::passthrough::{PassthroughSource, PassthroughVolume};
+use super::projected::ProjectedVolume;
+use super::{End, Refresh, Setting, Shown, Trouble};
+use crate::supervisor::run::adoption::Kept;
+use crate::volume::{Volume, VolumeSource};
+
+/// Mounts one volume, and keeps what is mounted.
+pub(super) trait Mounter: Send {
+    /// What it has in common with all volumes of the pod.
+    fn setting(&self) -> &Setting;
+
+    /// Where the volume is, or will be, seen; unknown until its PersistentVolume is known.
+    fn path(&self) -> Option<&Path>;
+
+    /// A group that containers need to use it.
+    fn group(&self) -> Option<u32> {
+        None
+    }
+
+    /// Whether containers can only read it.
+    fn is_read_only(&self) -> bool;
+
+    /// What is to be seen of it, if anything is.
+    fn shown(&self) -> Option<Shown>;
+
+    /// A way to look at what the server does for it, once it does.
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
+
+    /// Its mount, once it is mounted.
+    fn visible(&mut self) -> Option<&mut VisibleMount> {
+        None
+    }
+
+    /// Goes on with what another supervisor has mounted. A mount that does not fit is dropped.
+    fn adopt(&mut self, kept: Kept);
+
+    /// Shows what `pod` says, because of a change that podfs saw at `heard`.
+    fn show(&mut self, spec: &Volume, pod: &Refresh, heard: Option<Instant>) -> Result<Shown, Trouble>;
+
+    /// Shows the volume again, whose mount another process has unmounted. Processes that still use the old mount and those that
+    /// come now share one file system, and its server.
+    fn show_again(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// When the driver of the volume is to be called again, if it wants to.
+    fn republish_in(&self) -> Option<Duration> {
+        None
+    }
+
+    /// When the next old generation is to be removed.
+    fn next_removal(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Removes the old generations whose time is over. `name` is that of the volume.
+    fn remove_old(&mut self, _name: &str) {}
+
+    /// What old generations take.
+    fn old_usage(&self) -> OldUsage {
+        OldUsage::default()
+    }
+
+    /// A mount of what is at `path` of a payload, which changes in place with each commit; none of a volume without payload, and
+    /// while it is not mounted.
+    fn live_part(&mut self, _path: &str) -> Option<Result<OwnedFd, LivePartError>> {
+        None
+    }
+
+    /// Unmounts the volume, and deletes what goes with the pod.
+    fn take_down(self: Box<Self>, volume: &str, end: End) -> Result<(), MountError>;
+}
+
+/// What mounts a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point` is its mount
+/// point, if that is made already, as it is for the projections of a pod that starts.
+pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting) -> Box<dyn Mounter> {
+    match &spec.source {
+        VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),
+        VolumeSource::Claim(claim) if claim.usage.device => Box::new(DeviceVolume::new(claim.clone(), setting)),
+        VolumeSource::HostPath(source) => passthrough(HostPathSource::new(source.clone()), setting),
+        VolumeSource::EmptyDir(source) => passthrough(EmptyDirSource::new(source.clone()), setting),
+        VolumeSource::Claim(claim) => passthrough(ClaimSource::new(claim.clone()), setting),
+        VolumeSource::Nfs(source) => passthrough(NfsSource(source.clone()), setting),
+        VolumeSource::Flex(source) => passthrough(FlexSource(source.clone()), setting),
+        VolumeSource::Csi(source) => passthrough(CsiSource::new(source.clone()), setting),
+        VolumeSource::Unsupported(_) => passthrough(UnsupportedSource, setting),
+    }
+}
+
+fn passthrough(source: impl PassthroughSource + 'static, setting: Setting) -> Box<dyn Mounter> {
+    Box::new(PassthroughVolume::new(Box::new(source), setting))
+}
+
+/// A kind that podfs does not serve.
+struct UnsupportedSource;
+
+impl PassthroughSource for UnsupportedSource {
+    fn find(
+        &mut self,
+        _: &mut super::passthrough::Common,
+        spec: &Volume,
+        _: &Refresh,
+    ) -> Result<super::passthrough::MountPlan, Trouble> {
+        Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()))
+    }
+}

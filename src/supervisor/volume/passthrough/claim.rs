@@ -1,0 +1,156 @@
+//! What a PersistentVolumeClaim is bound to: a volume of another kind, with the rules of PersistentVolumes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::{Access, Common, End, MountPlan, PassthroughSource, Refresh, Setting, Trouble, access, nfs};
+use crate::binding::{self, Bound, BoundSource};
+use crate::host::neighbours::{self, Turn};
+use crate::host::{HostError, Source, fs_group, host_path};
+use crate::supervisor::volume::driver::{self, Republication, expand_csi};
+use crate::supervisor::volume::local;
+use crate::volume::{Claim, Volume};
+
+/// The text of the kubelet for the pod that has to wait.
+const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+/// The file in the run directory whose locks are the turns of pods.
+const EXCLUSIVE: &str = "exclusive.lock";
+
+/// A volume with a claim, `persistentVolumeClaim` or `ephemeral`.
+pub(in crate::supervisor::volume) struct ClaimSource {
+    claim: Claim,
+    warned: Vec<String>,
+    /// The size of the PersistentVolume that the volume was grown for.
+    grown_for: Option<u64>,
+    republication: Republication,
+}
+
+impl ClaimSource {
+    pub(in crate::supervisor::volume) fn new(claim: Claim) -> Self {
+        Self { claim, warned: Vec::new(), grown_for: None, republication: Republication::default() }
+    }
+
+    /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
+    fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+        let bound = resolve(spec, &self.claim, pod);
+        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        match &bound.source {
+            BoundSource::Local(_) => local::grow(setting, &bound, pod),
+            BoundSource::Csi(csi) => expand_csi(setting, spec, csi, &bound, pod)?,
+            _ => {}
+        }
+        self.grown_for = bound.capacity;
+        Ok(())
+    }
+
+    fn publish_again(&mut self, setting: &Setting, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+        // What is mounted stays as it is.
+        let Ok(bound) = resolve(spec, &self.claim, pod) else { return Ok(()) };
+        let BoundSource::Csi(csi) = &bound.source else { return Ok(()) };
+        self.republication.publish_again(setting, spec, csi, Some(&bound), pod)
+    }
+}
+
+impl PassthroughSource for ClaimSource {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+        let name = spec.name.as_str();
+        let bound = resolve(spec, &self.claim, pod)?;
+        let path = volume.place(&bound.source.directory(), &bound.name);
+        volume.group = bound.gid;
+        let setting = &volume.setting;
+        let turn = turn(setting, &path, bound.exclusive)?;
+        let shared = neighbours::use_volume_of(&path);
+        if bound.exclusive && shared {
+            return Err(Trouble::Passing(IN_USE.to_owned()));
+        }
+        let mut access = access(bound.read_only);
+        let mut warnings = bound.warnings.clone();
+        let source = match &bound.source {
+            BoundSource::HostPath(source) => host_path::open(source)?,
+            BoundSource::Nfs(source, options) => {
+                return Ok(MountPlan { turn, ..nfs::plan(setting, spec, path, source, options, access, pod)? });
+            }
+            BoundSource::Csi(csi) => {
+                let (plan, republication) = driver::mount_csi(setting, spec, path, csi, Some(&bound), pod)?;
+                self.republication = republication;
+                return Ok(MountPlan { turn, ..plan });
+            }
+            BoundSource::Flex(flex) => {
+                let plan = driver::mount_flex(setting, spec, path, flex, &bound.name, bound.read_only, pod)?;
+                return Ok(MountPlan { turn, ..plan });
+            }
+            BoundSource::Local(local) => {
+                let opened = local::open(setting, &bound, local, &path, pod)?;
+                let source = opened.source;
+                warnings.extend(opened.warnings);
+                self.grown_for = bound.capacity;
+                if opened.read_only {
+                    access = Access::ReadOnly;
+                }
+                if let (Some(group), Access::ReadWrite) = (pod.facts.fs_group, access) {
+                    give(&source, group, shared, &bound, pod)?;
+                }
+                source
+            }
+        };
+        for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
+            warn!("volume {name:?}: {warning}");
+        }
+        self.warned = warnings;
+        Ok(MountPlan { turn, ..MountPlan::of_host(spec, path, source, access)? })
+    }
+
+    fn complete(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+        self.follow_capacity(&volume.setting, spec, pod)
+    }
+
+    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+        let grown = self.follow_capacity(&volume.setting, spec, pod);
+        self.publish_again(&volume.setting, spec, pod)?;
+        grown
+    }
+
+    fn republish_in(&self) -> Option<Duration> {
+        self.republication.next()
+    }
+
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: End) {
+        let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
+        left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
+    }
+}
+
+/// The PersistentVolume of a volume.
+pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &Refresh) -> Result<Bound, Trouble> {
+    let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.objects);
+    bound.map_err(|error| Trouble::Manifests(error.to_string()))
+}
+
+/// The turn to mount a volume that one pod alone may use.
+fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<Turn>, Trouble> {
+    let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
+    // A volume that is mounted without a pod has no neighbours.
+    let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
+    let file = run_directory.join(EXCLUSIVE);
+    match Turn::take(&file, path) {
+        Ok(Some(turn)) => Ok(Some(turn)),
+        Ok(None) => Err(Trouble::Passing(IN_USE.to_owned())),
+        Err(error) => Err(Trouble::Passing(format!("cannot lock {}: {error}", file.display()))),
+    }
+}
+
+/// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).
+fn give(source: &Source, group: u32, shared: bool, bound: &Bound, pod: &Refresh) -> Result<(), HostError> {
+    let name = &bound.name;
+    if !shared {
+        return fs_group::give(source, group, pod.facts.fs_group_policy, name);
+    }
+    if let Some(other) = fs_group::group_of(source).filter(|other| *other != group) {
+        warn!(
+            "The requested fsGroup is {group}, but the volume {name} has GID {other}. The volume may not be shareable."
+        );
+    }
+    Ok(())
+}

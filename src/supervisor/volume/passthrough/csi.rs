@@ -1,0 +1,36 @@
+//! What CSI drivers mount for the pod itself, or for a volume that was translated for a CSI driver.
+
+use std::time::Duration;
+
+use super::{Common, MountPlan, PassthroughSource, Refresh, Trouble};
+use crate::supervisor::volume::driver::{self, Republication};
+use crate::volume::{Csi, Volume};
+
+/// A csi volume of the pod.
+pub(in crate::supervisor::volume) struct CsiSource {
+    csi: Box<Csi>,
+    republication: Republication,
+}
+
+impl CsiSource {
+    pub(in crate::supervisor::volume) fn new(csi: Box<Csi>) -> Self {
+        Self { csi, republication: Republication::default() }
+    }
+}
+
+impl PassthroughSource for CsiSource {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+        let path = volume.place(Csi::DIRECTORY, spec.name.as_str());
+        let (plan, republication) = driver::mount_csi(&volume.setting, spec, path, &self.csi, None, pod)?;
+        self.republication = republication;
+        Ok(plan)
+    }
+
+    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+        self.republication.publish_again(&volume.setting, spec, &self.csi, None, pod)
+    }
+
+    fn republish_in(&self) -> Option<Duration> {
+        self.republication.next()
+    }
+}

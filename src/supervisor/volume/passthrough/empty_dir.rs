@@ -1,0 +1,90 @@
+//! Directories of the pod's own: their content is made, mounted, and deleted with the pod.
+
+use tracing::warn;
+
+use super::{Access, Common, End, MountPlan, PassthroughSource, Planned, Refresh, Trouble};
+use crate::host::empty_dir::{Backing, Content, Plan};
+use crate::supervisor::run_dir::site::Site;
+use crate::volume::{EmptyDir, ServedBy, Volume};
+
+/// An emptyDir volume.
+pub(in crate::supervisor::volume) struct EmptyDirSource {
+    source: EmptyDir,
+    content: Option<Content>,
+}
+
+impl EmptyDirSource {
+    pub(in crate::supervisor::volume) fn new(source: EmptyDir) -> Self {
+        Self { source, content: None }
+    }
+
+    fn plan(&self, pod: &Refresh) -> Result<Plan, Trouble> {
+        let plan = Plan::new(&self.source, &pod.facts, pod.node());
+        plan.map_err(|error| Trouble::Manifests(error.to_string()))
+    }
+}
+
+impl PassthroughSource for EmptyDirSource {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+        let plan = self.plan(pod)?;
+        let path = volume.place(spec.kind.directory.unwrap_or_default(), spec.name.as_str());
+        let content = match self.content.take() {
+            Some(content) => content,
+            None => set_up(volume, spec, &plan)?,
+        };
+        let opened = content.source().try_clone();
+        self.content = Some(content);
+        let (served_by, limit) = match plan.backing {
+            Backing::Disk => (ServedBy::Fuse, self.source.size_limit),
+            // The tmpfs itself has no more room than it should.
+            Backing::Memory { .. } => (ServedBy::Fuse, None),
+            // Huge pages cannot be mapped through another file system.
+            Backing::HugePages { .. } => (ServedBy::Bind, None),
+        };
+        let selinux_context = pod.selinux_context();
+        let content = Planned::Source { source: opened?, served_by, limit, remote: None };
+        Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context, turn: None })
+    }
+
+    /// Content that another supervisor has made is this one's to delete. If it was deleted, it is made anew.
+    fn is_current(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<bool, Trouble> {
+        if self.content.is_some() {
+            return Ok(true);
+        }
+        let content = set_up(volume, spec, &self.plan(pod)?)?;
+        let is_current = !content.is_new();
+        self.content = Some(content);
+        Ok(is_current)
+    }
+
+    fn is_of_pod(&self) -> bool {
+        true
+    }
+
+    fn is_new(&self) -> bool {
+        self.content.as_ref().is_some_and(Content::is_new)
+    }
+
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: End) {
+        let setting = &volume.setting;
+        // Without a pod, no later podfs would find the content again.
+        let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
+        if let Some(content) = self.content.filter(|_| goes) {
+            match content.delete() {
+                Ok(left) if left.is_empty() => {}
+                Ok(left) => warn!("volume {name:?}: what is left of its content are {left}"),
+                Err(error) => warn!("volume {name:?}: {error}"),
+            }
+        }
+    }
+}
+
+fn set_up(volume: &Common, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
+    let setting = &volume.setting;
+    let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));
+    let content = Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;
+    if setting.keep_empty_dirs {
+        content.leave_to_agent()?;
+    }
+    Ok(content)
+}

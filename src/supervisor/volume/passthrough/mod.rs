@@ -1,0 +1,347 @@
+//! A volume that shows something as it is, of the host or of an NFS server: its source found and opened, then mounted
+//! once.
+//!
+//! What is mounted stays as it is. A later change of the manifests or of the source's path concerns the next pod.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `host_path` | files and directories of the node |
+//! | `empty_dir` | directories of the pod's own |
+//! | `claim` | what a PersistentVolumeClaim is bound to |
+//! | `nfs` | exports of NFS servers |
+//! | `flex`, `csi` | what a driver of another vendor mounts |
+
+pub(super) mod claim;
+pub(super) mod csi;
+pub(super) mod empty_dir;
+pub(super) mod flex;
+pub(super) mod host_path;
+pub(super) mod nfs;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use podfs_fuse::caller::credentials::ActAs;
+use podfs_fuse::client::{MountedVolume, Watch};
+use podfs_fuse::mount::MountError;
+use podfs_fuse::mount::bind::bind;
+use podfs_fuse::mount::private::{Access, MountOptions, Shape};
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use podfs_fuse::passthrough::{Cache, DataPath, Options};
+use podfs_fuse::region::VolumeKind;
+use serde_json::Value;
+
+use super::mounter::Mounter;
+use super::nfs::Export;
+use super::{End, Refresh, Setting, Shown, Trouble};
+use crate::host::neighbours::Turn;
+use crate::host::{HostError, Source, serve};
+use crate::supervisor::run::adoption::Kept;
+use crate::volume::nfs_options::Backend;
+use crate::volume::{ServedBy, Volume};
+
+/// A kind of volume that shows something as it is.
+pub(super) trait PassthroughSource: Send {
+    /// Finds what is to be mounted. The volume is not mounted.
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble>;
+
+    /// Whether what is mounted still shows the source. If not, the source is found and mounted anew.
+    fn is_current(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<bool, Trouble> {
+        Ok(true)
+    }
+
+    /// What is to be done right after the volume was mounted.
+    fn complete(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// Follows the objects of the pod while the volume is mounted.
+    fn follow(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// When [`follow`](Self::follow) is to be called again without a change of an object.
+    fn republish_in(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether the pod alone uses the source, for all of its life.
+    fn is_of_pod(&self) -> bool {
+        false
+    }
+
+    /// Whether no container can have used the source so far.
+    fn is_new(&self) -> bool {
+        false
+    }
+
+    /// The volume was unmounted: lets go of what goes with the pod.
+    fn take_down(self: Box<Self>, _volume: &Common, _name: &str, _end: End) {}
+}
+
+/// What passthrough volumes of all kinds have in common.
+pub(super) struct Common {
+    pub(super) setting: Setting,
+    /// Where the volume is, or was tried to be.
+    pub(super) path: Option<PathBuf>,
+    /// A group that containers need to use the volume.
+    pub(super) group: Option<u32>,
+}
+
+impl Common {
+    /// Where a volume of this kind and name is. From here on it is known to be there.
+    fn place(&mut self, directory: &str, name: &str) -> PathBuf {
+        let path = self.setting.site.volume(directory, name);
+        self.path = Some(path.clone());
+        path
+    }
+}
+
+/// The mount of a passthrough, once its source was found.
+pub(super) struct PassthroughVolume {
+    common: Common,
+    source: Box<dyn PassthroughSource>,
+    mounted: Option<Mounted>,
+    /// A mount whose source or server is gone, until a new one covers it.
+    outdated: Option<Mounted>,
+}
+
+/// Fields are dropped in this order: the volume is no longer visible when its server is released.
+struct Mounted {
+    visible: VisibleMount,
+    access: Access,
+    /// The volume of the pod's server; none of a bind mount, for which the kernel alone answers.
+    served: Option<MountedVolume>,
+}
+
+impl Mounted {
+    fn shown(&self) -> Shown {
+        let Some(volume) = &self.served else { return Shown::Bind };
+        match (volume.kind(), volume.data_path()) {
+            (VolumeKind::Nfs, _) => Shown::Nfs(Backend::User),
+            _ if volume.is_remote() => Shown::Nfs(Backend::Kernel),
+            (_, DataPath::Kernel) => Shown::Passthrough,
+            (_, DataPath::Server) => Shown::ReadWrite,
+        }
+    }
+
+    /// Whether no successor could take it over when its server died.
+    fn is_given_up(&self) -> bool {
+        self.served.as_ref().is_some_and(MountedVolume::is_given_up)
+    }
+}
+
+/// What is to be mounted, and how.
+pub(super) struct MountPlan {
+    pub(super) path: PathBuf,
+    pub(super) content: Planned,
+    pub(super) access: Access,
+    pub(super) selinux_context: Option<String>,
+    /// Kept until the mount is in the mount table, where one pod alone may use the volume.
+    pub(super) turn: Option<Turn>,
+}
+
+impl MountPlan {
+    /// For a source of the host, which FUSE or the kernel alone serves.
+    fn of_host(spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
+        let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
+        let content = Planned::Source { source, served_by, limit: None, remote: None };
+        Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
+    }
+}
+
+/// What is to be seen.
+pub(super) enum Planned {
+    /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
+    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
+    /// An export, by podfs's own client.
+    Export(Box<Export>),
+}
+
+impl From<HostError> for Trouble {
+    fn from(error: HostError) -> Trouble {
+        Trouble::Passing(error.to_string())
+    }
+}
+
+impl Mounter for PassthroughVolume {
+    fn setting(&self) -> &Setting {
+        &self.common.setting
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.common.path.as_deref()
+    }
+
+    fn group(&self) -> Option<u32> {
+        self.common.group
+    }
+
+    /// Not known before it is mounted.
+    fn is_read_only(&self) -> bool {
+        self.mounted.as_ref().is_some_and(|mounted| mounted.access == Access::ReadOnly)
+    }
+
+    fn shown(&self) -> Option<Shown> {
+        self.mounted.as_ref().map(Mounted::shown)
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        self.mounted.as_ref()?.served.as_ref().map(MountedVolume::watch)
+    }
+
+    fn visible(&mut self) -> Option<&mut VisibleMount> {
+        self.mounted.as_mut().map(|mounted| &mut mounted.visible)
+    }
+
+    fn adopt(&mut self, kept: Kept) {
+        let Kept { about, served, visible, .. } = kept;
+        let Err(volume) = served.into_projection() else { return };
+        let access = access(visible.is_read_only().or(about.read_only).unwrap_or_default());
+        self.mounted = Some(Mounted { visible, access, served: Some(volume) });
+        self.common.path = Some(about.path);
+        self.common.group = about.group;
+    }
+
+    fn show(&mut self, spec: &Volume, pod: &Refresh, _: Option<Instant>) -> Result<Shown, Trouble> {
+        let Self { common, source, .. } = self;
+        if let Some(mounted) = self.mounted.take_if(|mounted| mounted.is_given_up()) {
+            self.outdated = Some(mounted);
+        }
+        if self.mounted.is_some() && !source.is_current(common, spec, pod)? {
+            self.outdated = self.mounted.take();
+        }
+        if let Some(mounted) = &self.mounted {
+            source.follow(common, spec, pod)?;
+            return Ok(mounted.shown());
+        }
+        let mount_plan = source.find(common, spec, pod)?;
+        let mut mounted = self.mount(spec, mount_plan)?;
+        let shown = mounted.shown();
+        if let Some(outdated) = self.outdated.take() {
+            mounted.visible.cover(outdated.visible);
+        }
+        self.mounted = Some(mounted);
+        self.source.complete(&self.common, spec, pod)?;
+        Ok(shown)
+    }
+
+    /// A bind mount has no server that could show it again: it is to be [mounted](Self::show) anew.
+    fn show_again(&mut self) -> Result<(), Trouble> {
+        if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_none()) {
+            drop(bind);
+        }
+        let Some(mounted) = self.mounted.as_mut().filter(|mounted| !mounted.is_given_up()) else { return Ok(()) };
+        let Some(volume) = &mounted.served else { return Ok(()) };
+        let point = self.common.setting.prepare(mounted.visible.path(), volume.shape())?;
+        mounted.visible.replace(volume.show(&point, mounted.access).map_err(Trouble::of_mount)?);
+        Ok(())
+    }
+
+    fn republish_in(&self) -> Option<Duration> {
+        self.source.republish_in()
+    }
+
+    fn take_down(self: Box<Self>, volume: &str, end: End) -> Result<(), MountError> {
+        let Self { common, source, mounted, outdated } = *self;
+        let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
+            let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
+            // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
+            // unmount.
+            match is_remote && end == End::Clean {
+                true => mounted.visible.unmount_and_abort(),
+                false => mounted.visible.unmount(),
+            }
+        });
+        source.take_down(&common, volume, end);
+        unmounted
+    }
+}
+
+impl PassthroughVolume {
+    pub(super) fn new(source: Box<dyn PassthroughSource>, setting: Setting) -> Self {
+        let common = Common { setting, path: None, group: None };
+        Self { common, source, mounted: None, outdated: None }
+    }
+
+    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<Mounted, Trouble> {
+        let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
+        let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
+        if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
+            && let Some((_, visible)) =
+                self.common.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
+        {
+            // A supervisor before this one mounted it, and it needs no server.
+            return Ok(Mounted { visible, access, served: None });
+        }
+        let shape = match &content {
+            Planned::Source { source, .. } => source.shape(),
+            Planned::Export(_) => Shape::Directory,
+        };
+        let point = match &self.outdated {
+            Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
+            _ => {
+                let mut mount_points = self.common.setting.mount_points();
+                mount_points.expect(&path, shape).map_err(|error| passing(&error))?;
+                let point = mount_points.prepare(&path, shape);
+                mount_points.record().map_err(|error| passing(&error))?;
+                point
+            }
+        };
+        let point = point.map_err(|error| passing(&error))?;
+        let mount = MountOptions { selinux_context, shape };
+        match content {
+            Planned::Source { source, served_by: ServedBy::Bind, .. } => {
+                let attached = bind(source.as_fd(), access).and_then(|clone| point.attach(&clone));
+                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, access, served: None })
+            }
+            Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
+                let options = self.passthrough_options(spec, limit, remote);
+                let (server, about) = (&self.common.setting.server, self.about(spec, &point, access));
+                let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, about);
+                let volume = volume.map_err(Trouble::of_mount)?;
+                let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
+                Ok(Mounted { visible, access, served: Some(volume) })
+            }
+            Planned::Export(export) => {
+                let Export { options, sockets, attributes, .. } = *export;
+                let (server, about) = (&self.common.setting.server, self.about(spec, &point, access));
+                let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, about);
+                let volume = volume.map_err(Trouble::of_mount)?;
+                let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
+                Ok(Mounted { visible, access, served: Some(volume) })
+            }
+        }
+    }
+
+    fn about(&self, spec: &Volume, point: &MountPoint, access: Access) -> Value {
+        Setting::about(spec, point.path(), self.common.group, access)
+    }
+
+    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> Options {
+        let name = spec.name.to_string();
+        // Sockets in a source of the pod were made through it, and the listeners at sockets of an export are on other machines.
+        let advice = (!self.source.is_of_pod() && remote.is_none())
+            .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
+        // Of content that was there before, containers may still have files open through an earlier mount.
+        let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
+        Options {
+            name,
+            cache: match spec.preferences.cache {
+                Cache::Auto if nothing_else_changes && limit.is_none() => Cache::Always,
+                chosen => chosen,
+            },
+            exclusive: self.source.is_of_pod(),
+            limit,
+            trace: self.common.setting.trace,
+            socket_advice: advice,
+            threads: None,
+            remote,
+        }
+    }
+}
+
+pub(super) fn access(read_only: bool) -> Access {
+    if read_only { Access::ReadOnly } else { Access::ReadWrite }
+}

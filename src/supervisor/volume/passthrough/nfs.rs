@@ -1,0 +1,44 @@
+//! Exports of NFS servers, by the client of the kernel or that of podfs.
+
+use std::path::PathBuf;
+
+use super::{Access, Common, Export, MountPlan, PassthroughSource, Planned, Refresh, Setting, Trouble, access};
+use crate::supervisor::volume::nfs;
+use crate::volume::nfs_options::Backend;
+use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
+
+/// An nfs volume of the pod.
+pub(in crate::supervisor::volume) struct NfsSource(pub(in crate::supervisor::volume) Nfs);
+
+impl PassthroughSource for NfsSource {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+        let Self(source) = self;
+        let path = volume.place(Nfs::DIRECTORY, spec.name.as_str());
+        plan(&volume.setting, spec, path, source, &NfsOptions::default(), access(source.read_only), pod)
+    }
+}
+
+/// How an export is mounted at `path`.
+pub(super) fn plan(
+    setting: &Setting,
+    spec: &Volume,
+    path: PathBuf,
+    source: &Nfs,
+    options: &NfsOptions,
+    access: Access,
+    pod: &Refresh,
+) -> Result<MountPlan, Trouble> {
+    let selinux_context = options.selinux_context.clone();
+    let content = match nfs::backend(spec, source, options)? {
+        Backend::User => {
+            let export = Export::find(spec, source, options, access, setting, pod)?;
+            Planned::Export(Box::new(export))
+        }
+        Backend::Kernel => {
+            let remote = Some(nfs::callers(Backend::Kernel, options, pod));
+            let source = nfs::mount_by_kernel(source, options, access)?;
+            Planned::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
+        }
+    };
+    Ok(MountPlan { path, content, access, selinux_context, turn: None })
+}
