@@ -334,7 +334,7 @@ impl PodTask {
             (outcome, process) => {
                 let silent_for = calling.since.elapsed();
                 calling.next = Instant::now() + calling.pause;
-                calling.pause = (calling.pause * 3 / 2).min(LONGEST_PAUSE);
+                calling.pause = (calling.pause * 5 / 4).min(LONGEST_PAUSE);
                 if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
                     return self.ended("it is gone".to_owned()).await;
                 }
