@@ -33,19 +33,38 @@ const CHANGES: usize = 50;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 fn main() {
+    from_files();
+    from_server();
+}
+
+/// Objects in files of the node.
+fn from_files() {
+    let node = Node::new();
+    let root = node.fixture.path("kubelet");
+    let kubelet = KubeletCalls::new(&root, &root);
+    let put = |serial: usize| node.put("app.yaml", &config_map("app", &[("serial", &serial.to_string())]));
+    put(0);
+    let mut command = node.command();
+    command.args(["--node-name", NODE]).arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
+    let _daemon = node.start_command(command);
+    println!("objects from files:");
+    print_publications(&kubelet);
+    let volume = volume(&kubelet, "pod");
+    kubelet.publish(&volume).expect("published");
+    print_changes(&volume, put);
+    kubelet.end_pod("pod", &[volume]);
+}
+
+/// Objects of an API server.
+fn from_server() {
+    println!("objects from an API server:");
     let (server, node) = (ApiServer::start(), Node::new());
     let root = node.fixture.path("kubelet");
     let kubelet = KubeletCalls::new(&root, &root);
     put(&server, 0);
     let daemon = start(&server, &node, &kubelet);
 
-    let mut times: Vec<Duration> = (0..ROUNDS).map(|round| publish_one(&kubelet, &format!("one-{round}"))).collect();
-    times.sort();
-    println!(
-        "NodePublishVolume of a configMap for a new pod: median {:.1} ms, most {:.1} ms",
-        ms(times[ROUNDS / 2]),
-        ms(times[ROUNDS - 1])
-    );
+    print_publications(&kubelet);
 
     let volumes: Vec<Volume> = (0..PODS).map(|pod| volume(&kubelet, &format!("pod-{pod}"))).collect();
     println!("{PODS} pods at once: all published after {:.2} s", publish_all(&kubelet, &volumes).as_secs_f64());
@@ -56,13 +75,27 @@ fn main() {
         of(&daemon, "Pss:")
     );
 
-    let mut times: Vec<Duration> = (1..=CHANGES).map(|serial| change(&server, &volumes[0], serial)).collect();
-    times.sort();
-    println!("a change is visible: median {:.2} ms, most {:.2} ms", ms(times[CHANGES / 2]), ms(times[CHANGES - 1]));
+    print_changes(&volumes[0], |serial| put(&server, serial));
     volumes
         .iter()
         .enumerate()
         .for_each(|(pod, volume)| kubelet.end_pod(&format!("pod-{pod}"), std::slice::from_ref(volume)));
+}
+
+fn print_publications(kubelet: &KubeletCalls) {
+    let mut times: Vec<Duration> = (0..ROUNDS).map(|round| publish_one(kubelet, &format!("one-{round}"))).collect();
+    times.sort();
+    println!(
+        "NodePublishVolume of a configMap for a new pod: median {:.1} ms, most {:.1} ms",
+        ms(times[ROUNDS / 2]),
+        ms(times[ROUNDS - 1])
+    );
+}
+
+fn print_changes(volume: &Volume, put: impl Fn(usize)) {
+    let mut times: Vec<Duration> = (1..=CHANGES).map(|serial| change(&put, volume, serial)).collect();
+    times.sort();
+    println!("a change is visible: median {:.2} ms, most {:.2} ms", ms(times[CHANGES / 2]), ms(times[CHANGES - 1]));
 }
 
 /// `podfs node --csi` with credentials that may read all that it asks for.
@@ -116,12 +149,12 @@ fn publish_all(kubelet: &KubeletCalls, volumes: &[Volume]) -> Duration {
 }
 
 /// How long it takes a change to arrive at the kubelet's target.
-fn change(server: &ApiServer, volume: &Volume, serial: usize) -> Duration {
+fn change(put: impl Fn(usize), volume: &Volume, serial: usize) -> Duration {
     // Changes that come at once are one change to podfs.
     thread::sleep(Duration::from_millis(50));
     let (file, text) = (volume.target.join("serial"), serial.to_string());
     let began = Instant::now();
-    put(server, serial);
+    put(serial);
     while fs::read_to_string(&file).is_ok_and(|shown| shown != text) {
         assert!(began.elapsed() < TIMEOUT, "the change does not arrive");
     }

@@ -24,10 +24,11 @@ mod upgrade;
 mod version;
 mod view;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use podfs_fuse::memory_lock;
 
 use crate::volume::{Volume, VolumeSource};
@@ -37,11 +38,18 @@ use exit::Failure;
 #[derive(Parser)]
 #[command(name = "podfs", disable_version_flag = true, arg_required_else_help = true)]
 struct Cli {
+    #[command(flatten)]
+    global: GlobalOptions,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of all commands.
+#[derive(Args)]
+struct GlobalOptions {
     /// Take the settings of the node from FILE instead of /etc/podfs/podfs.toml.
     #[arg(long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
-    #[command(subcommand)]
-    command: Command,
 }
 
 #[derive(Subcommand)]
@@ -69,6 +77,41 @@ enum Command {
     MountNfs(mount_nfs::MountNfs),
 }
 
+/// podfs with the one command that the first word names; with all commands where it names none. To describe all takes
+/// milliseconds, and a node starts podfs for each pod and each container.
+fn described_for(words: &[OsString]) -> clap::Command {
+    let Some(command) = words.get(1).and_then(|word| word.to_str()).and_then(described) else {
+        return Cli::command();
+    };
+    let podfs = clap::Command::new("podfs").disable_version_flag(true).subcommand_required(true);
+    GlobalOptions::augment_args(podfs).subcommand(command)
+}
+
+/// One of the commands for people.
+fn described(name: &str) -> Option<clap::Command> {
+    fn of<A: Args>(name: &'static str) -> Option<clap::Command> {
+        Some(A::augment_args(clap::Command::new(name)))
+    }
+    match name {
+        "run" => of::<run::Run>("run"),
+        "node" => of::<node::Node>("node"),
+        "mount" => of::<mount::Mount>("mount"),
+        "render" => of::<render::Render>("render"),
+        "view" => of::<view::View>("view"),
+        "status" => of::<status::Status>("status"),
+        "metrics" => of::<metrics::Metrics>("metrics"),
+        "trace" => of::<trace::Trace>("trace"),
+        "push" => of::<push::Push>("push"),
+        "mounts" => of::<mounts::Mounts>("mounts"),
+        "upgrade" => of::<upgrade::Upgrade>("upgrade"),
+        "cleanup" => of::<cleanup::Cleaning>("cleanup"),
+        "config" => of::<config::show::Show>("config"),
+        "completions" => of::<completions::Completions>("completions"),
+        "version" => of::<version::Version>("version"),
+        _ => None,
+    }
+}
+
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
@@ -78,7 +121,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
+fn execute(Cli { global, command }: Cli) -> Result<(), Failure> {
     match command {
         Command::Run(run) => run.execute(),
         Command::Node(node) => node.execute(),
@@ -92,7 +135,7 @@ fn execute(Cli { config, command }: Cli) -> Result<(), Failure> {
         Command::Mounts(mounts) => mounts.execute(),
         Command::Upgrade(upgrade) => upgrade.execute(),
         Command::Cleanup(cleanup) => cleanup.execute(),
-        Command::Config(show) => show.execute(config),
+        Command::Config(show) => show.execute(global.config),
         Command::Completions(completions) => completions.execute(),
         Command::Version(version) => version.execute(),
         Command::Man(man) => man.execute(),
@@ -119,4 +162,29 @@ fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failur
     // The process does not wait for threads that are blocked on a source which does not answer.
     runtime.shutdown_background();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::config::keys::visible;
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_described_alone_is_the_same_as_among_all() {
+        let mut all = Cli::command();
+        all.build();
+        for command in visible(&all).filter(|command| command.get_name() != "help") {
+            let name = command.get_name();
+            let mut alone = described_for(&["podfs".into(), name.into()]);
+            alone.build();
+            assert_eq!(visible(&alone).count(), 2, "{name} and help");
+            let told = |podfs: &clap::Command| {
+                let mut command = podfs.find_subcommand(name).expect(name).clone();
+                (command.render_long_help().to_string(), format!("{:?}", command.get_arguments().collect::<Vec<_>>()))
+            };
+            assert_eq!(told(&alone), told(&all), "{name}");
+        }
+        let misspelt = described_for(&["podfs".into(), "rum".into()]);
+        assert!(visible(&misspelt).count() > 10, "all commands, for a suggestion");
+    }
 }

@@ -12,7 +12,7 @@ use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, print};
 use crate::mounts::output::Format;
-use crate::mounts::{ContainerMount, Environment};
+use crate::mounts::{ContainerMount, Environment, IdMapping};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
 
 /// How often to ask a supervisor that is busy because its volumes do not answer in time. Each answer takes a second and a half.
@@ -64,6 +64,13 @@ pub(super) struct Mounts {
     /// The pod shares the node's network, and so its /etc/hosts, even if the manifest does not say so.
     #[arg(long)]
     host_network: bool,
+    /// Users of the pod's user namespace (hostUsers: false), as CONTAINER:HOST:LENGTH: the first id in the pod, the first on the
+    /// node, and how many. May be given several times. Needed with cri; the other runtimes map the ids of the container.
+    #[arg(long = "uid-map", value_name = "IDS", requires = "gid_maps")]
+    uid_maps: Vec<IdMapping>,
+    /// Groups of the pod's user namespace, likewise.
+    #[arg(long = "gid-map", value_name = "IDS", requires = "uid_maps")]
+    gid_maps: Vec<IdMapping>,
     /// The runtime cannot make a mount read-only together with what is mounted below it. Always so with docker and podman.
     #[arg(long)]
     no_recursive_read_only: bool,
@@ -122,6 +129,8 @@ impl Mounts {
             pod_ips: self.pod_ips,
             hostname: self.hostname,
             host_network: self.host_network,
+            uid_mappings: self.uid_maps,
+            gid_mappings: self.gid_maps,
         };
         let request = ContainerRequest {
             container: self.container.ok_or_else(needed)?,

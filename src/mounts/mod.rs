@@ -6,6 +6,7 @@
 //! | `plan` | from the pod's manifest and its mounted volumes to the mounts of a container |
 //! | `expansion` | `$(VAR)` in a `subPathExpr` |
 //! | `modes` | mount propagation and recursive read-only mounts |
+//! | `id_mapping` | the ids of a pod's user namespace |
 //! | [`hosts`] | the text of the pod's `/etc/hosts` |
 //! | [`output`] | the mounts in the words of runtimes: OCI, CRI, Docker, podman |
 //!
@@ -14,6 +15,7 @@
 
 mod expansion;
 pub mod hosts;
+mod id_mapping;
 mod modes;
 pub mod output;
 pub mod plan;
@@ -22,6 +24,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use id_mapping::{IdMapping, InvalidMapping};
 pub use plan::{Environment, Features, Inputs, MountedVolume, MountsError, PlannedMount, PlannedSource, plan};
 
 /// The name of the mount of the pod's `/etc/hosts`.
@@ -50,6 +53,12 @@ pub struct ContainerMount {
     pub selinux_relabel: bool,
     /// The pod has a user namespace, and the mount has to map its ids.
     pub id_mapped: bool,
+    /// The users of that namespace, as far as the agent has said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uid_mappings: Vec<IdMapping>,
+    /// Likewise the groups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gid_mappings: Vec<IdMapping>,
     /// The source is mounted `nosuid`. A runtime that does not repeat it may lift it.
     pub nosuid: bool,
     /// Likewise `nodev`.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expansion::{MissingValues, expand};
 use super::modes::{self, RecursiveReadOnlyError};
-use super::{ContainerMount, DeviceNode, HOSTS_NAME, MountSource, Propagation, TERMINATION_LOG_NAME};
+use super::{ContainerMount, DeviceNode, HOSTS_NAME, IdMapping, MountSource, Propagation, TERMINATION_LOG_NAME};
 use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
 
 /// The path at which containers look up names of hosts.
@@ -58,6 +58,12 @@ pub struct Environment {
     pub hostname: Option<String>,
     /// The pod shares the node's network, whatever its manifest says.
     pub host_network: bool,
+    /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; the others use the container's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uid_mappings: Vec<IdMapping>,
+    /// Likewise the groups.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gid_mappings: Vec<IdMapping>,
 }
 
 /// What the runtime and the node can do.
@@ -90,6 +96,10 @@ pub struct PlannedMount {
     pub selinux_relabel: bool,
     /// The mount maps the ids of the pod's user namespace.
     pub id_mapped: bool,
+    /// Which ids those are, as far as the agent has said so.
+    pub uid_mappings: Vec<IdMapping>,
+    /// Likewise the groups.
+    pub gid_mappings: Vec<IdMapping>,
 }
 
 /// What is mounted.
@@ -181,6 +191,14 @@ pub enum MountsError {
     /// Mounts of the container would reach the host.
     #[error("volumeMount {0:?}: Bidirectional mount propagation is available only to privileged containers")]
     BidirectionalWithoutPrivilege(String),
+    /// Ids are mapped of a pod without a user namespace.
+    #[error(
+        "pod {0} shares the users of the node (hostUsers is not false), so no mount of it maps ids; leave the id mappings out"
+    )]
+    NoUserNamespace(String),
+    /// Users are mapped and groups are not, or the other way round.
+    #[error("the id mappings of users and those of groups belong together; give both, or none")]
+    HalfMapped,
     /// The mounts below a mount cannot be read-only.
     #[error("failed to resolve recursive read-only mode: {0}")]
     RecursiveReadOnly(#[from] RecursiveReadOnlyError),
@@ -202,6 +220,7 @@ pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
         known: pod.mounts.iter().map(|one| one.container.clone()).collect(),
     })?;
     check(spec)?;
+    check_mappings(inputs)?;
     let mounts = spec.mounts.iter().enumerate();
     let mut planned: Vec<_> =
         mounts.map(|(index, mount)| of_volume(inputs, spec, index, mount)).collect::<Result<_, _>>()?;
@@ -235,6 +254,16 @@ fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     }
 }
 
+/// Mappings are those of the pod's user namespace.
+fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), MountsError> {
+    let is_mapped = [&environment.uid_mappings, &environment.gid_mappings].map(|mappings| !mappings.is_empty());
+    match (is_mapped, pod.facts.user_namespace) {
+        ([false, false], _) | ([true, true], true) => Ok(()),
+        ([true, true], false) => Err(MountsError::NoUserNamespace(pod.identity.to_string())),
+        ([true, false] | [false, true], _) => Err(MountsError::HalfMapped),
+    }
+}
+
 fn of_device(inputs: Inputs<'_>, index: usize, device: &Device) -> Result<PlannedMount, MountsError> {
     let no_device = |reason| MountsError::NoDevice {
         volume: device.volume.clone(),
@@ -250,6 +279,8 @@ fn of_device(inputs: Inputs<'_>, index: usize, device: &Device) -> Result<Planne
         read_only: volume.read_only,
         selinux_relabel: false,
         id_mapped: false,
+        uid_mappings: Vec::new(),
+        gid_mappings: Vec::new(),
         ..file(
             index,
             &device.volume,
@@ -304,6 +335,8 @@ fn of_volume(
         propagation,
         selinux_relabel: features.selinux && volume.is_some_and(|volume| volume.selinux_relabel),
         id_mapped: pod.facts.user_namespace && image.is_none(),
+        uid_mappings: environment.uid_mappings.clone(),
+        gid_mappings: environment.gid_mappings.clone(),
     })
 }
 
@@ -330,6 +363,8 @@ fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inp
         propagation: Propagation::Private,
         selinux_relabel: inputs.features.selinux,
         id_mapped: inputs.pod.facts.user_namespace,
+        uid_mappings: inputs.environment.uid_mappings.clone(),
+        gid_mappings: inputs.environment.gid_mappings.clone(),
     }
 }
 
@@ -350,6 +385,8 @@ impl PlannedMount {
             propagation: self.propagation,
             selinux_relabel: self.selinux_relabel,
             id_mapped: self.id_mapped,
+            uid_mappings: self.uid_mappings,
+            gid_mappings: self.gid_mappings,
             nosuid: false,
             nodev: false,
             noexec: false,

@@ -274,3 +274,43 @@ fn mounts_of_a_pod_with_a_user_namespace_map_its_ids() {
     let mounts = planned_with(&pod, &in_network(), FEATURES).expect("a plan");
     assert!(mounts.iter().all(|mount| mount.id_mapped), "{mounts:?}");
 }
+
+#[test]
+fn the_ids_of_a_user_namespace_go_to_every_mount_of_its_pod_and_to_no_other() {
+    let mapping = |text: &str| vec![text.parse::<IdMapping>().expect("a mapping")];
+    let mapped = Environment {
+        uid_mappings: mapping("0:100000:65536"),
+        gid_mappings: mapping("0:200000:65536"),
+        ..in_network()
+    };
+    let mounts = "volumeMounts: [{name: disk, mountPath: /a}, {name: image, mountPath: /b}]";
+    let with = |host_users: &str, environment: &Environment| {
+        let pod = pod(&format!("  hostUsers: {host_users}\n  containers:\n  - {{name: c, {mounts}}}\n"));
+        planned_with(&pod, environment, FEATURES)
+    };
+    let mounts = with("false", &mapped).expect("a plan");
+    let names: Vec<_> = mounts.iter().map(|mount| mount.name.as_str()).collect();
+    assert_eq!(names, ["disk", "image", HOSTS_NAME, TERMINATION_LOG_NAME]);
+    for mount in mounts {
+        assert_eq!(
+            (&mount.uid_mappings, &mount.gid_mappings),
+            (&mapped.uid_mappings, &mapped.gid_mappings),
+            "{mount:?}"
+        );
+    }
+    assert_eq!(
+        with("true", &mapped).expect_err("no user namespace"),
+        "pod default/web shares the users of the node (hostUsers is not false), so no mount of it maps ids; leave the id \
+         mappings out"
+    );
+    let halves = [
+        Environment { gid_mappings: Vec::new(), ..mapped.clone() },
+        Environment { uid_mappings: Vec::new(), ..mapped.clone() },
+    ];
+    for half in halves {
+        assert_eq!(
+            with("false", &half).expect_err("half of the ids"),
+            "the id mappings of users and those of groups belong together; give both, or none"
+        );
+    }
+}

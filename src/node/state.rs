@@ -42,7 +42,8 @@ pub struct PodEntry {
     pub stage: Option<PodStage>,
     /// Whether an agent has said that its containers have stopped.
     pub released: bool,
-    /// Whether the populator has taken all its volumes into the desired state (5.5).
+    /// Whether the populator has taken all its volumes into the desired state (5.5), and a pod without volumes has its
+    /// supervisor.
     pub processed: bool,
     /// Its volumes that a container uses, or that are mounted, in the manifest's order.
     pub volumes: Vec<VolumeEntry>,

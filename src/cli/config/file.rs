@@ -16,13 +16,15 @@ use super::{Setting, check};
 /// Most bytes that podfs reads of a file of settings.
 const LONGEST: u64 = 1 << 20;
 
-/// The settings of a file. Gives none if the file at the default path does not exist.
+/// The settings of a file. Gives none if the file at the default path does not exist. `podfs` describes the commands that have
+/// settings, which a file that says nothing does not need.
 ///
 /// # Errors
 /// One sentence, with the line where there is one.
-pub(super) fn read(path: &Path, named: bool, podfs: &Command) -> Result<Vec<Setting>, String> {
+pub(super) fn read(path: &Path, named: bool, podfs: impl FnOnce() -> Command) -> Result<Vec<Setting>, String> {
     match text(path) {
-        Ok(text) => settings(path, &text, podfs),
+        Ok(text) if text.is_empty() => Ok(Vec::new()),
+        Ok(text) => settings(path, &text, &podfs()),
         Err(error) if error.kind() == ErrorKind::NotFound && !named => Ok(Vec::new()),
         Err(error) => Err(format!("{}: {}", path.display(), reason(&error))),
     }
@@ -45,7 +47,7 @@ fn settings(path: &Path, text: &str, podfs: &Command) -> Result<Vec<Setting>, St
         let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| format!("{origin}: {}", unknown(name)))?;
         let value = typed(key, value.get_ref(), podfs).map_err(|error| format!("{origin}: {name} {error}"))?;
         let setting = Setting { key, value, origin };
-        check(&setting, podfs)?;
+        check(&setting, key.option(podfs))?;
         Ok(setting)
     });
     settings.collect()

@@ -23,6 +23,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
+use super::described_for;
 use super::exit::Failure;
 use super::kubectl;
 use keys::{KEYS, Key};
@@ -54,7 +55,7 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
         Ok(podfs) => podfs,
         Err(sentence) => {
             // `--help` works in spite of a mistake in the settings.
-            let podfs = Cli::command();
+            let podfs = described_for(&words);
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
                 return Err(Failure::input(anyhow!(sentence)));
             }
@@ -88,7 +89,7 @@ fn is_help(error: &clap::Error) -> bool {
 
 /// podfs with the settings as defaults of the command that is called.
 fn settled(words: &[OsString]) -> Result<Command, String> {
-    let podfs = Cli::command();
+    let podfs = described_for(words);
     // The final parse reports mistakes and prints help.
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
     let given = podfs.clone().disable_help_flag(true).arg(help).ignore_errors(true).try_get_matches_from(words);
@@ -99,8 +100,8 @@ fn settled(words: &[OsString]) -> Result<Command, String> {
         return Ok(podfs);
     }
     let (path, named) = place(given.try_get_one("config").ok().flatten().cloned());
-    let from_file = file::read(&path, named, &podfs)?;
-    let from_environment = environment(command, &podfs)?;
+    let from_file = file::read(&path, named, Cli::command)?;
+    let from_environment = environment(command)?;
     let is_given = |option: &&Arg| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
     let flags = command.get_arguments().filter(is_given).map(|option| Decision { option, is_on: true });
     let mut decided: Vec<_> = flags.collect();
@@ -132,12 +133,13 @@ fn variable(name: &str) -> Option<OsString> {
 }
 
 /// The settings of the environment that this command has.
-fn environment(command: &Command, podfs: &Command) -> Result<Vec<Setting>, String> {
-    let settings = KEYS.iter().filter(|key| key.of(command).is_some()).filter_map(|key| {
+fn environment(command: &Command) -> Result<Vec<Setting>, String> {
+    let options = KEYS.iter().filter_map(|key| Some((key, key.of(command)?)));
+    let settings = options.filter_map(|(key, option)| {
         let origin = key.variable.to_owned();
-        variable(key.variable).map(|value| Setting { key, value, origin })
+        variable(key.variable).map(|value| (Setting { key, value, origin }, option))
     });
-    settings.map(|setting| check(&setting, podfs).map(|()| setting)).collect()
+    settings.map(|(setting, option)| check(&setting, option).map(|()| setting)).collect()
 }
 
 /// An option that a place of higher priority sets, and whether it takes effect. A flag that is `false` excludes no other.
@@ -195,9 +197,8 @@ fn publish(settings: &[Setting]) {
 }
 
 /// The option's own check.
-fn check(setting: &Setting, podfs: &Command) -> Result<(), String> {
+fn check(setting: &Setting, option: &Arg) -> Result<(), String> {
     let Setting { key, value, origin } = setting;
-    let option = key.option(podfs);
     if !option.get_action().takes_values() {
         let is_one = value == "true" || value == "false";
         return if is_one { Ok(()) } else { Err(format!("{origin}: {} must be true or false", key.name)) };

@@ -43,9 +43,9 @@ fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, String>
     let (path, named) = place(config);
     let mut settings: Vec<Setting> = Vec::new();
     for command in visible(podfs) {
-        settings.extend(environment(command, podfs)?);
+        settings.extend(environment(command)?);
     }
-    settings.extend(file::read(&path, named, podfs)?);
+    settings.extend(file::read(&path, named, || podfs.clone())?);
     let line = |key: &Key| match settings.iter().find(|setting| setting.key.name == key.name) {
         Some(Setting { value, origin, .. }) => {
             let is_flag = !key.option(podfs).get_action().takes_values();

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{FormatError, text};
-use crate::mounts::{ContainerMount, DeviceNode, MountSource, Propagation};
+use crate::mounts::{ContainerMount, DeviceNode, IdMapping, MountSource, Propagation};
 
 /// The `Mount` messages; with block devices, an object that has `mounts` and `devices` as a `ContainerConfig` does.
 pub(super) fn document(all: &[ContainerMount]) -> Result<Value, FormatError> {
@@ -26,7 +26,15 @@ fn mounts(mounts: &[ContainerMount]) -> Result<Vec<Value>, FormatError> {
     mounts.iter().map(message).collect()
 }
 
+/// An `IDMapping`. Zeros are written, because a range without a beginning reads badly.
+fn id_mapping(mapping: &IdMapping) -> Value {
+    json!({"container_id": mapping.container_id(), "host_id": mapping.host_id(), "length": mapping.length()})
+}
+
 fn message(mount: &ContainerMount) -> Result<Value, FormatError> {
+    if mount.id_mapped && mount.uid_mappings.is_empty() {
+        return Err(FormatError::NoMappings { name: mount.name.clone() });
+    }
     let mut message = Map::new();
     message.insert("container_path".to_owned(), json!(mount.container_path));
     match &mount.source {
@@ -53,5 +61,8 @@ fn message(mount: &ContainerMount) -> Result<Value, FormatError> {
         ("selinux_relabel", mount.selinux_relabel),
     ];
     message.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (name.to_owned(), json!(true))));
+    let ids = [("uidMappings", &mount.uid_mappings), ("gidMappings", &mount.gid_mappings)];
+    let ids = ids.into_iter().filter(|(_, mappings)| !mappings.is_empty());
+    message.extend(ids.map(|(name, mappings)| (name.to_owned(), mappings.iter().map(id_mapping).collect())));
     Ok(Value::Object(message))
 }

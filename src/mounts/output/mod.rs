@@ -43,6 +43,15 @@ pub enum FormatError {
         /// The path, as far as it is text.
         path: String,
     },
+    /// The runtime of this format does not map ids by itself.
+    #[error(
+        "volumeMount {name:?}: the pod has a user namespace, so a Mount message needs its ids; give them with --uid-map and \
+         --gid-map"
+    )]
+    NoMappings {
+        /// The mount.
+        name: String,
+    },
     /// The runtime of this format mounts no images, or no parts of them.
     #[error("volumeMount {name:?}: {format} cannot mount {what}; use --output cri")]
     Image {

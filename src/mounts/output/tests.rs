@@ -15,6 +15,8 @@ fn mount(name: &str, target: &str) -> ContainerMount {
         propagation: Propagation::Private,
         selinux_relabel: false,
         id_mapped: false,
+        uid_mappings: Vec::new(),
+        gid_mappings: Vec::new(),
         nosuid: false,
         nodev: false,
         noexec: false,
@@ -29,6 +31,8 @@ fn full() -> ContainerMount {
         propagation: Propagation::HostToContainer,
         selinux_relabel: true,
         id_mapped: true,
+        uid_mappings: vec!["0:100000:65536".parse().expect("a mapping")],
+        gid_mappings: vec!["0:200000:1000".parse().expect("a mapping"), "1000:0:1".parse().expect("a mapping")],
         nosuid: true,
         nodev: true,
         noexec: true,
@@ -72,6 +76,11 @@ fn a_cri_gets_its_own_messages() {
             "readonly": true,
             "recursive_read_only": true,
             "selinux_relabel": true,
+            "uidMappings": [{"container_id": 0, "host_id": 100_000, "length": 65536}],
+            "gidMappings": [
+                {"container_id": 0, "host_id": 200_000, "length": 1000},
+                {"container_id": 1000, "host_id": 0, "length": 1},
+            ],
         },
         {"container_path": "/b", "host_path": "/pods/plain"},
         {"container_path": "/c", "host_path": "/pods/both", "propagation": 2},
@@ -114,6 +123,13 @@ fn what_a_format_cannot_say_is_refused_by_name() {
         let refused = format.print(&[mount]).expect_err("an image").to_string();
         assert!(refused.starts_with("volumeMount \"image\": ") && refused.ends_with("; use --output cri"), "{refused}");
     }
+    let unmapped = ContainerMount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..full() };
+    assert_eq!(
+        Format::Cri.print(std::slice::from_ref(&unmapped)).expect_err("no ids").to_string(),
+        "volumeMount \"full\": the pod has a user namespace, so a Mount message needs its ids; give them with --uid-map and \
+         --gid-map"
+    );
+    assert!(Format::Oci.print(&[unmapped]).is_ok(), "runc and crun map the ids of the container");
     let path = std::ffi::OsStr::from_bytes(b"/pods/\xff").into();
     let odd = ContainerMount { source: MountSource::HostPath(path), ..mount("odd", "/a") };
     for format in [Format::Oci, Format::Cri, Format::Docker, Format::Podman] {

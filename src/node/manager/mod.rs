@@ -9,6 +9,7 @@
 //! | `events` | events of the pods of an API server |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
+//! | `without_volumes` | the supervisors of pods that want no volume |
 //! | `unmounts` | volumes that another process has unmounted |
 //! | `pusher` | pushing objects to the supervisor of a pod |
 //!
@@ -26,6 +27,7 @@ mod published;
 mod pusher;
 pub mod recovery;
 mod unmounts;
+mod without_volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -59,6 +61,7 @@ use pods::Pods;
 use pusher::{Backings, Pushers};
 use recovery::Recovered;
 use unmounts::Unmounts;
+use without_volumes::WithoutVolumes;
 
 /// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
 const MOUNT: Duration = Duration::from_secs(10);
@@ -82,6 +85,7 @@ pub struct Manager {
     events: Events,
     containers: Containers,
     unmounts: Unmounts,
+    without_volumes: WithoutVolumes,
     housekeeping: Housekeeping,
     recorder: Recorder,
     /// Since when volumes are wanted that are not mounted yet.
@@ -142,6 +146,7 @@ impl Manager {
             supervisors,
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
+            without_volumes: WithoutVolumes::default(),
             events: Events::new(feed.client(), settings.node),
             containers: Containers::default(),
             housekeeping: Housekeeping::new(orphans),
@@ -160,10 +165,13 @@ impl Manager {
 
     /// Takes what an earlier daemon left of a pod (5.7).
     fn recover(&mut self, found: Recovered) {
-        let Recovered { pod, released, volumes } = found;
+        let Recovered { pod, released, volumes, without_volumes } = found;
         let uid = pod.pod.identity.uid.clone();
         for volume in volumes {
             self.actual.reconstruct(VolumeId { pod: uid.clone(), volume });
+        }
+        if without_volumes {
+            self.without_volumes.recover(uid.clone());
         }
         self.pods.recover(pod, released);
         self.describe(&uid);
@@ -177,12 +185,14 @@ impl Manager {
             let before = Instant::now();
             self.start_operations();
             self.publish();
-            let retry = self.executor.next_retry(before);
+            let retries = [self.executor.next_retry(before), self.without_volumes.next_retry(before)];
+            let retry = retries.into_iter().flatten().min();
             tokio::select! {
                 event = feed.next() => self.take_event(event),
                 Some((uid, report)) = reports.recv() => self.take_report(&uid, report),
                 Some(command) = self.commands.recv() => self.take_command(command),
                 Some(ended) = self.ends.recv() => self.take_end(ended),
+                started = self.without_volumes.next() => self.take_start(started),
                 Some((uid, backings)) = self.found.recv() => self.take_backings(&uid, backings),
                 () = sleep_until(retry.unwrap_or(before)), if retry.is_some() => {}
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
@@ -258,6 +268,7 @@ impl Manager {
                     "pod {uid}: its supervisor is gone; its server still serves, and podfs starts another supervisor"
                 );
                 self.pids.remove(uid);
+                self.without_volumes.gone(uid);
                 self.actual.require_remount(uid);
             }
         }
@@ -345,6 +356,7 @@ impl Manager {
             }
             self.start(operation);
         }
+        self.serve_pods_without_volumes();
         self.forget_ended_pods();
     }
 
@@ -438,10 +450,13 @@ impl Manager {
             self.pushers.stop(&uid);
             self.events.stop(&uid);
             self.pids.remove(&uid);
+            // No unmount of a volume has ended the supervisor of a pod without volumes.
+            if self.without_volumes.forget(&uid) || !described {
+                self.retire(&uid);
+            }
             // While its source describes it, it is remembered that it was released.
             if !described {
                 self.executor.forget_pod(&uid);
-                self.retire(&uid);
                 self.pods.forget(&uid);
             }
         }

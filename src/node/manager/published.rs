@@ -20,7 +20,8 @@ impl Manager {
             }
             let (known, pid) = (self.pods.get(&uid), self.pids.get(&uid).copied());
             let worlds = picture::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
-            let entry = picture::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
+            let mut entry = picture::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
+            self.complete(&uid, &mut entry);
             if pods.get(&uid).is_none_or(|published| **published != entry) {
                 pods.insert(uid, Arc::new(entry));
             }

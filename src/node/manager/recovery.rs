@@ -9,6 +9,7 @@ use crate::manifest::{Document, Origin};
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::reconstruct::{FoundSupervisor, Reconstructed};
+use crate::node::supervisors::checkpoint::Checkpoint;
 
 /// A pod that an earlier daemon served.
 pub struct Recovered {
@@ -18,6 +19,8 @@ pub struct Recovered {
     pub released: bool,
     /// The names of the volumes that its supervisor serves, or was to serve.
     pub volumes: Vec<String>,
+    /// Whether it has a supervisor also without a volume.
+    pub without_volumes: bool,
 }
 
 /// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
@@ -49,9 +52,10 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
     info!("pod {}: found {state}", pod.identity);
     let pod = NodePod {
         pod: Arc::new(pod),
-        manifest: checkpoint.manifest,
-        origin: checkpoint.origin,
+        manifest: Arc::clone(&checkpoint.manifest),
+        origin: checkpoint.origin.clone(),
         stage: PodStage::Desired,
     };
-    Some(Recovered { pod, released: checkpoint.released, volumes: checkpoint.volumes.into_iter().collect() })
+    let Checkpoint { released, volumes, without_volumes, .. } = checkpoint;
+    Some(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
 }

@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::proto;
 use super::proto::container_mount::Source;
-use crate::mounts::{ContainerMount, DeviceNode, Environment, MountSource, Propagation};
+use crate::mounts::{ContainerMount, DeviceNode, Environment, IdMapping, MountSource, Propagation};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
 
 /// How often to ask a busy supervisor: each of its answers takes a second and a half.
@@ -33,6 +33,7 @@ pub(super) async fn answer(directory: PathBuf, question: Question) -> Result<Ans
 /// What the supervisor is asked for.
 pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<ContainerRequest, Status> {
     let proto::PrepareContainerRequest { container, environment, pod_ips, hostname, host_network, .. } = message;
+    let (uid_mappings, gid_mappings) = (message.uid_mappings, message.gid_mappings);
     let address = |text: String| {
         text.parse().map_err(|_| {
             Status::invalid_argument(format!("pod_ips: {text:?} is no address; write 10.0.0.7 or fd00::7"))
@@ -43,9 +44,24 @@ pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<Contain
         pod_ips: pod_ips.into_iter().map(address).collect::<Result<_, _>>()?,
         hostname,
         host_network,
+        uid_mappings: id_mappings("uid_mappings", uid_mappings)?,
+        gid_mappings: id_mappings("gid_mappings", gid_mappings)?,
     };
     let recursive_read_only = message.recursive_read_only;
     Ok(ContainerRequest { container, environment, recursive_read_only, only_volumes: false })
+}
+
+fn id_mappings(field: &str, messages: Vec<proto::IdMapping>) -> Result<Vec<IdMapping>, Status> {
+    let mapping = |proto::IdMapping { container_id, host_id, length }| {
+        IdMapping::new(container_id, host_id, length)
+            .map_err(|error| Status::invalid_argument(format!("{field}: {error}")))
+    };
+    messages.into_iter().map(mapping).collect()
+}
+
+fn id_mapping(mapping: IdMapping) -> proto::IdMapping {
+    let (container_id, host_id, length) = (mapping.container_id(), mapping.host_id(), mapping.length());
+    proto::IdMapping { container_id, host_id, length }
 }
 
 /// A mount as a message. A path that is not UTF-8 has no message.
@@ -82,5 +98,7 @@ pub(super) fn mount(mount: ContainerMount) -> Result<proto::ContainerMount, Stat
         nosuid: mount.nosuid,
         nodev: mount.nodev,
         noexec: mount.noexec,
+        uid_mappings: mount.uid_mappings.into_iter().map(id_mapping).collect(),
+        gid_mappings: mount.gid_mappings.into_iter().map(id_mapping).collect(),
     })
 }

@@ -46,6 +46,9 @@ pub struct Checkpoint {
     pub released: bool,
     /// The volumes that its supervisor is to serve.
     pub volumes: BTreeSet<String>,
+    /// Whether it has a supervisor also without a volume, for the other files of its containers.
+    #[serde(default)]
+    pub without_volumes: bool,
     /// The pod, as it was written.
     #[serde(with = "shared")]
     pub manifest: Arc<Value>,
@@ -54,7 +57,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Of a pod whose supervisor is to serve these volumes.
     pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
-        Checkpoint { version: VERSION, origin, released, volumes, manifest }
+        Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
     }
 
     /// The manifest for the supervisor: with the volumes that it is to serve, and with images, which runtimes mount, and no

@@ -14,8 +14,9 @@ use crate::supervisor::control::AskError;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::PodStatus;
 
-/// The first pause before a supervisor is called again; each is half as long again as the one before.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The first pause before a supervisor is called again; each is a quarter longer than the one before. So it is called at the
+/// latest when a quarter of the time of its start has passed once more.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The life of the supervisor.
 pub(super) enum Life {

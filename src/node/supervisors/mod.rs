@@ -198,6 +198,17 @@ impl Supervisors {
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
 
+    /// Has a pod served also without a volume: waits until its supervisor answers, which is started if there is none. It stays until
+    /// the pod is [retired](Supervisors::retire).
+    ///
+    /// # Errors
+    /// When the supervisor cannot be started, ends, or does not answer within `limit`.
+    pub async fn serve(&self, pod: &NodePod, limit: Duration) -> Result<(), MountFailure> {
+        let (answer, answered) = oneshot::channel();
+        self.shared.send(&pod.pod.identity.uid, Request::Serve { pod: pod.clone(), limit, answer });
+        answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
+    }
+
     /// Unmounts a volume. With the last one, the supervisor ends, and nothing of the pod is left.
     ///
     /// # Errors

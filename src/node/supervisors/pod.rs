@@ -3,11 +3,12 @@
 //! 1. The task writes the checkpoint of the pod before it starts the supervisor or publishes volumes to it. So this daemon or the
 //!    next one starts a supervisor with all volumes of the last one, and a restart takes none from a container.
 //! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts one only when none does.
-//! 3. The supervisor ends with its last volume. If it fails to clean up, the task does.
+//! 3. The supervisor ends with its last volume, that of a pod without volumes with the pod. If it fails to clean up, the task does.
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
 mod files;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,8 @@ const STOP: Duration = Duration::from_secs(300);
 pub(super) enum Request {
     /// A volume of the pod is to be served.
     Mount { pod: NodePod, volume: String, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
+    /// The pod is to have its supervisor, also without a volume.
+    Serve { pod: NodePod, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
     /// A volume is not to be served any more.
     Unmount { volume: String, answer: oneshot::Sender<Result<(), String>> },
     /// Nothing of the pod is to be left.
@@ -147,20 +150,21 @@ impl PodTask {
     }
 
     fn wants_nothing(&self) -> bool {
-        self.waiting.for_end() || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty())
+        self.waiting.for_end()
+            || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty() && !wanted.without_volumes)
     }
 
     async fn take(&mut self, request: Request) {
         self.is_held = false;
         match request {
             Request::Mount { pod, volume, limit, answer } => {
-                let (mut volumes, released) = match self.wanted.take() {
-                    Some(wanted) => (wanted.volumes, wanted.released),
-                    None => Default::default(),
-                };
-                volumes.insert(volume.clone());
-                self.wanted = Some(Checkpoint::new(pod.origin, pod.manifest, volumes, released));
-                self.waiting.add_mount(volume, limit, answer);
+                self.want(pod).volumes.insert(volume.clone());
+                self.waiting.add_mount(Some(volume), limit, answer);
+                self.answer_mounts();
+            }
+            Request::Serve { pod, limit, answer } => {
+                self.want(pod).without_volumes = true;
+                self.waiting.add_mount(None, limit, answer);
                 self.answer_mounts();
             }
             Request::Unmount { volume, answer } => {
@@ -172,6 +176,7 @@ impl PodTask {
             Request::End(answer) => {
                 if let Some(wanted) = &mut self.wanted {
                     wanted.volumes.clear();
+                    wanted.without_volumes = false;
                 }
                 self.waiting.add_end(answer);
             }
@@ -189,6 +194,15 @@ impl PodTask {
             Request::Adopt => {}
             Request::Restore => self.restore().await,
         }
+    }
+
+    /// What is wanted of the pod, as it is described now.
+    fn want(&mut self, pod: NodePod) -> &mut Checkpoint {
+        let NodePod { origin, manifest, .. } = pod;
+        let new = Checkpoint::new(origin.clone(), Arc::clone(&manifest), BTreeSet::new(), false);
+        let wanted = self.wanted.get_or_insert(new);
+        (wanted.origin, wanted.manifest) = (origin, manifest);
+        wanted
     }
 
     /// Does what follows from what is wanted and what is there.
@@ -320,7 +334,7 @@ impl PodTask {
             (outcome, process) => {
                 let silent_for = calling.since.elapsed();
                 calling.next = Instant::now() + calling.pause;
-                calling.pause = (calling.pause * 3 / 2).min(LONGEST_PAUSE);
+                calling.pause = (calling.pause * 5 / 4).min(LONGEST_PAUSE);
                 if process.is_none() && !calling.is_unit && found == FoundSupervisor::Dead {
                     return self.ended("it is gone".to_owned()).await;
                 }
@@ -369,6 +383,7 @@ impl PodTask {
             for volume in self.waiting.mounting() {
                 wanted.volumes.remove(volume);
             }
+            wanted.without_volumes &= !self.waiting.for_supervisor();
         }
         if self.wants_nothing() {
             self.forget().await;

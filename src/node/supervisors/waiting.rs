@@ -16,9 +16,9 @@ pub(super) struct Waiting {
     ends: Vec<oneshot::Sender<Result<(), String>>>,
 }
 
-/// A mount that waits for its volume to be there.
+/// A mount that waits for its volume to be there, or for the supervisor itself.
 struct Mounting {
-    volume: String,
+    volume: Option<String>,
     limit: Duration,
     deadline: Instant,
     answer: oneshot::Sender<Result<(), MountFailure>>,
@@ -50,9 +50,10 @@ impl Waiting {
         self.mounts.iter().map(|mount| mount.deadline).min()
     }
 
+    /// Without a volume, it waits for the supervisor alone.
     pub(super) fn add_mount(
         &mut self,
-        volume: String,
+        volume: Option<String>,
         limit: Duration,
         answer: oneshot::Sender<Result<(), MountFailure>>,
     ) {
@@ -67,7 +68,7 @@ impl Waiting {
 
     /// A mount of the same volume is over.
     pub(super) fn add_unmount(&mut self, volume: String, answer: oneshot::Sender<Result<(), String>>) {
-        for mount in self.mounts.extract_if(.., |mount| mount.volume == volume) {
+        for mount in self.mounts.extract_if(.., |mount| mount.volume.as_ref() == Some(&volume)) {
             let _ = mount.answer.send(Err(MountFailure::transient("the volume is being unmounted")));
         }
         self.unmounts.push(Unmounting { volume, answer });
@@ -79,13 +80,15 @@ impl Waiting {
         self.ends.push(answer);
     }
 
-    /// Answers the mounts of volumes that were published to the supervisor and that are mounted.
+    /// Answers the mounts of volumes that were published to the supervisor and that are mounted, and those that wait for the
+    /// supervisor alone.
     pub(super) fn mounted(&mut self, status: &PodStatus, is_told: impl Fn(&str) -> bool) {
         let is_there = |name: &str| {
             let is_mounted = |state| matches!(state, VolumeState::Live | VolumeState::Silent);
             status.volumes.iter().any(|volume| volume.name == name && is_mounted(volume.state))
         };
-        for mount in self.mounts.extract_if(.., |mount| is_told(&mount.volume) && is_there(&mount.volume)) {
+        let is_done = |volume: &str| is_told(volume) && is_there(volume);
+        for mount in self.mounts.extract_if(.., |mount| mount.volume.as_deref().is_none_or(is_done)) {
             let _ = mount.answer.send(Ok(()));
         }
     }
@@ -94,7 +97,8 @@ impl Waiting {
     pub(super) fn expire(&mut self, status: Option<&PodStatus>) {
         let now = Instant::now();
         for mount in self.mounts.extract_if(.., |mount| mount.deadline <= now) {
-            let of_volume = status.and_then(|status| status.volumes.iter().find(|volume| volume.name == mount.volume));
+            let of_volume = status
+                .and_then(|status| status.volumes.iter().find(|volume| Some(&volume.name) == mount.volume.as_ref()));
             let reason = of_volume.and_then(|volume| volume.reason.clone());
             let reason = reason.or_else(|| status.and_then(|status| status.reason.clone()));
             let reason = reason.unwrap_or_else(|| "the supervisor of the pod does not answer yet".to_owned());
@@ -104,7 +108,12 @@ impl Waiting {
 
     /// The volumes that mounts wait for.
     pub(super) fn mounting(&self) -> impl Iterator<Item = &String> {
-        self.mounts.iter().map(|mount| &mount.volume)
+        self.mounts.iter().filter_map(|mount| mount.volume.as_ref())
+    }
+
+    /// Whether something waits for the supervisor alone.
+    pub(super) fn for_supervisor(&self) -> bool {
+        self.mounts.iter().any(|mount| mount.volume.is_none())
     }
 
     /// Answers all mounts.

@@ -20,7 +20,7 @@ use super::route::Route;
 use super::settle::Activity;
 
 /// After an event, a scan waits for this much calm, so that a burst costs one scan.
-const CALM: Duration = Duration::from_millis(2);
+const CALM: Duration = Duration::from_micros(500);
 
 /// A scan waits no longer than this, however busy the directory is.
 const TIMEOUT: Duration = Duration::from_millis(20);

@@ -4,28 +4,30 @@
 //!    once; most followers have a limit of their own.
 //! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
 //! 3. A follower that does not read is dropped after two seconds; one that hung up, or sends something, at once.
-//! 4. A status is sent when it differs from the last one in more than ages and counts of requests: the first change of a burst at
-//!    once, the others together after 50 ms.
+//! 4. A status is sent when it differs from the last one in more than ages and counts of requests. After each one of a burst, the
+//!    pause doubles from 1 ms to 50 ms, and what changes meanwhile comes together. So a follower hears at once that the volumes of
+//!    a new pod are mounted, and a pod of a thousand volumes does not send its status a thousand times.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::DoublingPause;
 use podfs_fuse::protocol::frame;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::protocol::{Answer, Envelope, PROTOCOL, TIMEOUT};
 use crate::supervisor::status::store::StatusStore;
 
 /// Most programs that follow the pod at once.
 const MAX_FOLLOWERS: usize = 8;
-/// From one status to the next.
-const PAUSE: Duration = Duration::from_millis(50);
+/// From one status of a burst to the next.
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(1), Duration::from_millis(50));
 /// How often the status of a pod with a problem is read: some problems end by time alone.
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -71,6 +73,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
     let mut stream = UnixStream::from_std(stream).ok()?;
     let mut changes = store.changes();
     let mut told = None;
+    let mut sent_in_burst = 0;
     loop {
         changes.mark_unchanged();
         let status = store.status();
@@ -81,14 +84,20 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
             let frame = frame(&Envelope { version: PROTOCOL, message: &answer }).ok()?;
             drop(answer);
             timeout(TIMEOUT, stream.write_all(&frame)).await.ok()?.ok()?;
+            sleep(PAUSE.after(sent_in_burst)).await;
+            sent_in_burst += 1;
         } else {
             drop(status);
+            sleep(PAUSE.after(0)).await;
         }
-        sleep(PAUSE).await;
+        let quiet_since = Instant::now();
         tokio::select! {
             changed = changes.changed() => changed.ok()?,
             () = is_over(&stream) => return None,
             () = sleep(GLANCE), if may_recover_alone => {}
+        }
+        if quiet_since.elapsed() >= PAUSE.longest() {
+            sent_in_burst = 0;
         }
     }
 }

@@ -3,15 +3,18 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
+use nix::sys::signal::{Signal, kill};
 use podfs::mounts::{ContainerMount, Environment, MountSource};
 use podfs::node::service::Client;
 use podfs::node::service::proto::container_mount::Source;
 use podfs::node::service::proto::{self, PrepareContainerRequest};
 use podfs::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use serde_json::{Value, json};
 
 use crate::common::node::Node;
-use crate::common::{config_map, wait_content};
+use crate::common::{PODFS, config_map, eventually, wait_content};
 
 #[test]
 fn a_container_is_prepared_and_released_over_grpc() {
@@ -159,6 +162,154 @@ fn sp_05_parts_are_live_where_the_settings_of_the_node_say_so_and_no_annotation_
         (fs::read_to_string(&pinned).expect("a file"), fs::metadata(&live).expect("a file").ino()),
         ("two".to_owned(), inode)
     );
+}
+
+#[test]
+fn a_pod_that_mounts_no_volume_has_a_supervisor_that_prepares_its_containers() {
+    let node = Node::new();
+    let pod = |name: &str, spec: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, uid: uid-{name}}}, spec: {{containers: [{{name: c, image: \
+             none, {spec}}}"
+        )
+    };
+    node.put("bare.yaml", &(pod("bare", "") + "]}}"));
+    let image = "volumeMounts: [{name: app, mountPath: /app}]";
+    let volumes = "], volumes: [{name: app, image: {reference: \"registry.example/app:1\"}}]}}";
+    node.put("image.yaml", &(pod("image", image) + volumes));
+    let daemon = node.start();
+    let prepared = |name: &str| {
+        node.expect(&["wait", &format!("default/{name}")]);
+        let mut command = Command::new(PODFS);
+        command.args([
+            "mounts",
+            "prepare",
+            "--pod",
+            &format!("uid-{name}"),
+            "--container",
+            "c",
+            "--pod-ip",
+            "10.0.0.7",
+        ]);
+        command.args(["--output", "json", "--run-dir"]).arg(node.fixture.path("run"));
+        let Output { status, stdout, stderr } = command.output().expect("podfs runs");
+        assert!(status.success(), "{name}: {}\n{}", String::from_utf8_lossy(&stderr), node.log());
+        let mounts: Vec<ContainerMount> = serde_json::from_slice(&stdout).expect("mounts");
+        mounts.into_iter().map(|mount| mount.name).collect::<Vec<_>>()
+    };
+    let files = ["k8s-managed-etc-hosts", "termination-log"];
+    assert_eq!(prepared("bare"), files);
+    assert_eq!(prepared("image"), ["app", files[0], files[1]]);
+
+    // It stays for as long as the pod does, whichever process is killed.
+    let first = node.supervisor("bare");
+    kill(first, Signal::SIGKILL).expect("it runs");
+    eventually("another supervisor", || {
+        node.pod("bare")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(first.as_raw())))
+    });
+    assert_eq!(prepared("bare"), files);
+    let before = ["bare", "image"].map(|name| node.supervisor(name));
+    drop(daemon);
+    let _daemon = node.start();
+    assert_eq!(prepared("image"), ["app", files[0], files[1]]);
+    assert_eq!(prepared("bare"), files);
+    assert_eq!(["bare", "image"].map(|name| node.supervisor(name)), before, "the next daemon adopts them");
+
+    // And ends with it.
+    for name in ["bare", "image"] {
+        node.remove(&format!("{name}.yaml"));
+        eventually("the pod is gone", || node.pod(name).is_some_and(|pod| pod["stage"].is_null()));
+        node.expect(&["release", &format!("default/{name}")]);
+        eventually("nothing of it is left", || node.is_clean(&format!("uid-{name}")));
+    }
+}
+
+#[test]
+fn a_pod_whose_volumes_are_taken_out_of_its_manifest_keeps_a_supervisor() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    let pod = |mounts: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, uid: uid-web}}, spec: {{containers: [{{name: c, image: none, \
+             volumeMounts: [{mounts}]}}], volumes: [{{name: config, configMap: {{name: app}}}}]}}}}"
+        )
+    };
+    node.put("web.yaml", &pod("{name: config, mountPath: /config}"));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    node.put("web.yaml", &pod(""));
+    eventually("the volume is gone", || node.volume("web", "config").is_none());
+    node.expect(&["wait", "default/web"]);
+    let request =
+        PrepareContainerRequest { pod: "uid-web".to_owned(), container: "c".to_owned(), ..Default::default() };
+    let mounts = on_the_service(&node, async |client: &mut Client| {
+        client.prepare_container(request).await.expect("it can be mounted")
+    });
+    assert_eq!(mounts.iter().map(|mount| mount.name.as_str()).collect::<Vec<_>>(), ["termination-log"]);
+}
+
+#[test]
+fn the_ids_of_a_pod_with_a_user_namespace_are_in_its_mounts() {
+    let node = Node::new();
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    let pod = |name: &str, host_users: bool| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, uid: uid-{name}}}, spec: {{hostUsers: {host_users}, \
+             containers: [{{name: c, image: none, volumeMounts: [{{name: config, mountPath: /config}}]}}], \
+             volumes: [{{name: config, configMap: {{name: app}}}}]}}}}"
+        )
+    };
+    node.put("mapped.yaml", &pod("mapped", false));
+    node.put("plain.yaml", &pod("plain", true));
+    let _daemon = node.start();
+    let cri = |name: &str, arguments: &[&str]| {
+        node.expect(&["wait", &format!("default/{name}")]);
+        let mut command = Command::new(PODFS);
+        command.args(["mounts", "prepare", "--pod", &format!("uid-{name}"), "--container", "c", "--output", "cri"]);
+        command.args(arguments).arg("--run-dir").arg(node.fixture.path("run")).output().expect("podfs runs")
+    };
+    let both = ["--uid-map", "0:100000:65536", "--gid-map", "0:200000:1000", "--gid-map", "1000:300000:1"];
+    let mounts: Value = serde_json::from_slice(&cri("mapped", &both).stdout).expect("JSON");
+    let uids = json!([{"container_id": 0, "host_id": 100_000, "length": 65536}]);
+    let gids = json!([
+        {"container_id": 0, "host_id": 200_000, "length": 1000},
+        {"container_id": 1000, "host_id": 300_000, "length": 1}
+    ]);
+    let mounts = mounts.as_array().expect("mounts");
+    assert_eq!(mounts.len(), 2, "{mounts:?}");
+    for mount in mounts {
+        assert_eq!((&mount["uidMappings"], &mount["gidMappings"]), (&uids, &gids), "{mount}");
+    }
+    let rows: [(&str, &[&str], &str); 4] = [
+        ("mapped", &[], "volumeMount \"config\": the pod has a user namespace, so a Mount message needs its ids"),
+        ("plain", &both, "pod default/plain shares the users of the node (hostUsers is not false)"),
+        ("mapped", &both[..2], "--gid-map <IDS>"),
+        ("mapped", &["--uid-map", "0:1", "--gid-map", "0:1:1"], "\"0:1\" maps no ids; write CONTAINER:HOST:LENGTH"),
+    ];
+    for (name, arguments, expected) in rows {
+        let Output { status, stderr, .. } = cri(name, arguments);
+        let refused = String::from_utf8_lossy(&stderr);
+        assert!(!status.success() && refused.contains(expected), "{name} {arguments:?}: {refused}");
+    }
+
+    let mapping = |container_id, host_id, length| proto::IdMapping { container_id, host_id, length };
+    let request = |length| PrepareContainerRequest {
+        pod: "uid-mapped".to_owned(),
+        container: "c".to_owned(),
+        uid_mappings: vec![mapping(0, 100_000, length)],
+        gid_mappings: vec![mapping(0, 200_000, 65536)],
+        ..Default::default()
+    };
+    on_the_service(&node, async |client: &mut Client| {
+        let mounts = client.prepare_container(request(65536)).await.expect("it can be mounted");
+        for mount in &mounts {
+            assert_eq!(mount.uid_mappings, [mapping(0, 100_000, 65536)]);
+            assert_eq!(mount.gid_mappings, [mapping(0, 200_000, 65536)]);
+        }
+        let refused = client.prepare_container(request(0)).await.expect_err("no id").to_string();
+        assert!(refused.contains("uid_mappings: a mapping of 0:100000 with length 0 maps no id"), "{refused}");
+    });
 }
 
 /// Asks the daemon over gRPC.
