@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `discovery` | where a driver listens |
 //! | `client` | the calls, their time limit, and what an error means |
+//! | `registration` | what a driver says when it registers, and the answer to it |
 //! | `request` | what goes with the calls for a volume of a pod |
 //! | `usage` | how much a volume holds, as its driver says |
 //!
@@ -14,6 +15,7 @@
 
 mod client;
 mod discovery;
+mod registration;
 mod request;
 mod usage;
 
@@ -31,6 +33,8 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 use client::{Capabilities, Client};
+pub use discovery::{REGISTRY, sockets_in};
+pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
 pub use usage::{Amounts, Usage, usage};
 
