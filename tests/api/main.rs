@@ -3,6 +3,7 @@
 #[path = "../api_server/mod.rs"]
 mod api_server;
 mod api_server_itself;
+mod claims;
 #[path = "../common/mod.rs"]
 mod common;
 mod csi;

@@ -165,7 +165,9 @@ impl Cluster {
             ("patch", None) if ["Event", "CSINode"].contains(&resource.kind) => {
                 patch(&mut state.store, resource, asked)
             }
-            ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
+            ("patch", Some("status")) if ["Node", "PersistentVolumeClaim"].contains(&resource.kind) => {
+                patch(&mut state.store, resource, asked)
+            }
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
                 let answer = tokens::issue(&state.store, user, asked, &self.faults.mood(), state.tokens)?;

@@ -71,6 +71,9 @@ impl Rules {
                 }
                 self.is_related(store, node, asked)
             }
+            ("persistentvolumeclaims", Some("status")) if matches!(verb, "get" | "update" | "patch") => {
+                self.is_related(store, node, asked)
+            }
             ("serviceaccounts", _) => {
                 if verb == "get" && subresource.is_none() {
                     return self.is_related(store, node, asked);

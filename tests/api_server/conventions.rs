@@ -4,7 +4,7 @@
 use axum::http::header::{AUTHORIZATION, COOKIE};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use serde::Serialize;
@@ -168,6 +168,7 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
             "events" => fields::<Event>(&body, problems),
             "nodes/status" => fields::<Node>(&body, problems),
             "csinodes" => fields::<CSINode>(&body, problems),
+            "persistentvolumeclaims/status" => fields::<PersistentVolumeClaim>(&body, problems),
             other => problems.push(format!("{other} is nothing to be patched")),
         }
         return;

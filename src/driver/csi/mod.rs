@@ -110,6 +110,7 @@ impl CsiMount<'_> {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: before.published,
             capacity: before.capacity.or(self.claimed).or(self.capacity),
+            expanded: before.expanded,
             ..self.record()
         };
         write(&record)?;
@@ -131,19 +132,21 @@ impl CsiMount<'_> {
         Ok((Source::of_driver(&home.target())?, can))
     }
 
-    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node.
+    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node. Gives
+    /// whether they are.
     ///
     /// # Errors
     /// What went wrong. The volume keeps its size.
-    pub fn expand(&self, home: &Home) -> Result<(), DriverError> {
-        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(()) };
+    pub fn expand(&self, home: &Home) -> Result<bool, DriverError> {
+        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
         let (client, can) = self.connect()?;
         if can.expand {
             let node_mount = self.node_mount(can);
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
             info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
         }
-        write(home, &Record { capacity: Some(wanted), ..record })
+        write(home, &Record { capacity: Some(wanted), expanded: can.expand.then_some(wanted), ..record })?;
+        Ok(can.expand)
     }
 
     /// Calls the driver again for a volume that is mounted: its content may depend on tokens, or on the pod.

@@ -7,6 +7,7 @@
 //! | `picture` | the published state of a pod |
 //! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
+//! | `claims` | the status of claims whose volumes have grown |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
 //! | `unmounts` | volumes that another process has unmounted |
@@ -17,6 +18,7 @@
 //! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
+mod claims;
 mod containers;
 mod events;
 mod housekeeping;
@@ -50,8 +52,9 @@ use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
 use super::world::VolumeId;
 use super::world::actual::{ActualWorld, Outcome, Seen};
 use super::world::desired::{DesiredPod, DesiredWorld};
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
+use claims::Claims;
 use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
@@ -80,6 +83,7 @@ pub struct Manager {
     backings: BTreeMap<VolumeId, Backing>,
     found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
+    claims: Claims,
     containers: Containers,
     unmounts: Unmounts,
     housekeeping: Housekeeping,
@@ -143,6 +147,7 @@ impl Manager {
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
             events: Events::new(feed.client(), settings.node),
+            claims: Claims::new(feed.client()),
             containers: Containers::default(),
             housekeeping: Housekeeping::new(orphans),
             recorder,
@@ -281,10 +286,11 @@ impl Manager {
     /// Takes the status of a supervisor.
     fn see(&mut self, uid: &PodUid, status: &PodStatus) {
         let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
-        let pod = known.map(|known| known.pod.pod.identity.clone());
+        let pod = known.map(|known| known.pod.pod.clone());
         for volume in &status.volumes {
             if let Some(pod) = &pod {
-                self.events.tell(pod, volume);
+                self.events.tell(&pod.identity, volume);
+                self.tell_growth(pod, volume);
             }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
@@ -297,6 +303,16 @@ impl Manager {
             }
             self.actual.saw(&id, is_mounted, seen(volume), volume.reason.clone());
             self.count_mounted(&id);
+        }
+    }
+
+    /// Tells the cluster how the last growth of a volume came out.
+    fn tell_growth(&mut self, pod: &Pod, volume: &VolumeStatus) {
+        let Some(expansion) = &volume.expansion else { return };
+        let spec = pod.volumes.iter().find(|spec| spec.name.as_str() == volume.name);
+        let Some(claim) = spec.and_then(|spec| spec.claim_name(&pod.identity.name)) else { return };
+        if self.claims.tell(&pod.identity, &volume.name, claim, expansion) {
+            self.events.tell_growth(&pod.identity, &volume.name, expansion);
         }
     }
 
@@ -437,6 +453,7 @@ impl Manager {
             self.touch(&uid);
             self.pushers.stop(&uid);
             self.events.stop(&uid);
+            self.claims.stop(&uid);
             self.pids.remove(&uid);
             // While its source describes it, it is remembered that it was released.
             if !described {

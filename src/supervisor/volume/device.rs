@@ -6,6 +6,7 @@ use std::path::Path;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
+use super::growth::{Expansion, Growth};
 use super::{Refresh, Setting, Shown, Trouble, driver};
 use crate::binding::{self, BoundSource};
 use crate::host::block::{self, BlockVolume};
@@ -22,8 +23,7 @@ pub(super) struct DeviceVolume {
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
-    /// The size of the PersistentVolume that the device was grown for.
-    grown_for: Option<u64>,
+    growth: Growth,
     warned: Vec<String>,
 }
 
@@ -34,7 +34,15 @@ impl DeviceVolume {
     }
 
     pub(super) fn new(setting: Setting) -> Self {
-        Self { setting, group: None, read_only: false, links: None, device: None, grown_for: None, warned: Vec::new() }
+        Self {
+            setting,
+            group: None,
+            read_only: false,
+            links: None,
+            device: None,
+            growth: Growth::default(),
+            warned: Vec::new(),
+        }
     }
 
     pub(super) fn setting(&self) -> &Setting {
@@ -52,6 +60,10 @@ impl DeviceVolume {
 
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    pub(super) fn expansion(&self) -> Option<&Expansion> {
+        self.growth.outcome()
     }
 
     pub(super) fn shown(&self) -> Option<Shown> {
@@ -75,12 +87,14 @@ impl DeviceVolume {
     /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
     fn follow_capacity(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<(), Trouble> {
         let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
-        if let BoundSource::Csi(csi) = &bound.source {
-            driver::expand_csi(&self.setting, spec, csi, &bound, refresh)?;
+        let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
+        match &bound.source {
+            BoundSource::Csi(csi) => driver::expand_csi(&self.setting, spec, csi, &bound, refresh, &mut self.growth),
+            _ => {
+                self.growth.succeed(&bound, false);
+                Ok(())
+            }
         }
-        self.grown_for = bound.capacity;
-        Ok(())
     }
 
     fn map(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<BlockDevice, Trouble> {

@@ -5,6 +5,7 @@
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is |
 //! | `device` | volumes that containers get as block devices |
+//! | `growth` | volumes whose PersistentVolume has grown |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
@@ -15,6 +16,7 @@
 
 mod device;
 pub(in crate::supervisor) mod driver;
+mod growth;
 mod hidden;
 mod local;
 mod nfs;
@@ -49,6 +51,7 @@ use crate::source::Condition;
 use crate::types::Allocatable;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 use device::DeviceVolume;
+pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
 use passthrough::PassthroughVolume;
 use projected::ProjectedVolume;
@@ -307,6 +310,15 @@ impl PodVolume {
             Body::Projected(_) => true,
             Body::Passthrough(passthrough) => passthrough.is_read_only(),
             Body::Device(device) => device.is_read_only(),
+        }
+    }
+
+    /// How its last growth on the node came out, if its claim does not say so.
+    pub fn expansion(&self) -> Option<&Expansion> {
+        match &self.body {
+            Body::Projected(_) => None,
+            Body::Passthrough(passthrough) => passthrough.expansion(),
+            Body::Device(device) => device.expansion(),
         }
     }
 

@@ -21,6 +21,7 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::driver::expand_csi;
+use super::growth::{Expansion, Growth};
 use super::local;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
@@ -51,8 +52,7 @@ pub(super) struct PassthroughVolume {
     outdated: Option<Mounted>,
     content: Option<Content>,
     warned: Vec<String>,
-    /// The size of the PersistentVolume that the volume was grown for.
-    grown_for: Option<u64>,
+    growth: Growth,
     /// The CSI driver wants to be called again.
     republishes: bool,
     /// The device that the volume shows, if it shows one. While it is open, the kernel gives its number to no other device.
@@ -149,7 +149,7 @@ impl PassthroughVolume {
             outdated: None,
             content: None,
             warned: Vec::new(),
-            grown_for: None,
+            growth: Growth::default(),
             republishes: false,
             device: None,
         }
@@ -218,6 +218,11 @@ impl PassthroughVolume {
     /// A group that containers need to use the volume.
     pub(super) fn group(&self) -> Option<u32> {
         self.group
+    }
+
+    /// How its last growth came out.
+    pub(super) fn expansion(&self) -> Option<&Expansion> {
+        self.growth.outcome()
     }
 
     /// How the volume is served, if it is.
@@ -340,7 +345,6 @@ impl PassthroughVolume {
                 let opened = local::open(&self.setting, &bound, local, &path, refresh)?;
                 let source = opened.source;
                 warnings.extend(opened.warnings);
-                self.grown_for = bound.capacity;
                 if opened.read_only {
                     access = Access::ReadOnly;
                 }
@@ -374,13 +378,12 @@ impl PassthroughVolume {
     fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
         let VolumeSource::Claim(claim) = &spec.source else { return Ok(()) };
         let bound = binding::resolve(spec.name.as_str(), claim, &refresh.identity, &refresh.facts, &refresh.objects);
-        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
         match &bound.source {
-            BoundSource::Local(_) => local::grow(&self.setting, &bound, refresh),
-            BoundSource::Csi(csi) => expand_csi(&self.setting, spec, csi, &bound, refresh)?,
-            _ => {}
+            BoundSource::Local(_) => local::grow(&self.setting, &bound, refresh, &mut self.growth),
+            BoundSource::Csi(csi) => expand_csi(&self.setting, spec, csi, &bound, refresh, &mut self.growth)?,
+            _ => self.growth.succeed(&bound, false),
         }
-        self.grown_for = bound.capacity;
         Ok(())
     }
 
