@@ -208,6 +208,7 @@ mod tests {
             audit: None,
             read_only: true,
             supplemental_group: None,
+            expansion: None,
             restarts: 2,
             last_error: None,
         };

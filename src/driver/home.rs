@@ -53,6 +53,9 @@ pub struct Record {
     /// The bytes that the PersistentVolume had when the driver was asked last to make it that large.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
+    /// The bytes that the driver has made it large enough for on this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expanded: Option<u64>,
     /// Whether the driver was asked to attach it.
     pub attached: bool,
     /// Whether the driver was asked to mount it at the home.

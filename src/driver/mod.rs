@@ -46,17 +46,19 @@ pub struct DriverError {
     pub sentence: String,
     /// Whether the driver may have done it all the same.
     pub is_uncertain: bool,
+    /// Whether the driver cannot do it with these arguments at any time.
+    pub is_infeasible: bool,
 }
 
 impl DriverError {
     /// The driver has not done it.
     pub(crate) fn refused(sentence: impl Into<String>) -> DriverError {
-        DriverError { sentence: sentence.into(), is_uncertain: false }
+        DriverError { sentence: sentence.into(), is_uncertain: false, is_infeasible: false }
     }
 
     /// The driver may have done it.
     pub(crate) fn uncertain(sentence: impl Into<String>) -> DriverError {
-        DriverError { sentence: sentence.into(), is_uncertain: true }
+        DriverError { sentence: sentence.into(), is_uncertain: true, is_infeasible: false }
     }
 
     /// The node refused.

@@ -70,10 +70,10 @@ pub fn mount(
     user: User<'_>,
 ) -> Result<(Source, bool), HostError> {
     let Local { fs_type, mount_options, .. } = volume;
-    let Bound { name, capacity, .. } = bound;
+    let name = &bound.name;
     let marker = root.join(FORMATTING).join(name);
     let (fs_type, options) = (fs_type.as_deref(), &mount_options[..]);
-    let request = device::Request { fs_type, options, capacity: *capacity, marker: &marker };
+    let request = device::Request { fs_type, options, marker: &marker };
     global_mount(root, name).enter(user, |held| {
         let read_only = device::mount(device, request, held)?;
         Ok((opened(held.place())?, read_only))

@@ -85,6 +85,7 @@ impl Resource {
         certificate_request("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
     pub(crate) const CSI_DRIVER: Resource = of_group(STORAGE, "storage.k8s.io/v1", "CSIDriver", "csidrivers");
+    pub(crate) const CSI_NODE: Resource = of_group(STORAGE, "storage.k8s.io/v1", "CSINode", "csinodes");
     pub(crate) const STORAGE_CLASS: Resource = of_group(STORAGE, "storage.k8s.io/v1", "StorageClass", "storageclasses");
     pub(crate) const VOLUME_ATTACHMENT: Resource =
         of_group(STORAGE, "storage.k8s.io/v1", "VolumeAttachment", "volumeattachments");

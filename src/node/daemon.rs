@@ -21,6 +21,7 @@ use super::nri::{self, Chosen, NriError, NriSettings, Plugin};
 use super::orphans::Orphans;
 use super::pod::{NodePod, PodOrigin};
 use super::reconstruct::reconstruct;
+use super::registrations;
 use super::run_directory;
 use super::service::{DaemonError, DaemonLock};
 use super::supervisors::{Settings, Supervisors};
@@ -37,6 +38,8 @@ pub struct NodeOptions {
     pub release_when_gone: bool,
     /// Whether the volumes in use are reported in the status of the Node object.
     pub report_volumes_in_use: bool,
+    /// Whether CSI drivers of the node are registered in the cluster.
+    pub register_csi_drivers: bool,
     /// The directories whose entries the node offers as local volumes.
     pub discover: Vec<ClassDirectory>,
     /// The root directory of the kubelet, which may use them.
@@ -84,7 +87,8 @@ pub enum NodeError {
 /// When the daemon cannot start.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let NodeOptions { mut feed, sources, supervisors: settings, release_when_gone, .. } = options;
-    let NodeOptions { report_volumes_in_use, metrics, csi, nri, discover, kubelet_root, .. } = options;
+    let NodeOptions { report_volumes_in_use, register_csi_drivers, metrics, csi, nri, discover, kubelet_root, .. } =
+        options;
     let (run_directory, root_directory) = (settings.run_directory().to_owned(), settings.root_directory().to_owned());
     let lock = DaemonLock::take(&run_directory)?;
     let found = reconstruct(&run_directory, &root_directory)
@@ -131,6 +135,10 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     if let (Some(client), Some(node)) = (feed.client(), node) {
         if report_volumes_in_use {
             tokio::spawn(in_use::report(client.clone(), node.clone(), handle.clone()));
+        }
+        if register_csi_drivers {
+            let (client, node, root_directory) = (client.clone(), node.clone(), root_directory.clone());
+            tokio::spawn(async move { registrations::serve(client, node, &root_directory).await });
         }
         if !discover.is_empty() {
             let (directories, handle) = (discover, handle.clone());

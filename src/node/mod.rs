@@ -22,6 +22,7 @@
 //! | [`orphans`] | directories of pods that the node does not have any more |
 //! | [`local_volumes`] | PersistentVolumes that the node offers from its own directories, and cleans when they are released |
 //! | `in_use` | the volumes in use, in the status of the Node object |
+//! | `registrations` | the CSI drivers of the node, in the CSINode and the Node object |
 //! | [`metrics`] | the daemon's own metrics, and its port for Prometheus |
 //! | [`on_host`] | leaving a container: daemon and supervisors run on the node |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
@@ -47,6 +48,7 @@ pub mod plugin;
 pub mod pod;
 pub mod reconciler;
 pub mod reconstruct;
+mod registrations;
 mod run_directory;
 #[cfg(test)]
 mod sample;

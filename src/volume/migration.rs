@@ -44,6 +44,17 @@ struct Migrated {
     translate: fn(&Value, Context<'_>) -> Result<Csi, InvalidField>,
 }
 
+/// The kubelet's plugins for these kinds, as a CSINode object lists them.
+pub const REPLACED_PLUGINS: [&str; 7] = [
+    "kubernetes.io/aws-ebs",
+    "kubernetes.io/azure-disk",
+    "kubernetes.io/azure-file",
+    "kubernetes.io/cinder",
+    "kubernetes.io/gce-pd",
+    "kubernetes.io/portworx-volume",
+    "kubernetes.io/vsphere-volume",
+];
+
 const MIGRATED: [Migrated; 7] = [
     Migrated { word: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
     Migrated { word: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },

@@ -3,12 +3,14 @@
 #[path = "../api_server/mod.rs"]
 mod api_server;
 mod api_server_itself;
+mod claims;
 #[path = "../common/mod.rs"]
 mod common;
 mod csi;
 #[path = "../common/csi_driver.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
+mod csi_nodes;
 mod feed;
 #[path = "../cli/node/csi/kubelet.rs"]
 #[allow(dead_code)]

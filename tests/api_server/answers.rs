@@ -28,6 +28,9 @@ use super::{tokens, watch};
 /// Most bytes of a request.
 const LIMIT: usize = 4 << 20;
 
+/// The kinds that clients create.
+const CREATED: [&str; 4] = ["Event", "PersistentVolume", "PodCertificateRequest", "CSINode"];
+
 /// What requests are answered from.
 pub struct Cluster {
     pub users: Users,
@@ -157,12 +160,14 @@ impl Cluster {
                 let selection = selection(resource, asked)?;
                 watch::answer(&mut state.store, asked, selection, self.faults.moods(), initial)
             }
-            ("create", None) if ["Event", "PersistentVolume", "PodCertificateRequest"].contains(&resource.kind) => {
-                create(&mut state.store, resource, asked)
-            }
+            ("create", None) if CREATED.contains(&resource.kind) => create(&mut state.store, resource, asked),
             ("delete", None) if resource.kind == "PersistentVolume" => delete(&mut state.store, resource, asked),
-            ("patch", None) if resource.kind == "Event" => patch(&mut state.store, resource, asked),
-            ("patch", Some("status")) if resource.kind == "Node" => patch(&mut state.store, resource, asked),
+            ("patch", None) if ["Event", "CSINode"].contains(&resource.kind) => {
+                patch(&mut state.store, resource, asked)
+            }
+            ("patch", Some("status")) if ["Node", "PersistentVolumeClaim"].contains(&resource.kind) => {
+                patch(&mut state.store, resource, asked)
+            }
             ("create", Some("token")) if resource.kind == "ServiceAccount" => {
                 state.tokens += 1;
                 let answer = tokens::issue(&state.store, user, asked, &self.faults.mood(), state.tokens)?;
@@ -328,15 +333,33 @@ fn delete(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Resu
     Ok(json_response(StatusCode::OK, &status))
 }
 
-/// A JSON merge patch (RFC 7386).
+/// A JSON merge patch (RFC 7386). One that names another version than that of the object is a conflict.
 fn patch(store: &mut Store, resource: &'static Resource, asked: &Asked) -> Result<Response, Failure> {
     let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
     let key = Key::new(resource.plural, namespace, name);
-    let mut object = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
+    let before = Value::clone(store.get(&key).ok_or_else(|| Failure::not_found(asked))?);
+    let (wanted, found) = (&asked.body["metadata"]["resourceVersion"], &before["metadata"]["resourceVersion"]);
+    if !wanted.is_null() && wanted != found {
+        return Err(Failure::conflict(
+            asked,
+            "the object has been modified; please apply your changes to the latest version",
+        ));
+    }
+    let mut object = before.clone();
     merge(&mut object, &asked.body);
+    if resource.kind == "CSINode" && changes_an_entry(&before, &object) {
+        return Err(Failure::invalid(resource.kind, name, "spec.drivers: Invalid value: field is immutable"));
+    }
     store.put(object);
     let patched = store.get(&key).expect("it was just put");
     Ok(json_response(StatusCode::OK, &resource.render(patched, false)))
+}
+
+/// Whether a driver has another entry than before. It may only be added or removed.
+fn changes_an_entry(before: &Value, now: &Value) -> bool {
+    let drivers = |object: &Value| object["spec"]["drivers"].as_array().cloned().unwrap_or_default();
+    let after = drivers(now);
+    drivers(before).iter().any(|old| after.iter().any(|new| old["name"] == new["name"] && old != new))
 }
 
 fn merge(object: &mut Value, change: &Value) {

@@ -71,6 +71,9 @@ impl Rules {
                 }
                 self.is_related(store, node, asked)
             }
+            ("persistentvolumeclaims", Some("status")) if matches!(verb, "get" | "update" | "patch") => {
+                self.is_related(store, node, asked)
+            }
             ("serviceaccounts", _) => {
                 if verb == "get" && subresource.is_none() {
                     return self.is_related(store, node, asked);
@@ -100,6 +103,14 @@ impl Rules {
                 Some(name) => Err(format!("node '{node}' cannot read '{name}', only its own Node object")),
                 None => Err(format!("node '{node}' cannot read all nodes, only its own Node object")),
             },
+            ("csinodes", None) if matches!(verb, "get" | "create" | "update" | "patch" | "delete") => {
+                // What is created has no name in its path, and is admitted by its own.
+                let name = asked.name.as_deref().or(asked.body["metadata"]["name"].as_str());
+                match name == Some(node) {
+                    true => Ok(()),
+                    false => Err(format!("can only access CSINode with the same name as the requesting node {node}")),
+                }
+            }
             ("nodes", Some("status")) if verb == "patch" && asked.name.as_deref() == Some(node) => Ok(()),
             ("events", None) if matches!(verb, "create" | "patch" | "update") => Ok(()),
             // The pod of a request is checked when it is created.

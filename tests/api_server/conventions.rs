@@ -4,7 +4,8 @@
 use axum::http::header::{AUTHORIZATION, COOKIE};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
-use k8s_openapi::api::core::v1::{Event, PersistentVolume};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -162,8 +163,12 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
         if asked.content_type != "application/merge-patch+json" {
             problems.push(format!("Content-Type of a patch is {:?}", asked.content_type));
         }
+        let body = without_nulls(&asked.body);
         match asked.resource_and_subresource().as_str() {
-            "events" => fields::<Event>(&asked.body, problems),
+            "events" => fields::<Event>(&body, problems),
+            "nodes/status" => fields::<Node>(&body, problems),
+            "csinodes" => fields::<CSINode>(&body, problems),
+            "persistentvolumeclaims/status" => fields::<PersistentVolumeClaim>(&body, problems),
             other => problems.push(format!("{other} is nothing to be patched")),
         }
         return;
@@ -197,6 +202,10 @@ fn body(asked: &Asked, problems: &mut Vec<String>) {
         "persistentvolumes" => {
             fields::<PersistentVolume>(&asked.body, problems);
             ("v1", "PersistentVolume")
+        }
+        "csinodes" => {
+            fields::<CSINode>(&asked.body, problems);
+            ("storage.k8s.io/v1", "CSINode")
         }
         "podcertificaterequests" => {
             fields::<PodCertificateRequest>(&asked.body, problems);
@@ -240,6 +249,17 @@ fn event(asked: &Asked, problems: &mut Vec<String>) {
     let source = event["source"]["component"].as_str().or(event["reportingComponent"].as_str());
     if source.is_none_or(str::is_empty) {
         problems.push("the event does not say from whom it is".to_owned());
+    }
+}
+
+/// A merge patch without what it takes away.
+fn without_nulls(change: &Value) -> Value {
+    match change {
+        Value::Object(fields) => {
+            let given = fields.iter().filter(|(_, value)| !value.is_null());
+            given.map(|(field, value)| (field.clone(), without_nulls(value))).collect()
+        }
+        value => value.clone(),
     }
 }
 

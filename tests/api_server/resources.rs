@@ -4,7 +4,7 @@ use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
-use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 17] = [
+pub const RESOURCES: [Resource; 18] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -40,6 +40,7 @@ pub const RESOURCES: [Resource; 17] = [
     DEPLOYMENTS,
     storage("storageclasses", "StorageClass"),
     storage("csidrivers", "CSIDriver"),
+    storage("csinodes", "CSINode"),
     storage("volumeattachments", "VolumeAttachment"),
 ];
 
@@ -113,6 +114,7 @@ impl Resource {
             "Node" => is::<Node>(object),
             "PodCertificateRequest" => is::<PodCertificateRequest>(object),
             "CSIDriver" => is::<CSIDriver>(object),
+            "CSINode" => is::<CSINode>(object),
             "VolumeAttachment" => is::<VolumeAttachment>(object),
             _ => {}
         }

@@ -58,6 +58,10 @@ pub struct Script {
     /// What it was asked about, and what it answers.
     asked: Vec<NodeGetVolumeStatsRequest>,
     stats: NodeGetVolumeStatsResponse,
+    /// What it says of the node.
+    info: NodeGetInfoResponse,
+    /// How its registrations were answered.
+    answers: Vec<RegistrationStatus>,
 }
 
 /// A driver that listens until it is dropped.
@@ -70,7 +74,8 @@ pub struct CsiDriver {
 impl CsiDriver {
     /// A driver with these capabilities, which registers below `root` and mounts `source`.
     pub fn start(root: &Path, source: &Path, capabilities: &[Type]) -> CsiDriver {
-        let script = Script { capabilities: capabilities.to_vec(), ..Script::default() };
+        let info = NodeGetInfoResponse { node_id: "worker-1".to_owned(), ..NodeGetInfoResponse::default() };
+        let script = Script { capabilities: capabilities.to_vec(), info, ..Script::default() };
         let mut driver = CsiDriver { script: Arc::new(Mutex::new(script)), source: source.to_owned(), runtime: None };
         driver.listen(root);
         driver
@@ -90,7 +95,7 @@ impl CsiDriver {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let node = NodeService { script: Arc::clone(&self.script), source: self.source.clone() };
-        let register = RegistrationService { endpoint: socket.display().to_string() };
+        let register = RegistrationService { script: Arc::clone(&self.script), endpoint: socket.display().to_string() };
         runtime.block_on(async {
             let (node_socket, registration) =
                 (UnixListener::bind(&socket).expect("bound"), UnixListener::bind(&registration).expect("bound"));
@@ -100,6 +105,26 @@ impl CsiDriver {
             tokio::spawn(registrations.serve_with_incoming(UnixListenerStream::new(registration)));
         });
         self.runtime = Some(runtime);
+    }
+
+    /// Takes the socket from the registry, as a driver that is removed from the node.
+    pub fn unregister(&self, root: &Path) {
+        fs::remove_file(root.join("plugins_registry/acme-reg.sock")).expect("it is registered");
+    }
+
+    /// What NodeGetInfo answers from now on.
+    pub fn answer_info(&self, info: NodeGetInfoResponse) {
+        self.script().info = info;
+    }
+
+    /// How its registrations were answered: with an error, or with an empty text.
+    pub fn answers(&self) -> Vec<String> {
+        let answers = self.script().answers.clone();
+        let text = |answer: RegistrationStatus| {
+            assert_eq!(answer.plugin_registered, answer.error.is_empty(), "{answer:?}");
+            answer.error
+        };
+        answers.into_iter().map(text).collect()
     }
 
     /// The next call of a method goes wrong like this; further ones after that.
@@ -164,6 +189,7 @@ impl Drop for CsiDriver {
 }
 
 struct RegistrationService {
+    script: Arc<Mutex<Script>>,
     endpoint: String,
 }
 
@@ -180,8 +206,9 @@ impl Registration for RegistrationService {
 
     async fn notify_registration_status(
         &self,
-        _: Request<RegistrationStatus>,
+        request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        self.script.lock().expect("no test panics with it").answers.push(request.into_inner());
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -344,6 +371,7 @@ impl Node for NodeService {
     }
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
-        Ok(Response::new(NodeGetInfoResponse { node_id: "worker-1".to_owned(), ..NodeGetInfoResponse::default() }))
+        self.call::<()>("NodeGetInfo", || Ok(())).await?;
+        Ok(Response::new(self.script.lock().expect("no test panics with it").info.clone()))
     }
 }

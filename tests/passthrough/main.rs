@@ -9,6 +9,7 @@ mod coherence;
 mod common;
 mod csi_device;
 #[path = "../common/csi_driver.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
 mod csi_size;
 mod csi_volume;

@@ -28,6 +28,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "discover", variable: "PODFS_DISCOVER" },
     Key { name: "release-when-gone", variable: "PODFS_RELEASE_WHEN_GONE" },
     Key { name: "report-volumes-in-use", variable: "PODFS_REPORT_VOLUMES_IN_USE" },
+    Key { name: "register-csi-drivers", variable: "PODFS_REGISTER_CSI_DRIVERS" },
     Key { name: "server-memory-max", variable: "PODFS_SERVER_MEMORY_MAX" },
     Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
     Key { name: "flexvolume-dir", variable: "PODFS_FLEXVOLUME_DIR" },

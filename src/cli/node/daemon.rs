@@ -126,6 +126,10 @@ pub(super) struct Options {
     /// Report the volumes in use in the status of the Node object. Never beside a kubelet, which reports them itself.
     #[arg(long)]
     report_volumes_in_use: bool,
+    /// Register the CSI drivers of the node in the cluster: write the CSINode object, and the drivers' names for the node and their
+    /// topology into the Node object. Never beside a kubelet, which does so itself.
+    #[arg(long)]
+    register_csi_drivers: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
@@ -201,6 +205,7 @@ impl Options {
             // The kubelet and the container runtime decide when volumes are unmounted.
             release_when_gone: self.release_when_gone || csi.is_some() || nri.is_some(),
             report_volumes_in_use: self.report_volumes_in_use,
+            register_csi_drivers: self.register_csi_drivers,
             discover: self.discover,
             kubelet_root: self.kubelet_root,
             metrics,
@@ -256,6 +261,11 @@ impl Options {
                 "the kubelet reports its volumes in use itself; leave out --report-volumes-in-use"
             )));
         }
+        if self.register_csi_drivers {
+            return Err(Failure::input(anyhow!(
+                "the kubelet registers CSI drivers itself; leave out --register-csi-drivers"
+            )));
+        }
         if self.root_dir == self.kubelet_root {
             return Err(Failure::input(anyhow!(
                 "--root-dir {} is the directory of the kubelet; podfs needs another one for itself",
@@ -275,6 +285,9 @@ impl Options {
             ))),
             (None, _) if self.report_volumes_in_use => Err(Failure::input(anyhow!(
                 "--report-volumes-in-use reports to the API server; give --kubeconfig or --in-cluster, too"
+            ))),
+            (None, _) if self.register_csi_drivers => Err(Failure::input(anyhow!(
+                "--register-csi-drivers writes to the API server; give --kubeconfig or --in-cluster, too"
             ))),
             _ => Ok(access),
         }

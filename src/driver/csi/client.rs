@@ -142,7 +142,8 @@ impl Client {
             Ok(Err(status)) => {
                 let words: String = status.message().chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
                 let sentence = at(&format!("failed ({:?}): {words}", status.code()));
-                Err(DriverError { sentence, is_uncertain: is_uncertain(&status) })
+                let is_infeasible = is_infeasible(status.code());
+                Err(DriverError { sentence, is_uncertain: is_uncertain(&status), is_infeasible })
             }
             Err(_) => {
                 let seconds = DEADLINE.as_secs();
@@ -162,6 +163,11 @@ fn is_uncertain(status: &Status) -> bool {
             code,
             Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
         )
+}
+
+/// Whether the same call cannot succeed later, either.
+fn is_infeasible(code: Code) -> bool {
+    matches!(code, Code::InvalidArgument | Code::OutOfRange | Code::NotFound)
 }
 
 /// The innermost error, which is the kernel's.

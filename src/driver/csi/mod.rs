@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `discovery` | where a driver listens |
 //! | `client` | the calls, their time limit, and what an error means |
+//! | `registration` | what a driver says when it registers, and the answer to it |
 //! | `request` | what goes with the calls for a volume of a pod |
 //! | `usage` | how much a volume holds, as its driver says |
 //!
@@ -14,6 +15,7 @@
 
 mod client;
 mod discovery;
+mod registration;
 mod request;
 mod usage;
 
@@ -31,6 +33,8 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 use client::{Capabilities, Client};
+pub use discovery::{REGISTRY, sockets_in};
+pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
 pub use usage::{Amounts, Usage, usage};
 
@@ -106,6 +110,7 @@ impl CsiMount<'_> {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: before.published,
             capacity: before.capacity.or(self.claimed).or(self.capacity),
+            expanded: before.expanded,
             ..self.record()
         };
         write(&record)?;
@@ -127,19 +132,21 @@ impl CsiMount<'_> {
         Ok((Source::of_driver(&home.target())?, can))
     }
 
-    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node.
+    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node. Gives
+    /// whether they are.
     ///
     /// # Errors
     /// What went wrong. The volume keeps its size.
-    pub fn expand(&self, home: &Home) -> Result<(), DriverError> {
-        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(()) };
+    pub fn expand(&self, home: &Home) -> Result<bool, DriverError> {
+        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
         let (client, can) = self.connect()?;
         if can.expand {
             let node_mount = self.node_mount(can);
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
             info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
         }
-        write(home, &Record { capacity: Some(wanted), ..record })
+        write(home, &Record { capacity: Some(wanted), expanded: can.expand.then_some(wanted), ..record })?;
+        Ok(can.expand)
     }
 
     /// Calls the driver again for a volume that is mounted: its content may depend on tokens, or on the pod.

@@ -51,14 +51,12 @@ pub struct Request<'a> {
     pub fs_type: Option<&'a str>,
     /// Options of the mount, in the words of mount(8).
     pub options: &'a [String],
-    /// The bytes that the volume is to have; the file system is grown to its device if it has less.
-    pub capacity: Option<u64>,
     /// The file that says that the device is being formatted. On a disk, and this volume's alone.
     pub marker: &'a Path,
 }
 
 /// Mounts the file system of a device at the place of `held`, and formats the device first if it is blank. Gives whether nothing
-/// can be written to it. Does nothing but grow it if the place is mounted already.
+/// can be written to it. Does nothing if the place is mounted already.
 ///
 /// # Errors
 /// One sentence: the device is in use, holds something else, cannot be formatted, checked or mounted.
@@ -76,11 +74,7 @@ pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Res
         attach::mount(device, &kind, &options, read_only, held.place())?;
         info!("{} ({kind}) is mounted at {}", device.path().display(), held.place().display());
     }
-    let read_only = attach::is_read_only(held.place())?;
-    if !read_only {
-        grow(device, request.capacity, held.place());
-    }
-    Ok(read_only)
+    attach::is_read_only(held.place())
 }
 
 /// Says why no user may be given the device as it is: it is a part of something else. Nothing if nothing speaks against it;
@@ -108,15 +102,19 @@ pub fn file_system_id(device: &BlockDevice) -> Result<Option<String>, HostError>
     }
 }
 
-/// Grows the file system at `place` to its device, if it has fewer bytes than `capacity`. A file system that cannot be grown
-/// is used as it is, with a warning.
-pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) {
-    let Some(capacity) = capacity else { return };
-    match grow::grow(device, capacity, place) {
-        Ok(None) => {}
-        Ok(Some(bytes)) => info!("the file system of {} was grown to {bytes} bytes", device.path().display()),
-        Err(error) => warn!("{error}; the volume keeps its size"),
+/// Grows the file system at `place` to its device, if it has fewer bytes than `capacity` and can be written to.
+///
+/// # Errors
+/// When the device does not answer, or the file system cannot be grown. It can be used as it is.
+pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) -> Result<(), HostError> {
+    let Some(capacity) = capacity else { return Ok(()) };
+    if attach::is_read_only(place)? {
+        return Ok(());
     }
+    if let Some(bytes) = grow::grow(device, capacity, place)? {
+        info!("the file system of {} was grown to {bytes} bytes", device.path().display());
+    }
+    Ok(())
 }
 
 /// Gives the type of the device's file system, which can be mounted now.

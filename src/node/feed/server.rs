@@ -201,6 +201,10 @@ async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: Answers) 
         if !answers.say(Said::Told(map(told, |object| vec![object]))) {
             return;
         }
+        // One that may grow goes on.
+        if teller.is_settled() && !answers.say(Said::Settled) {
+            return;
+        }
     }
     answers.say(Said::Settled);
 }

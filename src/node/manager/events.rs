@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use crate::kube::client::Client;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{Condition, Conditions, post_events};
-use crate::supervisor::status::{VolumeState, VolumeStatus};
+use crate::supervisor::status::{ExpansionStatus, VolumeState, VolumeStatus};
 
 /// The posters of events, one for each pod.
 pub(super) struct Events {
@@ -44,6 +44,19 @@ impl Events {
         let sentence = format!("Container {container:?} has the kubelet's volume at {path:?} : {reason}");
         // No volume has a name with this sign.
         self.post(client, pod, &format!("{container}:{path}"), Condition::Kept(sentence));
+    }
+
+    /// Reports how the growth of a volume came out. Never waits.
+    pub(super) fn tell_growth(&mut self, pod: &PodIdentity, volume: &str, expansion: &ExpansionStatus) {
+        let Some(client) = self.client.clone() else { return };
+        let condition = match &expansion.error {
+            None => Condition::Resized(format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")),
+            Some(error) => Condition::NotResized(format!(
+                "NodeExpandVolume.NodeExpandVolume failed for volume {volume:?} : {error}"
+            )),
+        };
+        // No volume has a name with this sign.
+        self.post(client, pod, &format!("growth:{volume}"), condition);
     }
 
     fn post(&mut self, client: Client, pod: &PodIdentity, about: &str, condition: Condition) {

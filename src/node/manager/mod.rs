@@ -7,6 +7,7 @@
 //! | `picture` | the published state of a pod |
 //! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
+//! | `claims` | the status of claims whose volumes have grown |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
 //! | `without_volumes` | the supervisors of pods that want no volume |
@@ -18,6 +19,7 @@
 //! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
+mod claims;
 mod containers;
 mod events;
 mod housekeeping;
@@ -52,8 +54,9 @@ use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
 use super::world::VolumeId;
 use super::world::actual::{ActualWorld, Outcome, Seen};
 use super::world::desired::{DesiredPod, DesiredWorld};
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
+use claims::Claims;
 use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
@@ -83,6 +86,7 @@ pub struct Manager {
     backings: BTreeMap<VolumeId, Backing>,
     found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
+    claims: Claims,
     containers: Containers,
     unmounts: Unmounts,
     without_volumes: WithoutVolumes,
@@ -148,6 +152,7 @@ impl Manager {
             unmounts: Unmounts::new(&settings.root_directory),
             without_volumes: WithoutVolumes::default(),
             events: Events::new(feed.client(), settings.node),
+            claims: Claims::new(feed.client()),
             containers: Containers::default(),
             housekeeping: Housekeeping::new(orphans),
             recorder,
@@ -292,10 +297,11 @@ impl Manager {
     /// Takes the status of a supervisor.
     fn see(&mut self, uid: &PodUid, status: &PodStatus) {
         let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
-        let pod = known.map(|known| known.pod.pod.identity.clone());
+        let pod = known.map(|known| known.pod.pod.clone());
         for volume in &status.volumes {
             if let Some(pod) = &pod {
-                self.events.tell(pod, volume);
+                self.events.tell(&pod.identity, volume);
+                self.tell_growth(pod, volume);
             }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
@@ -308,6 +314,16 @@ impl Manager {
             }
             self.actual.saw(&id, is_mounted, seen(volume), volume.reason.clone());
             self.count_mounted(&id);
+        }
+    }
+
+    /// Tells the cluster how the last growth of a volume came out.
+    fn tell_growth(&mut self, pod: &Pod, volume: &VolumeStatus) {
+        let Some(expansion) = &volume.expansion else { return };
+        let spec = pod.volumes.iter().find(|spec| spec.name.as_str() == volume.name);
+        let Some(claim) = spec.and_then(|spec| spec.claim_name(&pod.identity.name)) else { return };
+        if self.claims.tell(&pod.identity, &volume.name, claim, expansion) {
+            self.events.tell_growth(&pod.identity, &volume.name, expansion);
         }
     }
 
@@ -449,6 +465,7 @@ impl Manager {
             self.touch(&uid);
             self.pushers.stop(&uid);
             self.events.stop(&uid);
+            self.claims.stop(&uid);
             self.pids.remove(&uid);
             // No unmount of a volume has ended the supervisor of a pod without volumes.
             if self.without_volumes.forget(&uid) || !described {

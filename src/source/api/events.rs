@@ -181,6 +181,8 @@ impl Event {
                 ("Normal", "SuccessfulMountVolume", format!("MountVolume.SetUp succeeded for volume {volume:?}"))
             }
             Condition::Kept(sentence) => ("Warning", "KubeletVolume", sentence.clone()),
+            Condition::Resized(sentence) => ("Normal", "FileSystemResizeSuccessful", sentence.clone()),
+            Condition::NotResized(sentence) => ("Warning", "VolumeResizeFailed", sentence.clone()),
         };
         while message.len() > MAX_MESSAGE {
             message.pop();

@@ -26,6 +26,10 @@ pub enum Condition {
     Failing(String),
     /// A container has the kubelet's volume in its place: the event with this sentence is posted once.
     Kept(String),
+    /// A volume has grown: likewise.
+    Resized(String),
+    /// A volume has not grown: likewise.
+    NotResized(String),
 }
 
 /// What is known of the conditions of the pod's volumes, and of what was posted about them.
@@ -104,7 +108,7 @@ impl Notices {
                 notice.due = Some((condition, now + REPEAT));
                 notice.is_repetition = true;
             }
-            Some((Condition::Mounted | Condition::Kept(_), _)) => {
+            Some((Condition::Mounted | Condition::Kept(_) | Condition::Resized(_) | Condition::NotResized(_), _)) => {
                 if was_posted {
                     self.budget.left = self.budget.left.saturating_sub(1);
                 }

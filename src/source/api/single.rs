@@ -4,11 +4,13 @@
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
+use tokio::time::sleep;
 
 use super::contacts::Contacts;
 use crate::kube::address::{Collection, Resource};
@@ -16,7 +18,7 @@ use crate::kube::client::{Client, PARTIAL};
 use crate::kube::error::{ApiError, Class};
 use crate::kube::follower::{Follower, News};
 use crate::kube::poller::Poller;
-use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
+use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
@@ -77,26 +79,32 @@ impl Served for NamedObject {
     }
 }
 
-/// Follows an object until it cannot change any more: a claim or a PersistentVolume that is bound.
+/// How long until a PersistentVolume that is bound is asked for again, in seconds: it may grow. Kubelets ask as often.
+const GROWTH: std::ops::Range<u64> = 60..90;
+
+/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume that is bound and
+/// cannot grow. One that can grow is asked for now and then.
 /// The content of an immutable object is read once (MG-02); its metadata shows when it was deleted and made again.
 pub(crate) struct ObjectTeller<T> {
     teller: Teller,
     title: String,
     contacts: Contacts,
     is_settled: bool,
+    may_grow: bool,
     _of: PhantomData<fn() -> T>,
 }
 
 impl<T: Served> ObjectTeller<T> {
     pub(crate) fn new(client: Client, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
         let teller = Teller::new(client, Collection::of(key));
-        ObjectTeller { teller, title: key.to_string(), contacts, is_settled: false, _of: PhantomData }
+        let (is_settled, may_grow) = (false, false);
+        ObjectTeller { teller, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
     }
 
     /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> Option<Told<T>> {
         if self.is_settled {
-            return None;
+            return if self.may_grow { Some(self.next_size().await) } else { None };
         }
         let (news, uid) = self.teller.next().await;
         let told = interpret(news, |object| T::parse(object, &self.title));
@@ -106,9 +114,32 @@ impl<T: Served> ObjectTeller<T> {
             self.teller.settle(uid);
         }
         self.is_settled = matches!(&told, Told::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&told, Told::Is(object) if may_grow(object.named()));
         let doing = if self.is_settled { "settled" } else { self.teller.doing() };
         note(&self.contacts, &self.title, doing, self.teller.version(), &told);
         Some(told)
+    }
+}
+
+impl<T: Served> ObjectTeller<T> {
+    /// Whether the object is as its pod needs it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
+    async fn next_size(&mut self) -> Told<T> {
+        loop {
+            sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
+            if let (news @ News::Put(_), _) = self.teller.next().await
+                && let Told::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+                && is_bound(object.named())
+            {
+                let told = Told::Is(object);
+                note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
+                return told;
+            }
+        }
     }
 }
 
@@ -259,6 +290,12 @@ fn is_bound(object: &NamedObject) -> bool {
     claim.is_some_and(|claim| claim.phase.as_deref() == Some("Bound") && claim.volume.is_some())
         || object.volume_attachment().is_some_and(|attachment| attachment.attached && !attachment.deleting)
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
+}
+
+/// Whether a node has to do something when the object has another size.
+fn may_grow(object: &NamedObject) -> bool {
+    let source = object.persistent_volume().map(|volume| &volume.source);
+    matches!(source, Some(PersistentSource::Csi(_) | PersistentSource::Local { .. }))
 }
 
 /// Records the state of the requests for it.

@@ -22,5 +22,6 @@ pub(in crate::supervisor) mod store;
 
 pub use counters::OPERATION_BOUNDS;
 pub use pod_status::{
-    AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, ServerStatus, VolumeState, VolumeStatus,
+    AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, ServerStatus, VolumeState,
+    VolumeStatus,
 };

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use podfs_fuse::region::OpenCount;
 use serde::{Deserialize, Serialize};
 
+use crate::supervisor::volume::Expansion;
+
 /// A pod on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -126,11 +128,36 @@ pub struct VolumeStatus {
     /// A supplemental group that containers need to use it (PV-04).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplemental_group: Option<u32>,
+    /// How its last growth on the node came out, while its claim does not have that size yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expansion: Option<ExpansionStatus>,
     /// How many servers it has outlived.
     pub restarts: u32,
     /// The last thing that went wrong, even if it is all right again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+}
+
+/// The growth of a volume on the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExpansionStatus {
+    /// The bytes that its PersistentVolume has.
+    pub bytes: u64,
+    /// Why the volume does not have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Whether the volume cannot have that size at all.
+    #[serde(default)]
+    pub infeasible: bool,
+}
+
+impl ExpansionStatus {
+    /// Of a growth with this outcome.
+    pub(in crate::supervisor) fn of(Expansion { bytes, failure }: Expansion) -> Self {
+        let infeasible = failure.as_ref().is_some_and(|failure| failure.is_infeasible);
+        Self { bytes, error: failure.map(|failure| failure.sentence), infeasible }
+    }
 }
 
 /// The access log of a volume.
@@ -307,6 +334,7 @@ mod tests {
             audit: None,
             read_only: false,
             supplemental_group: None,
+            expansion: None,
             restarts: 0,
             last_error: None,
         }

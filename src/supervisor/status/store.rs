@@ -15,12 +15,14 @@ use tokio::sync::watch;
 use super::capacity::Earlier;
 use super::counters::Counters;
 use super::health::Health;
-use super::pod_status::{AuditStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
+use super::pod_status::{
+    AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus,
+};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
 use crate::supervisor::server::Record;
-use crate::supervisor::volume::{PodVolume, Shown, State};
+use crate::supervisor::volume::{Expansion, PodVolume, Shown, State};
 use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.
@@ -59,6 +61,7 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) path: Option<PathBuf>,
     pub(in crate::supervisor) group: Option<u32>,
     pub(in crate::supervisor) is_read_only: bool,
+    expansion: Option<Expansion>,
     pub(in crate::supervisor) state: State,
     /// Whether a refresh of it has ended, or its source is being looked for.
     pub(in crate::supervisor) tried: bool,
@@ -174,6 +177,7 @@ impl Known {
             path: mounted.path().map(ToOwned::to_owned),
             group: mounted.group(),
             is_read_only: mounted.is_read_only(),
+            expansion: mounted.expansion().cloned(),
             tried,
             since: match tried {
                 true => same.map_or_else(Instant::now, |before| before.since),
@@ -279,6 +283,7 @@ impl VolumeReport {
             path: None,
             group: None,
             is_read_only: false,
+            expansion: None,
             state: State::first(volume),
             tried: false,
             since: Instant::now(),
@@ -324,6 +329,7 @@ impl VolumeReport {
             audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
             read_only: self.is_read_only,
             supplemental_group: self.group,
+            expansion: self.expansion.clone().map(ExpansionStatus::of),
             restarts: self.restarts,
             last_error: self.last_error.clone(),
         }

@@ -8,6 +8,7 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
+use super::growth::{Expansion, Growth};
 use super::mounter::Mounter;
 use super::passthrough::claim::resolve;
 use super::{End, Refresh, Setting, Shown, Trouble, driver};
@@ -28,8 +29,7 @@ pub(super) struct DeviceVolume {
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
-    /// The size of the PersistentVolume that the device was grown for.
-    grown_for: Option<u64>,
+    growth: Growth,
     warned: Vec<String>,
 }
 
@@ -47,22 +47,23 @@ impl DeviceVolume {
             read_only: false,
             links: None,
             device: None,
-            grown_for: None,
+            growth: Growth::default(),
             warned: Vec::new(),
         }
     }
 
     /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
     fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
-        let Some(bound) = resolve(spec, &self.claim, refresh).ok().filter(|bound| bound.capacity != self.grown_for)
-        else {
+        let Some(bound) = resolve(spec, &self.claim, refresh).ok().filter(|bound| self.growth.is_due(bound)) else {
             return Ok(());
         };
-        if let BoundSource::Csi(csi) = &bound.source {
-            driver::expand_csi(&self.setting, spec, csi, &bound, refresh)?;
+        match &bound.source {
+            BoundSource::Csi(csi) => driver::expand_csi(&self.setting, spec, csi, &bound, refresh, &mut self.growth),
+            _ => {
+                self.growth.succeed(&bound, false);
+                Ok(())
+            }
         }
-        self.grown_for = bound.capacity;
-        Ok(())
     }
 
     fn map(&mut self, spec: &Volume, refresh: &Refresh) -> Result<BlockDevice, Trouble> {
@@ -118,6 +119,10 @@ impl Mounter for DeviceVolume {
 
     fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn expansion(&self) -> Option<&Expansion> {
+        self.growth.outcome()
     }
 
     fn shown(&self) -> Option<Shown> {

@@ -14,6 +14,7 @@ use podfs_fuse::mount::private::Access;
 use tracing::{info, warn};
 
 use super::device::DeviceVolume;
+use super::growth::Growth;
 use super::passthrough::{MountPlan, Planned, access};
 use super::{Refresh, Setting, Trouble};
 use crate::binding::Bound;
@@ -128,16 +129,25 @@ pub(super) fn expand_csi(
     csi: &Csi,
     bound: &Bound,
     refresh: &Refresh,
+    growth: &mut Growth,
 ) -> Result<(), Trouble> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    let has_grown = home.read().is_some_and(|record| record.published && record.capacity < bound.capacity);
-    if bound.read_only || !has_grown {
+    let record = home.read().unwrap_or_default();
+    if bound.read_only || !record.published || record.capacity >= bound.capacity {
+        // Another supervisor of the pod may have had it grown.
+        growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));
         return Ok(());
     }
     let mut call = CsiCall::of(csi, refresh)?;
     let reference = call.csi.expand_secret.as_ref();
     call.expand_secret = reference.map(|reference| secret(reference, refresh)).transpose()?;
-    Ok(call.mount(spec, Some(bound), refresh, &drivers).expand(&home)?)
+    match call.mount(spec, Some(bound), refresh, &drivers).expand(&home) {
+        Ok(by_node) => {
+            growth.succeed(bound, by_node);
+            Ok(())
+        }
+        Err(error) => Err(growth.refused(bound, error)),
+    }
 }
 
 /// The name of the PersistentVolume, or of the volume in the pod.

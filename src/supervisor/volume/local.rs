@@ -6,6 +6,7 @@ use std::path::Path;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
+use super::growth::Growth;
 use super::{Refresh, Setting, Trouble};
 use crate::binding::{Bound, BoundSource, Local};
 use crate::host::global_mount::User;
@@ -58,17 +59,30 @@ fn ignored_options(source: &Local) -> Vec<String> {
     ignored.map(|word| format!("mount option {word:?} has no effect on a directory in podfs")).collect()
 }
 
-/// Grows the file system of a device to what the PersistentVolume has now.
-pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh) {
+/// Grows the file system of a device to what the PersistentVolume has now. A directory has the room of its file system.
+pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh, growth: &mut Growth) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
+    let device = match local::open(&source.path) {
+        Ok(LocalSource::Directory(_)) => return growth.succeed(bound, true),
+        Ok(LocalSource::Device(device)) => device,
+        Err(error) => {
+            warn!("{error}; the volume keeps its size");
+            return growth.give_up(bound, &error);
+        }
+    };
     let mount = local::global_mount(&root, &bound.name);
-    if !mount.has_user(refresh.identity.uid.as_str()) {
+    let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(refresh.identity.uid.as_str()))
+    else {
         return;
-    }
-    match local::open(&source.path) {
-        Ok(LocalSource::Device(device)) => device::grow(&device, bound.capacity, mount.place()),
-        Ok(LocalSource::Directory(_)) => {}
-        Err(error) => warn!("{error}; the volume keeps its size"),
+    };
+    let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
+    // Under the lock of the mount: several pods may hear of the growth at the same moment.
+    match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
+        Ok(()) => growth.succeed(bound, true),
+        Err(error) => {
+            warn!("{error}; the volume keeps its size");
+            growth.give_up(bound, &error);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `projected` | volumes whose files podfs assembles |
 //! | `passthrough` | volumes that show something as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
+//! | `growth` | volumes whose PersistentVolume has grown |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
@@ -16,6 +17,7 @@
 
 mod device;
 pub(in crate::supervisor) mod driver;
+mod growth;
 mod hidden;
 mod local;
 mod mounter;
@@ -50,6 +52,7 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::Condition;
 use crate::types::Allocatable;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
+pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
 use mounter::{Mounter, mounter};
 pub use state::{Shown, State};
@@ -255,6 +258,11 @@ impl PodVolume {
     /// Whether containers can only read it.
     pub fn is_read_only(&self) -> bool {
         self.mounter.is_read_only()
+    }
+
+    /// How its last growth on the node came out, if its claim does not say so.
+    pub fn expansion(&self) -> Option<&Expansion> {
+        self.mounter.expansion()
     }
 
     /// A way to look at what the server does for it, once it does.

@@ -10,6 +10,7 @@ use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::old::OldUsage;
 
 use super::device::DeviceVolume;
+use super::growth::Expansion;
 use super::passthrough::claim::ClaimSource;
 use super::passthrough::csi::CsiSource;
 use super::passthrough::empty_dir::EmptyDirSource;
@@ -61,6 +62,11 @@ pub(super) trait Mounter: Send {
     /// come now share one file system, and its server.
     fn show_again(&mut self) -> Result<(), Trouble> {
         Ok(())
+    }
+
+    /// How its last growth on the node came out, if its claim does not say so.
+    fn expansion(&self) -> Option<&Expansion> {
+        None
     }
 
     /// When the driver of the volume is to be called again, if it wants to.

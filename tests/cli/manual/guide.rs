@@ -86,7 +86,8 @@ fn the_table_of_settings_is_that_of_podfs() {
         .map(|setting| {
             let default = setting.default.unwrap_or_default();
             // What is not given is false.
-            let is_flag = ["in-cluster", "release-when-gone", "report-volumes-in-use"].contains(&setting.name.as_str());
+            let flags = ["in-cluster", "release-when-gone", "report-volumes-in-use", "register-csi-drivers"];
+            let is_flag = flags.contains(&setting.name.as_str());
             let default = if is_flag { "false".to_owned() } else { default };
             vec![setting.name, setting.variable.expect("a variable"), default]
         })

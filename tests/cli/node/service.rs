@@ -228,6 +228,7 @@ fn a_daemon_that_cannot_know_pods_does_not_start() {
     start(&["--kubeconfig", "/nowhere"]).says(2, &["--node-name"]);
     start(&["--manifests", "/nowhere", "--report-volumes-in-use"])
         .says(2, &["--report-volumes-in-use", "--kubeconfig"]);
+    start(&["--manifests", "/nowhere", "--register-csi-drivers"]).says(2, &["--register-csi-drivers", "--kubeconfig"]);
     for name in ["a b", "/web", "default/"] {
         let _daemon = node.start();
         let outcome = node.ask(&["release", name]);

@@ -10,6 +10,7 @@ use crate::binding::{self, Bound, BoundSource};
 use crate::host::neighbours::{self, Turn};
 use crate::host::{HostError, Source, fs_group, host_path};
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
+use crate::supervisor::volume::growth::{Expansion, Growth};
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
@@ -22,26 +23,24 @@ const EXCLUSIVE: &str = "exclusive.lock";
 pub(in crate::supervisor::volume) struct ClaimSource {
     claim: Claim,
     warned: Vec<String>,
-    /// The size of the PersistentVolume that the volume was grown for.
-    grown_for: Option<u64>,
+    growth: Growth,
     republication: Republication,
 }
 
 impl ClaimSource {
     pub(in crate::supervisor::volume) fn new(claim: Claim) -> Self {
-        Self { claim, warned: Vec::new(), grown_for: None, republication: Republication::default() }
+        Self { claim, warned: Vec::new(), growth: Growth::default(), republication: Republication::default() }
     }
 
     /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
     fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
         let bound = resolve(spec, &self.claim, pod);
-        let Some(bound) = bound.ok().filter(|bound| bound.capacity != self.grown_for) else { return Ok(()) };
+        let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
         match &bound.source {
-            BoundSource::Local(_) => local::grow(setting, &bound, pod),
-            BoundSource::Csi(csi) => expand_csi(setting, spec, csi, &bound, pod)?,
-            _ => {}
+            BoundSource::Local(_) => local::grow(setting, &bound, pod, &mut self.growth),
+            BoundSource::Csi(csi) => expand_csi(setting, spec, csi, &bound, pod, &mut self.growth)?,
+            _ => self.growth.succeed(&bound, false),
         }
-        self.grown_for = bound.capacity;
         Ok(())
     }
 
@@ -85,7 +84,6 @@ impl PassthroughSource for ClaimSource {
                 let opened = local::open(setting, &bound, local, &path, pod)?;
                 let source = opened.source;
                 warnings.extend(opened.warnings);
-                self.grown_for = bound.capacity;
                 if opened.read_only {
                     access = Access::ReadOnly;
                 }
@@ -110,6 +108,10 @@ impl PassthroughSource for ClaimSource {
         let grown = self.follow_capacity(&volume.setting, spec, pod);
         self.publish_again(&volume.setting, spec, pod)?;
         grown
+    }
+
+    fn expansion(&self) -> Option<&Expansion> {
+        self.growth.outcome()
     }
 
     fn republish_in(&self) -> Option<Duration> {

@@ -32,6 +32,7 @@ use podfs_fuse::passthrough::{Cache, DataPath, Options};
 use podfs_fuse::region::VolumeKind;
 use serde_json::Value;
 
+use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::Export;
 use super::{End, Refresh, Setting, Shown, Trouble};
@@ -63,6 +64,11 @@ pub(super) trait PassthroughSource: Send {
 
     /// When [`follow`](Self::follow) is to be called again without a change of an object.
     fn republish_in(&self) -> Option<Duration> {
+        None
+    }
+
+    /// How the last growth of the source came out, if its claim does not say so.
+    fn expansion(&self) -> Option<&Expansion> {
         None
     }
 
@@ -237,6 +243,10 @@ impl Mounter for PassthroughVolume {
         let point = self.common.setting.prepare(mounted.visible.path(), volume.shape())?;
         mounted.visible.replace(volume.show(&point, mounted.access).map_err(Trouble::of_mount)?);
         Ok(())
+    }
+
+    fn expansion(&self) -> Option<&Expansion> {
+        self.source.expansion()
     }
 
     fn republish_in(&self) -> Option<Duration> {

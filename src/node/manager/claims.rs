@@ -1,0 +1,227 @@
+//! The status of claims whose volumes have grown on this node, as a kubelet keeps it: the new capacity, or why the volume did not
+//! grow. A controller of the cluster waits for it.
+//!
+//! A supervisor grows a volume and reports the outcome in its status for as long as the claim's status is not known to have it. So a
+//! daemon that was started again hears of it, too, and writes it if that was not done.
+
+use std::collections::HashMap;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::retry::Retry;
+use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::supervisor::status::ExpansionStatus;
+use crate::types::Quantity;
+
+/// The conditions of a claim that are about its growth. They end with it.
+const OF_GROWTH: [&str; 4] = ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
+const FAILED: &str = "NodeResizeError";
+/// The state of a claim's growth that lets its user ask for less.
+const INFEASIBLE: &str = "NodeResizeInfeasible";
+/// Most characters of a condition's message.
+const MOST_WORDS: usize = 1024;
+
+/// The claims whose status is to be written.
+pub(super) struct Claims {
+    client: Option<Client>,
+    writers: HashMap<(PodUid, String), Writer>,
+}
+
+struct Writer {
+    expansion: ExpansionStatus,
+    task: JoinHandle<()>,
+}
+
+/// A claim whose volume has grown, or has not.
+struct Grown {
+    namespace: String,
+    claim: String,
+    expansion: ExpansionStatus,
+}
+
+impl Claims {
+    /// Writes to the server of this client. Without one, nothing is written.
+    pub(super) fn new(client: Option<Client>) -> Claims {
+        Claims { client, writers: HashMap::new() }
+    }
+
+    /// A volume of a pod, of this claim, came out of its last growth like this. Gives whether that is new. Never waits.
+    pub(super) fn tell(&mut self, pod: &PodIdentity, volume: &str, claim: String, expansion: &ExpansionStatus) -> bool {
+        let Some(client) = self.client.clone() else { return false };
+        let key = (pod.uid.clone(), volume.to_owned());
+        if self.writers.get(&key).is_some_and(|writer| writer.expansion == *expansion) {
+            return false;
+        }
+        let grown = Grown { namespace: pod.namespace.clone(), claim, expansion: expansion.clone() };
+        let writer = Writer { expansion: expansion.clone(), task: tokio::spawn(grown.write(client)) };
+        if let Some(before) = self.writers.insert(key, writer) {
+            before.task.abort();
+        }
+        true
+    }
+
+    /// The pod is gone.
+    pub(super) fn stop(&mut self, pod: &PodUid) {
+        self.writers.retain(|(uid, _), writer| {
+            if uid == pod {
+                writer.task.abort();
+            }
+            uid != pod
+        });
+    }
+}
+
+impl Grown {
+    /// Writes the status until the server has taken it, or it is not to be written any more.
+    async fn write(self, client: Client) {
+        let (mut retry, mut said) = (Retry::new(client.clone()), None);
+        loop {
+            match self.try_to_write(&client).await {
+                Ok(()) => return,
+                // Another client was faster: the claim is read again.
+                Err(error) if error.class == Class::Conflict => {}
+                Err(error) if error.class == Class::NotFound => return,
+                Err(error) => {
+                    let sentence = error.to_string();
+                    if said.as_ref() != Some(&sentence) {
+                        let Grown { namespace, claim, .. } = &self;
+                        warn!("the status of claim {namespace}/{claim} is not written: {sentence}; podfs tries again");
+                        said = Some(sentence);
+                    }
+                    let pause = retry.failed(&error);
+                    retry.wait(&pause).await;
+                }
+            }
+        }
+    }
+
+    async fn try_to_write(&self, client: &Client) -> Result<(), ApiError> {
+        let Grown { namespace, claim: name, expansion } = self;
+        let claim = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(namespace), name);
+        let Some(claim) = client.get(&claim).await? else { return Ok(()) };
+        let volume = Collection::only(Resource::PERSISTENT_VOLUME, None, text(&claim["spec"]["volumeName"]));
+        let Some(volume) = client.get(&volume).await? else { return Ok(()) };
+        let Some(change) = change(&claim, &volume, expansion) else { return Ok(()) };
+        let resource = Resource::PERSISTENT_VOLUME_CLAIM;
+        client.patch(resource, Some(namespace), &[name, "status"], &change).await?;
+        if expansion.error.is_none() {
+            info!("claim {namespace}/{name} has {} now", text(&volume["spec"]["capacity"]["storage"]));
+        }
+        Ok(())
+    }
+}
+
+/// What is to change in the status of a claim. Nothing if it says so already, or if its PersistentVolume has yet another size.
+fn change(claim: &Value, volume: &Value, expansion: &ExpansionStatus) -> Option<Value> {
+    let (size, status) = (&volume["spec"]["capacity"]["storage"], &claim["status"]);
+    let is_current = bytes(size) == Some(expansion.bytes);
+    let has_it = bytes(&status["capacity"]["storage"]).is_some_and(|bytes| bytes >= expansion.bytes);
+    if !is_current || has_it {
+        return None;
+    }
+    let is_kept = |condition: &&Value, of: &[&str]| !of.contains(&text(&condition["type"]));
+    let conditions = || status["conditions"].as_array().into_iter().flatten();
+    let state = &status["allocatedResourceStatuses"]["storage"];
+    let changed = match &expansion.error {
+        None => {
+            let mut change = json!({"capacity": {"storage": size}});
+            if conditions().any(|condition| !is_kept(&condition, &OF_GROWTH)) {
+                change["conditions"] =
+                    conditions().filter(|condition| is_kept(condition, &OF_GROWTH)).cloned().collect();
+            }
+            if state.is_string() {
+                change["allocatedResourceStatuses"] = json!({"storage": null});
+            }
+            change
+        }
+        Some(error) => {
+            let message: String = format!("failed to expand pvc with {error}").chars().take(MOST_WORDS).collect();
+            let known = conditions().find(|condition| condition["type"] == FAILED);
+            let is_known = known.is_some_and(|known| known["message"] == message);
+            if is_known && (!expansion.infeasible || state == INFEASIBLE) {
+                return None;
+            }
+            let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let failed = json!({"type": FAILED, "status": "True", "lastTransitionTime": now, "message": message});
+            let others = conditions().filter(|condition| is_kept(condition, &[FAILED])).cloned();
+            let mut change = json!({"conditions": others.chain([failed]).collect::<Vec<_>>()});
+            if expansion.infeasible {
+                change["allocatedResourceStatuses"] = json!({"storage": INFEASIBLE});
+            }
+            change
+        }
+    };
+    Some(json!({"metadata": {"resourceVersion": claim["metadata"]["resourceVersion"]}, "status": changed}))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// The bytes of a quantity.
+fn bytes(quantity: &Value) -> Option<u64> {
+    u64::try_from(Quantity::parse(quantity.as_str()?).ok()?.units()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(capacity: &str, more: &Value) -> Value {
+        let mut claim = json!({"metadata": {"resourceVersion": "7"}, "status": {"capacity": {"storage": capacity}}});
+        let more = more.as_object().expect("fields").clone();
+        claim["status"].as_object_mut().expect("fields").extend(more);
+        claim
+    }
+
+    fn volume(capacity: &str) -> Value {
+        json!({"spec": {"capacity": {"storage": capacity}}})
+    }
+
+    fn grown(error: Option<&str>, infeasible: bool) -> ExpansionStatus {
+        ExpansionStatus { bytes: 16 << 30, error: error.map(str::to_owned), infeasible }
+    }
+
+    #[test]
+    fn cs_13_the_capacity_is_that_of_the_persistent_volume_and_what_was_about_the_growth_ends() {
+        let conditions = json!([{"type": "FileSystemResizePending"}, {"type": "VolumeModifying"}]);
+        let status = json!({"conditions": conditions, "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
+        let change = change(&claim("8Gi", &status), &volume("16Gi"), &grown(None, false)).expect("a change");
+        assert_eq!(change["metadata"]["resourceVersion"], "7");
+        let expected = json!({
+            "capacity": {"storage": "16Gi"}, "conditions": [{"type": "VolumeModifying"}],
+            "allocatedResourceStatuses": {"storage": null},
+        });
+        assert_eq!(change["status"], expected);
+    }
+
+    #[test]
+    fn cs_13_a_claim_that_has_the_size_or_is_to_have_another_one_stays_as_it_is() {
+        let none = json!({});
+        assert_eq!(change(&claim("16Gi", &none), &volume("16Gi"), &grown(None, false)), None);
+        assert_eq!(change(&claim("8Gi", &none), &volume("32Gi"), &grown(None, false)), None);
+        let change = change(&claim("8Gi", &none), &volume("16Gi"), &grown(None, false)).expect("a change");
+        assert_eq!(change["status"], json!({"capacity": {"storage": "16Gi"}}));
+    }
+
+    #[test]
+    fn cs_13_a_failure_is_a_condition_once_and_an_infeasible_size_is_marked() {
+        let pending = json!({"conditions": [{"type": "FileSystemResizePending"}]});
+        let first = change(&claim("8Gi", &pending), &volume("16Gi"), &grown(Some("no"), false)).expect("a change");
+        let conditions = &first["status"]["conditions"];
+        assert_eq!(conditions[0]["type"], "FileSystemResizePending");
+        assert_eq!(conditions[1]["message"], "failed to expand pvc with no");
+        assert!(first["status"]["allocatedResourceStatuses"].is_null());
+        let known = claim("8Gi", &first["status"]);
+        assert_eq!(change(&known, &volume("16Gi"), &grown(Some("no"), false)), None);
+        let marked = change(&known, &volume("16Gi"), &grown(Some("no"), true)).expect("a change");
+        assert_eq!(marked["status"]["allocatedResourceStatuses"]["storage"], INFEASIBLE);
+        assert_eq!(marked["status"]["conditions"].as_array().map(Vec::len), Some(2));
+    }
+}

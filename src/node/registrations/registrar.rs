@@ -1,0 +1,338 @@
+//! The task that asks drivers what they are, and writes the objects of the node. Drivers are asked at the same time, each on a
+//! task of its own; the objects are written one after another.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use super::objects::{Edit, csi_node_change, new_csi_node, node_change};
+use super::registry::{self, SocketId};
+use crate::driver::DriverError;
+use crate::driver::csi::{NodeDriver, REGISTRY, answer, node_driver};
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::kube::retry::{Pause, Retry};
+
+/// Pauses before a registration that failed is tried again: the first, and the longest (the kubelet's).
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(120));
+/// How often in a row another client may be faster before podfs takes it for a failure.
+const CONFLICTS: usize = 20;
+
+/// Registers the drivers of a node for as long as the daemon runs.
+pub(in crate::node) async fn serve(client: Client, node: String, root: &Path) {
+    let (input, inputs) = unbounded_channel();
+    let looks = input.clone();
+    let tell = move |sockets| looks.send(Input::Sockets(sockets)).is_ok();
+    if let Err(error) = registry::watch(root.join(REGISTRY), tell) {
+        warn!("no CSI driver is registered: {} cannot be watched: {error}", root.join(REGISTRY).display());
+        return;
+    }
+    let retry = Retry::new(client.clone());
+    let (sockets, gone) = (BTreeMap::new(), BTreeSet::new());
+    Registrar { client, node, input, inputs, sockets, gone, has_object: false, retry, said: None }.run().await;
+}
+
+/// Something new.
+enum Input {
+    Sockets(BTreeMap<PathBuf, SocketId>),
+    Asked(PathBuf, SocketId, Result<Option<NodeDriver>, DriverError>),
+}
+
+struct Registrar {
+    client: Client,
+    node: String,
+    input: UnboundedSender<Input>,
+    inputs: UnboundedReceiver<Input>,
+    /// The sockets of the registry.
+    sockets: BTreeMap<PathBuf, Registration>,
+    /// The drivers that have gone, and that the cluster has still.
+    gone: BTreeSet<String>,
+    /// Whether the CSINode object was seen to be there.
+    has_object: bool,
+    retry: Retry,
+    /// The last warning about the API server.
+    said: Option<String>,
+}
+
+/// The registration of a plugin by a socket.
+struct Registration {
+    id: SocketId,
+    stage: Stage,
+    failures: u32,
+    /// The driver whose entries the cluster may have.
+    driver: Option<String>,
+}
+
+/// How far a registration came.
+enum Stage {
+    /// The plugin is being asked. Its answer leads to `Known` or `Foreign`, a failure to `Failed`.
+    Asked,
+    /// It is asked again at this time.
+    Failed(Instant),
+    /// It is no CSI driver.
+    Foreign,
+    /// The cluster is to know this driver. A refusal leads to `Failed`.
+    Known(NodeDriver),
+    /// The cluster knows the driver.
+    Registered,
+}
+
+/// What is to be written.
+enum Step {
+    /// The CSINode has to be there, also on a node without drivers.
+    Begin,
+    Remove(String),
+    Put(PathBuf, NodeDriver),
+}
+
+/// Why the objects are not as they are to be.
+enum Failure {
+    /// The server cannot be reached, or is not ready.
+    Passing(ApiError),
+    /// It does not take them.
+    Refused(String),
+}
+
+impl Registrar {
+    async fn run(mut self) {
+        loop {
+            while let Ok(input) = self.inputs.try_recv() {
+                self.take(input);
+            }
+            self.ask_again();
+            match self.next_step() {
+                Some(step) => self.perform(step).await,
+                None => self.wait().await,
+            }
+        }
+    }
+
+    async fn wait(&mut self) {
+        let next = self.sockets.values().filter_map(|registration| match registration.stage {
+            Stage::Failed(until) => Some(until),
+            _ => None,
+        });
+        let next = next.min();
+        tokio::select! {
+            Some(input) = self.inputs.recv() => self.take(input),
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Sockets(found) => self.see(&found),
+            Input::Asked(path, id, asked) => {
+                let Some(registration) = self.sockets.get_mut(&path).filter(|known| known.id == id) else { return };
+                match asked {
+                    Ok(None) => registration.stage = Stage::Foreign,
+                    Ok(Some(driver)) => {
+                        self.gone.remove(&driver.name);
+                        registration.driver = Some(driver.name.clone());
+                        registration.stage = Stage::Known(driver);
+                    }
+                    Err(error) => self.refuse(&path, &error.sentence),
+                }
+            }
+        }
+    }
+
+    /// Takes the sockets that are there now.
+    fn see(&mut self, found: &BTreeMap<PathBuf, SocketId>) {
+        let is_there = |path: &PathBuf, known: &Registration| found.get(path) == Some(&known.id);
+        let (stay, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.sockets).into_iter().partition(|(path, known)| is_there(path, known));
+        self.sockets = stay;
+        for name in left.into_values().filter_map(|registration| registration.driver) {
+            if !self.sockets.values().any(|other| other.driver.as_ref() == Some(&name)) {
+                info!("CSI driver {name} has gone from this node");
+                self.gone.insert(name);
+            }
+        }
+        for (path, id) in found {
+            if !self.sockets.contains_key(path) {
+                let registration = Registration { id: *id, stage: Stage::Asked, failures: 0, driver: None };
+                self.sockets.insert(path.clone(), registration);
+                self.ask(path.clone(), *id);
+            }
+        }
+    }
+
+    fn ask_again(&mut self) {
+        let now = Instant::now();
+        let is_due = |registration: &Registration| matches!(registration.stage, Stage::Failed(until) if until <= now);
+        let due: Vec<_> =
+            self.sockets.iter().filter(|(_, of)| is_due(of)).map(|(path, of)| (path.clone(), of.id)).collect();
+        for (path, id) in due {
+            if let Some(registration) = self.sockets.get_mut(&path) {
+                registration.stage = Stage::Asked;
+                self.ask(path, id);
+            }
+        }
+    }
+
+    fn ask(&self, path: PathBuf, id: SocketId) {
+        let input = self.input.clone();
+        tokio::spawn(async move {
+            let asked = node_driver(&path).await;
+            // Fails only while the daemon ends.
+            let _ = input.send(Input::Asked(path, id, asked));
+        });
+    }
+
+    /// The driver's registration failed: the driver learns why, and podfs asks it again later.
+    fn refuse(&mut self, path: &Path, sentence: &str) {
+        let Some(registration) = self.sockets.get_mut(path) else { return };
+        let (first, longest) = PAUSES;
+        let pause = first.saturating_mul(1 << registration.failures.min(10)).min(longest);
+        registration.stage = Stage::Failed(Instant::now() + pause);
+        if registration.failures == 0 {
+            warn!("{} registers no driver: {sentence}; podfs asks again", path.display());
+        }
+        registration.failures += 1;
+        let (path, sentence) = (path.to_owned(), sentence.to_owned());
+        // A driver that is gone does not take it.
+        tokio::spawn(async move { answer(&path, Some(&sentence)).await });
+    }
+
+    fn next_step(&self) -> Option<Step> {
+        if !self.has_object {
+            return Some(Step::Begin);
+        }
+        let remove = self.gone.first().cloned().map(Step::Remove);
+        let known = |(path, registration): (&PathBuf, &Registration)| match &registration.stage {
+            Stage::Known(driver) => Some(Step::Put(path.clone(), driver.clone())),
+            _ => None,
+        };
+        remove.or_else(|| self.sockets.iter().find_map(known))
+    }
+
+    async fn perform(&mut self, step: Step) {
+        let done = match &step {
+            Step::Begin => self.write_csi_node(None).await,
+            Step::Remove(name) => self.remove(name).await,
+            Step::Put(_, driver) => self.put(driver).await,
+        };
+        match done {
+            Ok(()) => {
+                self.retry.reset();
+                self.said = None;
+                self.has_object = true;
+                self.performed(step);
+            }
+            Err(Failure::Passing(error)) => self.wait_for_server(&error).await,
+            Err(Failure::Refused(sentence)) => match step {
+                Step::Put(path, _) => self.refuse(&path, &sentence),
+                Step::Begin | Step::Remove(_) => {
+                    self.say(&sentence);
+                    let pause = self.retry.fruitless();
+                    self.wait_until(&pause).await;
+                }
+            },
+        }
+    }
+
+    fn performed(&mut self, step: Step) {
+        match step {
+            Step::Begin => {}
+            Step::Remove(name) => drop(self.gone.remove(&name)),
+            Step::Put(path, driver) => {
+                info!("CSI driver {} is registered: it calls this node {:?}", driver.name, driver.node_id);
+                if let Some(registration) = self.sockets.get_mut(&path) {
+                    registration.stage = Stage::Registered;
+                    registration.failures = 0;
+                }
+                tokio::spawn(async move { answer(&path, None).await });
+            }
+        }
+    }
+
+    async fn wait_for_server(&mut self, error: &ApiError) {
+        self.say(&error.to_string());
+        let pause = self.retry.failed(error);
+        self.wait_until(&pause).await;
+    }
+
+    /// Waits before the next request. What happens meanwhile is known then.
+    async fn wait_until(&mut self, pause: &Pause) {
+        loop {
+            tokio::select! {
+                () = self.retry.wait(pause) => return,
+                Some(input) = self.inputs.recv() => self.take(input),
+            }
+        }
+    }
+
+    fn say(&mut self, sentence: &str) {
+        if self.said.as_deref() != Some(sentence) {
+            warn!("CSI drivers are not registered: {sentence}; podfs tries again");
+            self.said = Some(sentence.to_owned());
+        }
+    }
+
+    async fn put(&self, driver: &NodeDriver) -> Result<(), Failure> {
+        self.write_node(Edit::Put(driver)).await?;
+        self.write_csi_node(Some(Edit::Put(driver))).await
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), Failure> {
+        self.write_csi_node(Some(Edit::Remove(name))).await?;
+        self.write_node(Edit::Remove(name)).await
+    }
+
+    /// Changes the CSINode until there is nothing to change. Makes it if it is not there.
+    async fn write_csi_node(&self, edit: Option<Edit<'_>>) -> Result<(), Failure> {
+        let collection = Collection::only(Resource::CSI_NODE, None, &self.node);
+        for _ in 0..CONFLICTS {
+            let done = match self.client.get(&collection).await? {
+                Some(found) => match csi_node_change(&found, edit) {
+                    Some(change) => self.client.patch(Resource::CSI_NODE, None, &[&self.node], &change).await,
+                    None => return Ok(()),
+                },
+                None => self.client.create(Resource::CSI_NODE, None, &[], &new_csi_node(&self.node().await?)).await,
+            };
+            go_on(done)?;
+        }
+        Err(Failure::Refused(format!("CSINode {} is changed by another client all the time", self.node)))
+    }
+
+    /// Changes the Node until there is nothing to change.
+    async fn write_node(&self, edit: Edit<'_>) -> Result<(), Failure> {
+        for _ in 0..CONFLICTS {
+            let found = self.node().await?;
+            let change = node_change(&found, edit).map_err(|error| Failure::Refused(error.to_string()))?;
+            let Some(change) = change else { return Ok(()) };
+            // As the kubelet does, which may change the labels of its own Node there.
+            go_on(self.client.patch(Resource::NODE, None, &[&self.node, "status"], &change).await)?;
+        }
+        Err(Failure::Refused(format!("Node {} is changed by another client all the time", self.node)))
+    }
+
+    async fn node(&self) -> Result<Value, Failure> {
+        let found = self.client.get(&Collection::only(Resource::NODE, None, &self.node)).await?;
+        found.ok_or_else(|| Failure::Refused(format!("Node {} does not exist", self.node)))
+    }
+}
+
+/// Whether a change was made, or another client was faster, is seen by reading the object again.
+fn go_on(done: Result<Value, ApiError>) -> Result<(), Failure> {
+    match done {
+        Err(error) if error.class == Class::Conflict => Ok(()),
+        done => Ok(done.map(drop)?),
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Failure {
+        match error.class.passes() || error.class == Class::Untrusted || error.class == Class::Unauthorized {
+            true => Failure::Passing(error),
+            false => Failure::Refused(error.to_string()),
+        }
+    }
+}

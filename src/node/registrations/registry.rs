@@ -1,0 +1,68 @@
+//! A thread that watches the directory in which drivers register.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+
+use crate::driver::csi::sockets_in;
+
+/// How long to wait for a change, in case one was missed.
+const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+/// From one look to the next: a driver that starts makes and removes several files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Tells a socket from another one that is at its path later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SocketId {
+    inode: u64,
+    made: (i64, i64),
+}
+
+/// Starts the thread. It gives all sockets to `tell` at once and after each change, and ends when `tell` says no.
+///
+/// # Errors
+/// When the directory cannot be made or watched, or there is no thread.
+pub(super) fn watch(
+    registry: PathBuf,
+    tell: impl Fn(BTreeMap<PathBuf, SocketId>) -> bool + Send + 'static,
+) -> io::Result<()> {
+    let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    follow(&changes, &registry)?;
+    let look = move || {
+        while tell(sockets(&registry)) {
+            thread::sleep(PAUSE);
+            let mut source = [PollFd::from_borrowed_fd(changes.as_fd(), PollFlags::IN)];
+            // An interrupted wait is one more look.
+            let _ = poll(&mut source, Some(&LONGEST));
+            let mut events = [0; 4096];
+            while rustix::io::read(&changes, &mut events).is_ok_and(|count| count > 0) {}
+            // Another process may have removed the directory. What cannot be watched now is looked at later.
+            let _ = follow(&changes, &registry);
+        }
+    };
+    thread::Builder::new().name("podfs-registry".to_owned()).spawn(look)?;
+    Ok(())
+}
+
+fn follow(changes: &OwnedFd, registry: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o750).create(registry)?;
+    let of_entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::DELETE_SELF;
+    add_watch(changes, registry, of_entries | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR)?;
+    Ok(())
+}
+
+fn sockets(registry: &Path) -> BTreeMap<PathBuf, SocketId> {
+    let identified = |path: PathBuf| {
+        let found = fs::metadata(&path).ok()?;
+        Some((path, SocketId { inode: found.ino(), made: (found.ctime(), found.ctime_nsec()) }))
+    };
+    sockets_in(registry).into_iter().filter_map(identified).collect()
+}
