@@ -6,11 +6,12 @@ use std::path::Path;
 use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
-use super::{Refresh, Setting, Trouble};
+use super::{Setting, Trouble};
 use crate::binding::{Bound, BoundSource, Local};
 use crate::host::global_mount::User;
 use crate::host::local::{self, LocalSource};
 use crate::host::{HostError, Source, device};
+use crate::manifest::PodView;
 
 /// A local volume that can be shown.
 pub(super) struct Opened {
@@ -28,7 +29,7 @@ pub(super) fn open(
     bound: &Bound,
     source: &Local,
     path: &Path,
-    refresh: &Refresh,
+    pod: &PodView,
 ) -> Result<Opened, Trouble> {
     let device = match local::open(&source.path)? {
         LocalSource::Directory(directory) => {
@@ -46,7 +47,7 @@ pub(super) fn open(
     // What is made for the mount goes with the pod, too: the root directory, if it was not there.
     let expected = setting.mount_points().expect(path, Shape::Directory);
     expected.map_err(|error| Trouble::Passing(error.to_string()))?;
-    let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
+    let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
     let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
     Ok(Opened { source, read_only, warnings: Vec::new() })
 }
@@ -59,10 +60,10 @@ fn ignored_options(source: &Local) -> Vec<String> {
 }
 
 /// Grows the file system of a device to what the PersistentVolume has now.
-pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh) {
+pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
     let mount = local::global_mount(&root, &bound.name);
-    if !mount.has_user(refresh.identity.uid.as_str()) {
+    if !mount.has_user(pod.identity.uid.as_str()) {
         return;
     }
     match local::open(&source.path) {
