@@ -15,7 +15,7 @@ use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
-use super::render::{inputs, say};
+use super::render::{say, view_of};
 use super::status::print;
 use crate::render::model::{Content, Rendering};
 use crate::source::{Snapshot, Source};
@@ -121,7 +121,8 @@ impl Told {
     /// What a snapshot shows. A volume that would wait stays as it is.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &Volumes) -> Result<Volumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let rendering = Rendering::of_volumes(inputs(pod, snapshot), &pod.volumes, &pod.images);
+        let view = view_of(pod, snapshot);
+        let rendering = Rendering::of_volumes(&view, &pod.volumes, &pod.images);
         self.title = format!("pod {}/{}", rendering.namespace, rendering.name);
         for warning in &rendering.warnings {
             tell_once(&mut self.warnings, warning);

@@ -10,6 +10,7 @@ mod document;
 mod error;
 pub mod objects;
 pub mod pod;
+mod pod_view;
 mod quantity;
 mod references;
 mod syntax;
@@ -20,5 +21,6 @@ mod unique;
 
 pub use document::{Document, Origin, parse_bare, parse_documents};
 pub use error::ManifestError;
+pub use pod_view::PodView;
 pub use references::{References, references};
 pub use tokens::Tokens;

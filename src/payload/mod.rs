@@ -20,10 +20,9 @@ pub use error::{PayloadError, Problem, Warning};
 pub use ownership::{Entry, Ownership, fs_group_mode};
 pub use resource::ContainerNotFound;
 
-use crate::manifest::Tokens;
-use crate::manifest::objects::{ObjectKind, Objects, Values};
-use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::types::{Allocatable, PayloadPath};
+use crate::manifest::PodView;
+use crate::manifest::objects::{ObjectKind, Values};
+use crate::types::PayloadPath;
 use crate::volume::{CertificateFiles, DownwardFile, DownwardValue, ObjectSource, Projection, Source};
 use draft::{Claim, Draft};
 
@@ -60,30 +59,15 @@ pub struct Assembled<'a> {
     pub warnings: Vec<Warning>,
 }
 
-/// Everything a payload is made of.
-#[derive(Clone, Copy)]
-pub struct Inputs<'a> {
-    /// The pod's name and namespace. Objects of no other namespace are looked at.
-    pub identity: &'a PodIdentity,
-    /// The rest of what the pod says.
-    pub facts: &'a PodFacts,
-    /// The objects known at this moment.
-    pub objects: &'a Objects,
-    /// The tokens of the pod's service account at this moment.
-    pub tokens: &'a Tokens,
-    /// What this machine offers to pods, where no Node object says it.
-    pub machine: Allocatable,
-}
-
 impl<'a> Payload<'a> {
     /// Assembles the files of a volume.
     ///
     /// # Errors
     /// All problems of all sources: objects, keys and tokens that are missing, paths that cannot stand side by side,
     /// sources that podfs does not know.
-    pub fn assemble(projection: &'a Projection, inputs: Inputs<'a>) -> Result<Assembled<'a>, PayloadError> {
-        let ownership = Ownership::of(inputs.facts);
-        let mut assembly = Assembly { projection, inputs, ownership, draft: Draft::default() };
+    pub fn assemble(projection: &'a Projection, pod: &'a PodView) -> Result<Assembled<'a>, PayloadError> {
+        let ownership = Ownership::of(&pod.facts);
+        let mut assembly = Assembly { projection, pod, ownership, draft: Draft::default() };
         for source in &projection.sources {
             assembly.add(source);
         }
@@ -103,14 +87,14 @@ impl<'a> Payload<'a> {
 
 struct Assembly<'a> {
     projection: &'a Projection,
-    inputs: Inputs<'a>,
+    pod: &'a PodView,
     ownership: Ownership,
     draft: Draft<'a>,
 }
 
 impl<'a> Assembly<'a> {
     fn add(&mut self, source: &'a Source) {
-        let Inputs { identity, objects, tokens, .. } = self.inputs;
+        let PodView { identity, objects, tokens, .. } = self.pod;
         match source {
             Source::ConfigMap(object) => {
                 let values = objects.config_map(&identity.namespace, &object.name);
@@ -140,7 +124,7 @@ impl<'a> Assembly<'a> {
         object: &'a ObjectSource,
         values: Option<&'a impl Values>,
     ) {
-        let Inputs { identity, objects, .. } = self.inputs;
+        let PodView { identity, objects, .. } = self.pod;
         let files = match objects.why_absent(kind, &identity.namespace, &object.name) {
             Some(reason) => Err(vec![Problem::Unknown(reason.to_owned())]),
             None => object::files(kind, object, values),
@@ -158,12 +142,11 @@ impl<'a> Assembly<'a> {
     }
 
     fn add_downward(&mut self, source: &'a Source, file: &'a DownwardFile) {
-        let Inputs { identity, facts, objects, machine, .. } = self.inputs;
+        let PodView { identity, facts, .. } = self.pod;
         if let Some(reason) = self.why_no_node(file) {
             return self.draft.fail([Problem::Unknown(reason.to_owned())]);
         }
-        let allocatable = objects.node(facts.node_name.as_deref()).map_or(machine, |node| node.allocatable(machine));
-        match downward::content(&file.value, identity, facts, allocatable) {
+        match downward::content(&file.value, identity, facts, self.pod.allocatable()) {
             Ok(content) => {
                 let content = self.file(source, content, file.mode, file.user);
                 self.draft.put(file.path.clone(), content, Claim { source, key: None });
@@ -175,7 +158,7 @@ impl<'a> Assembly<'a> {
     /// Why what the file shows of the pod's node is not known. A node that does not exist is another matter: it offers
     /// what this machine does.
     fn why_no_node(&self, file: &DownwardFile) -> Option<&'a str> {
-        let Inputs { facts, objects, .. } = self.inputs;
+        let PodView { facts, objects, .. } = self.pod;
         let DownwardValue::Resource(field) = &file.value else { return None };
         let node = facts.node_name.as_deref().filter(|_| field.falls_back_to_node(facts))?;
         objects.why_absent(ObjectKind::Node, "", node)
@@ -183,7 +166,7 @@ impl<'a> Assembly<'a> {
 
     /// Adds the key and the chain, which always stand in one payload (PC-01).
     fn add_certificate(&mut self, source: &'a Source, files: &'a CertificateFiles) {
-        match credential::certificate(source, files, self.inputs.tokens) {
+        match credential::certificate(source, files, &self.pod.tokens) {
             Ok(parts) => {
                 for (path, content) in parts {
                     self.add_credential(source, path, files.user, Ok(Cow::Borrowed(content)));

@@ -6,8 +6,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::manifest::PodView;
 use crate::manifest::pod::{ContainerMounts, Mount, SubPath};
-use crate::payload::{Inputs, Ownership, Payload, PayloadError, PayloadFile};
+use crate::payload::{Ownership, Payload, PayloadError, PayloadFile};
 use crate::types::PayloadPath;
 use crate::volume::{Projection, Storage, Volume, VolumeSource};
 
@@ -119,10 +120,10 @@ pub enum RenderError {
 
 impl<'a> Rendering<'a> {
     /// Every volume of the pod; images come last.
-    pub fn of_volumes(inputs: Inputs<'a>, volumes: &'a [Volume], images: &Images) -> Rendering<'a> {
-        let mut rendering = Rendering::empty(inputs);
+    pub fn of_volumes(pod: &'a PodView, volumes: &'a [Volume], images: &Images) -> Rendering<'a> {
+        let mut rendering = Rendering::empty(pod);
         for volume in volumes {
-            let content = rendering.content(inputs, volume);
+            let content = rendering.content(pod, volume);
             rendering.add(volume, volume.name.as_str().to_owned(), content);
         }
         for (name, reference) in images {
@@ -136,7 +137,7 @@ impl<'a> Rendering<'a> {
     /// # Errors
     /// A container, or a volume of it, that the pod does not have, and a mount path with `..`.
     pub fn of_container(
-        inputs: Inputs<'a>,
+        pod: &'a PodView,
         volumes: &'a [Volume],
         images: &Images,
         mounts: &[ContainerMounts],
@@ -146,7 +147,7 @@ impl<'a> Rendering<'a> {
             name: name.to_owned(),
             known: mounts.iter().map(|one| one.container.clone()).collect(),
         })?;
-        let mut rendering = Rendering { container: Some(name.to_owned()), ..Rendering::empty(inputs) };
+        let mut rendering = Rendering { container: Some(name.to_owned()), ..Rendering::empty(pod) };
         let mut sorted: Vec<(String, &Mount)> = Vec::new();
         for mount in &container.mounts {
             sorted.push((relative(name, mount)?, mount));
@@ -161,7 +162,7 @@ impl<'a> Rendering<'a> {
             let volume = volumes.iter().find(|volume| volume.name.as_str() == mount.volume);
             let volume = volume
                 .ok_or_else(|| RenderError::NoVolume { container: name.to_owned(), volume: mount.volume.clone() })?;
-            let content = match (rendering.content(inputs, volume), &mount.sub_path) {
+            let content = match (rendering.content(pod, volume), &mount.sub_path) {
                 (content @ Content::Waiting(_), _) | (content, SubPath::Whole) => content,
                 (Content::OfNode(line), SubPath::At(sub)) => Content::OfNode(format!("{line}, subPath {sub}")),
                 (_, SubPath::Both) => Content::Waiting("subPath and subPathExpr are mutually exclusive".to_owned()),
@@ -203,8 +204,8 @@ impl<'a> Rendering<'a> {
         self.with_entries().map(|(_, entries)| entries.iter().filter(is_secret).count()).sum()
     }
 
-    fn empty(inputs: Inputs<'a>) -> Rendering<'a> {
-        let identity = inputs.identity;
+    fn empty(pod: &'a PodView) -> Rendering<'a> {
+        let identity = &pod.identity;
         Rendering {
             namespace: identity.namespace.clone(),
             name: identity.name.clone(),
@@ -219,12 +220,12 @@ impl<'a> Rendering<'a> {
         self.places.push(Place { path, volume, kind, content });
     }
 
-    fn content(&mut self, inputs: Inputs<'a>, volume: &'a Volume) -> Content<'a> {
+    fn content(&mut self, pod: &'a PodView, volume: &'a Volume) -> Content<'a> {
         let VolumeSource::Projection(projection) = &volume.source else {
-            return Content::OfNode(describe(volume, &inputs.identity.name));
+            return Content::OfNode(describe(volume, &pod.identity.name));
         };
         let mut warnings = Vec::new();
-        let content = match entries(volume, projection, inputs, &mut warnings) {
+        let content = match entries(volume, projection, pod, &mut warnings) {
             Ok(entries) => Content::Entries(entries),
             Err(error) => Content::Waiting(error.to_string()),
         };
@@ -256,14 +257,14 @@ pub fn visible(content: &[u8], is_secret: bool, reveal: bool) -> Option<&[u8]> {
 fn entries<'a>(
     volume: &Volume,
     projection: &'a Projection,
-    inputs: Inputs<'a>,
+    pod: &'a PodView,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Entry<'a>>, PayloadError> {
-    let assembled = Payload::assemble(projection, inputs)?;
+    let assembled = Payload::assemble(projection, pod)?;
     warnings.extend(assembled.warnings.iter().map(ToString::to_string));
     let payload = assembled.payload;
     let mut layout = Layout { gid: payload.gid, entries: BTreeMap::new() };
-    layout.put("", Ownership::of(inputs.facts).root_mode(projection.medium), 0, EntryKind::Directory);
+    layout.put("", Ownership::of(&pod.facts).root_mode(projection.medium), 0, EntryKind::Directory);
     let hidden: BTreeSet<&str> = volume.nested.iter().map(PayloadPath::top_level).collect();
     for path in &volume.nested {
         for directory in path.ancestors().chain([path.as_str()]) {

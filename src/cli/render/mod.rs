@@ -21,8 +21,8 @@ use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
 use super::run::ROOT_DIRECTORY;
 use super::status::print;
+use crate::manifest::PodView;
 use crate::manifest::pod::Pod;
-use crate::payload::Inputs;
 use crate::render::directory::{self, DirectoryError};
 use crate::render::model::{Content, Rendering};
 use crate::render::{diff, json, tar, tree};
@@ -115,16 +115,18 @@ impl Render {
         let (source, snapshot) = self.pod.open(self.reveal && self.diff.is_none())?;
         let snapshot = block_on(&[], async { Ok(settled(source, snapshot).await) })?;
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
-        let rendering = self.render(pod, &snapshot)?;
+        let view = view_of(pod, &snapshot);
+        let rendering = self.render(pod, &view)?;
         for warning in &rendering.warnings {
             say(warning);
         }
         match &self.diff {
             Some(old) => {
                 let old = old.read(&self.pod, pod, &snapshot)?;
-                let old = match &old {
-                    Some((pod, snapshot)) => self.render(pod, snapshot)?,
-                    None => Rendering::of_volumes(inputs(pod, &snapshot), &[], &BTreeMap::new()),
+                let old_view = old.as_ref().map(|(pod, snapshot)| view_of(pod, snapshot));
+                let old = match (&old, &old_view) {
+                    (Some((pod, _)), Some(view)) => self.render(pod, view)?,
+                    _ => Rendering::of_volumes(&view, &[], &BTreeMap::new()),
                 };
                 print(&diff::text(&old, &rendering, self.reveal))?;
             }
@@ -133,13 +135,12 @@ impl Render {
         judge(&rendering)
     }
 
-    fn render<'a>(&self, pod: &'a Pod, snapshot: &'a Snapshot) -> Result<Rendering<'a>, Failure> {
-        let inputs = inputs(pod, snapshot);
+    fn render<'a>(&self, pod: &'a Pod, view: &'a PodView) -> Result<Rendering<'a>, Failure> {
         match &self.container {
             Some(name) => {
-                Rendering::of_container(inputs, &pod.volumes, &pod.images, &pod.mounts, name).map_err(Failure::input)
+                Rendering::of_container(view, &pod.volumes, &pod.images, &pod.mounts, name).map_err(Failure::input)
             }
-            None => Ok(Rendering::of_volumes(inputs, &pod.volumes, &pod.images)),
+            None => Ok(Rendering::of_volumes(view, &pod.volumes, &pod.images)),
         }
     }
 
@@ -197,14 +198,15 @@ impl Render {
     }
 }
 
-/// What the volumes of a pod are made of.
-pub(in crate::cli) fn inputs<'a>(pod: &'a Pod, snapshot: &'a Snapshot) -> Inputs<'a> {
-    Inputs {
-        identity: &pod.identity,
-        facts: &pod.facts,
-        objects: &snapshot.objects,
-        tokens: &snapshot.tokens,
+/// The pod and its objects, as a snapshot has them.
+pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
+    PodView {
+        identity: pod.identity.clone(),
+        facts: pod.facts.clone(),
+        objects: snapshot.objects.clone(),
+        tokens: snapshot.tokens.clone(),
         machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
+        is_settling: snapshot.is_settling,
     }
 }
 

@@ -19,7 +19,8 @@ fn key(audience: Option<String>, expiration_seconds: i64) -> CredentialKey {
 /// The files of a projected volume with these sources, in a pod with the rest of this spec.
 fn projected(sources: &str, spec: &str, objects: &Objects, tokens: &Tokens) -> Result<Vec<String>, String> {
     let pod = pod(&format!("projected: {{sources: [{sources}]}}"), spec);
-    let assembled = payload(&pod, objects, tokens).map_err(|error| error.to_string())?;
+    let view = view(&pod, objects, tokens);
+    let assembled = payload(&pod, &view).map_err(|error| error.to_string())?;
     Ok(shown(&assembled.payload))
 }
 

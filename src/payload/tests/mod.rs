@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::manifest::Tokens;
-use crate::manifest::objects::{Values, parse_object};
+use crate::manifest::objects::{Objects, Values, parse_object};
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, parse_documents};
+use crate::types::Allocatable;
 use crate::volume::VolumeSource;
 
 const MACHINE: Allocatable = Allocatable { cpu_milli: 2_000, memory_bytes: 4 << 30, ephemeral_storage_bytes: 10 << 30 };
@@ -35,15 +36,22 @@ fn pod(source: &str, spec: &str) -> Pod {
     Pod::parse(documents(&yaml).remove(0)).expect(&yaml)
 }
 
-/// What the pod, the objects and the tokens of a test come to.
-fn inputs<'a>(pod: &'a Pod, objects: &'a Objects, tokens: &'a Tokens) -> Inputs<'a> {
-    Inputs { identity: &pod.identity, facts: &pod.facts, objects, tokens, machine: MACHINE }
+/// The pod, the objects and the tokens of a test.
+fn view(pod: &Pod, objects: &Objects, tokens: &Tokens) -> PodView {
+    PodView {
+        identity: pod.identity.clone(),
+        facts: pod.facts.clone(),
+        objects: objects.clone(),
+        tokens: tokens.clone(),
+        machine: MACHINE,
+        is_settling: false,
+    }
 }
 
 /// Assembles the pod's one volume.
-fn payload<'a>(pod: &'a Pod, objects: &'a Objects, tokens: &'a Tokens) -> Result<Assembled<'a>, PayloadError> {
+fn payload<'a>(pod: &'a Pod, view: &'a PodView) -> Result<Assembled<'a>, PayloadError> {
     let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
-    Payload::assemble(projection, inputs(pod, objects, tokens))
+    Payload::assemble(projection, view)
 }
 
 /// Each file as `path=content@mode` or `path=content@mode:uid`.
@@ -58,7 +66,8 @@ fn shown(payload: &Payload<'_>) -> Vec<String> {
 /// Files and warnings as text, or all problems.
 fn assembled(pod: &Pod, objects: &Objects) -> Result<(Vec<String>, Vec<String>), String> {
     let tokens = Tokens::default();
-    let assembled = payload(pod, objects, &tokens).map_err(|error| error.to_string())?;
+    let view = view(pod, objects, &tokens);
+    let assembled = payload(pod, &view).map_err(|error| error.to_string())?;
     Ok((shown(&assembled.payload), assembled.warnings.iter().map(ToString::to_string).collect()))
 }
 
@@ -179,7 +188,8 @@ fn debug_output_shows_no_bytes() {
         objects("{apiVersion: v1, kind: Secret, metadata: {name: o, namespace: shop}, stringData: {k: hunter2}}");
     let pod = pod("secret: {secretName: o}", "containers: []");
     let tokens = Tokens::default();
-    let assembled = payload(&pod, &objects, &tokens).expect("assembled");
+    let view = view(&pod, &objects, &tokens);
+    let assembled = payload(&pod, &view).expect("assembled");
     let shown = format!("{assembled:?} {objects:?}");
     assert!(shown.contains("7 bytes, mode 0644, uid 0") && !shown.contains("hunter2"), "{shown}");
 }

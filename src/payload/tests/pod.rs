@@ -20,7 +20,8 @@ fn fg_01_fg_06_se_04_the_group_gets_what_it_needs() {
     let pod = pod(&source, "securityContext: {fsGroup: 1001}, containers: []");
     assert_eq!(assembled(&pod, &foo_bar()).expect("assembled").0, ["bar=bar@0640", "d/foo=foo@0440"]);
     let (objects, tokens) = (foo_bar(), Tokens::default());
-    let payload = payload(&pod, &objects, &tokens).expect("assembled").payload;
+    let view = view(&pod, &objects, &tokens);
+    let payload = payload(&pod, &view).expect("assembled").payload;
     assert_eq!((payload.directory_mode, payload.gid), (0o2755, 1001));
 }
 
@@ -30,7 +31,8 @@ fn aw_05_aw_22_each_top_level_name_has_one_owner_that_of_its_first_file() {
                  {key: bar, path: f, user: 9}]";
     let pod = pod(&format!("configMap: {{name: o, {items}}}"), "containers: []");
     let (objects, tokens) = (foo_bar(), Tokens::default());
-    let payload = payload(&pod, &objects, &tokens).expect("assembled").payload;
+    let view = view(&pod, &objects, &tokens);
+    let payload = payload(&pod, &view).expect("assembled").payload;
     assert_eq!(payload.top_level(), [("d-e", 0), ("d", 8), ("f", 9)]);
 }
 

@@ -45,13 +45,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument, debug, error_span, info, warn};
 
+use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
 use crate::supervisor::control::{Caller, Change, Control};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{End, PodVolume, Refresh, Setting};
+use crate::supervisor::volume::{End, PodVolume, Setting};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
 use containers::Containers;
@@ -119,7 +120,7 @@ struct Supervisor {
     working: JoinSet<Done>,
     /// When each mounted volume is to be refreshed, by place. It is behind while it was not refreshed with `version`.
     turns: HashMap<usize, Turn>,
-    refresh: Arc<Refresh>,
+    view: Arc<PodView>,
     version: u64,
     sharing: Sharing,
     /// By place: first those of the manifest at the start, in its order, then those published later.
@@ -191,7 +192,7 @@ impl Supervisor {
     }
 
     fn report_server(&mut self) {
-        self.report.server(self.server.record(), self.server.version());
+        self.report.server(self.server.history(), self.server.version());
     }
 
     /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for
@@ -221,22 +222,22 @@ impl Supervisor {
         let facts = match &snapshot.pod {
             Some(pod) if pod.identity != self.identity => {
                 warn!("the pod manifest now describes {}; podfs goes on with {}", pod.identity, self.identity);
-                self.refresh.facts.clone()
+                self.view.facts.clone()
             }
             Some(pod) => {
                 self.warn_of_other_volumes(pod);
                 self.containers.pod = Some(Arc::clone(pod));
                 pod.facts.clone()
             }
-            None => self.refresh.facts.clone(),
+            None => self.view.facts.clone(),
         };
         debug!("the pod or its objects changed");
         self.turns.values_mut().for_each(|turn| turn.heard = turn.heard.or(snapshot.heard));
         self.report.tokens(snapshot.tokens.clone());
-        let Refresh { identity, allocatable, .. } = &*self.refresh;
-        self.refresh = Arc::new(Refresh {
+        let PodView { identity, machine, .. } = &*self.view;
+        self.view = Arc::new(PodView {
             identity: identity.clone(),
-            allocatable: *allocatable,
+            machine: *machine,
             facts,
             objects: snapshot.objects,
             tokens: snapshot.tokens,

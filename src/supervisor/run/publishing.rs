@@ -23,10 +23,11 @@ use super::Supervisor;
 use super::sharing::{Sharing, is_shared, suits};
 use super::start::profile;
 use crate::host::empty_dir;
+use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{Answer, Caller, Change, VolumeNames};
 use crate::supervisor::volume::driver;
-use crate::supervisor::volume::{PodVolume, Refresh, Setting, State};
+use crate::supervisor::volume::{PodVolume, Setting, State};
 use crate::volume::{Claim, Usage, Volume, VolumeSource};
 
 /// A volume that was taken away on a blocking thread.
@@ -91,7 +92,7 @@ impl Supervisor {
         self.server.widen(wider).await.map_err(|error| Answer::Busy(error.to_string()))?;
         self.report_server();
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
-        self.refresh = Arc::new(Refresh { facts: pod.facts.clone(), ..(*self.refresh).clone() });
+        self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
         self.add(added);
         self.want();

@@ -25,6 +25,7 @@ use super::unmount_watch::UnmountWatch;
 use super::upgrade::Continuing;
 use super::work::Turn;
 use super::{Assignment, Supervisor, SupervisorError, machine};
+use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
@@ -39,7 +40,7 @@ use crate::supervisor::server::{PodServer, oom};
 use crate::supervisor::status::metrics;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{PodVolume, Refresh, Setting};
+use crate::supervisor::volume::{PodVolume, Setting};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 
 /// Most containers that wait to be prepared or released.
@@ -62,7 +63,7 @@ pub(super) struct Prepared {
     sub_path: SubPathMode,
     agent_watches_mounts: bool,
     keep_empty_dirs: bool,
-    refresh: Refresh,
+    view: PodView,
     source: Source,
     report: Report,
     control: Option<Control>,
@@ -94,10 +95,10 @@ impl Prepared {
             claim.set_cgroup(cgroup.as_ref().map(Cgroup::path));
             cgroup
         });
-        let allocatable = machine::allocatable(site.path());
+        let machine = machine::allocatable(site.path());
         let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
         let Snapshot { pod, objects, tokens, is_settling, .. } = snapshot;
-        let refresh = Refresh { identity: identity.clone(), facts, objects, tokens, allocatable, is_settling };
+        let view = PodView { identity: identity.clone(), facts, objects, tokens, machine, is_settling };
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
         }
@@ -105,7 +106,7 @@ impl Prepared {
             serve_metrics(listener, &report);
         }
         report.contacts(source.contacts());
-        report.tokens(refresh.tokens.clone());
+        report.tokens(view.tokens.clone());
         let (wishes, upgrades) = mpsc::channel(1);
         let ((publish, changes), (asks, errands)) = (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
         let desks = Desks { upgrades: wishes, changes: publish, errands: asks };
@@ -125,7 +126,7 @@ impl Prepared {
             sub_path,
             agent_watches_mounts,
             keep_empty_dirs,
-            refresh,
+            view,
             source,
             report,
             control,
@@ -142,7 +143,7 @@ impl Prepared {
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
-        let Prepared { trace, keep_old_generations, agent_watches_mounts, refresh, source, report, control, .. } = self;
+        let Prepared { trace, keep_old_generations, agent_watches_mounts, view, source, report, control, .. } = self;
         let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, keep_empty_dirs, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
@@ -198,7 +199,7 @@ impl Prepared {
             server,
             working: JoinSet::new(),
             turns,
-            refresh: Arc::new(refresh),
+            view: Arc::new(view),
             version: 1,
             sharing,
             next_place: volumes.len(),

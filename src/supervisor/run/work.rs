@@ -62,10 +62,10 @@ impl Supervisor {
             let turn = self.turns.entry(place).or_default();
             turn.refreshed = self.version;
             turn.retry_at = None;
-            let (refresh, heard) = (Arc::clone(&self.refresh), turn.heard.take());
+            let (view, heard) = (Arc::clone(&self.view), turn.heard.take());
             self.working.spawn_blocking(move || {
                 let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
-                let attempt = volume.refresh(&refresh, heard);
+                let attempt = volume.refresh(&view, heard);
                 let outcome = Outcome::Refreshed { attempt, mounting: waits.then(|| began.elapsed()) };
                 Done { place, volume, outcome }
             });

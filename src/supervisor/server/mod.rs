@@ -57,7 +57,7 @@ pub(super) struct PodServer {
     cgroup: Option<Cgroup>,
     life: Life,
     keeper: Keeper,
-    record: Record,
+    history: ServerHistory,
     /// Volumes were given up, and this was not reported yet.
     gave_up: bool,
     rounds: Rounds,
@@ -65,7 +65,7 @@ pub(super) struct PodServer {
 
 /// The history of a pod's servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct ServerHistory {
     /// The process that serves, if one does.
     pub pid: Option<i32>,
     /// How many servers have been followed by another.
@@ -145,7 +145,7 @@ impl PodServer {
         profile: Profile,
         audience: Audience,
     ) -> Self {
-        let record = Record { pid: Some(process.pid()), ..Record::default() };
+        let history = ServerHistory { pid: Some(process.pid()), ..ServerHistory::default() };
         let life = Life::Serving { process, answered_before: client.requests() };
         let mut server = Self {
             client,
@@ -156,7 +156,7 @@ impl PodServer {
             cgroup: None,
             life,
             keeper: Keeper::Unknown,
-            record,
+            history,
             gave_up: false,
             rounds: Rounds::default(),
         };
@@ -181,8 +181,8 @@ impl PodServer {
     }
 
     /// The history of the servers so far.
-    pub(super) fn record(&self) -> &Record {
-        &self.record
+    pub(super) fn history(&self) -> &ServerHistory {
+        &self.history
     }
 
     /// The version of the server's program, while there is one.
@@ -267,7 +267,7 @@ impl PodServer {
 
     /// Kills a server that hangs.
     async fn looked(&mut self, found: Option<String>) {
-        self.record.silent_sources = self.rounds.silent_sources();
+        self.history.silent_sources = self.rounds.silent_sources();
         if let (Some(reason), Life::Serving { process, .. }) = (found, &self.life) {
             error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
@@ -279,11 +279,11 @@ impl PodServer {
     fn mark_dead(&mut self, how: String) {
         let Life::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
-        self.record.in_vain = if answered { 0 } else { self.record.in_vain + 1 };
-        self.record.silent_sources.clear();
+        self.history.in_vain = if answered { 0 } else { self.history.in_vain + 1 };
+        self.history.silent_sources.clear();
         self.rounds = Rounds::default();
-        self.record.pid = None;
-        self.record.last_end = Some(how);
+        self.history.pid = None;
+        self.history.last_end = Some(how);
         let keeper = self.client.mark_dead();
         let dead = Life::Dead { until: Instant::now() + self.pause(), keeper };
         if let Life::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
@@ -318,9 +318,9 @@ impl PodServer {
                     self.gave_up = true;
                     error!("processes that use a volume have lost it, and podfs mounts it anew: {reason}");
                 }
-                self.record.restarts += 1;
-                self.record.pid = Some(process.pid());
-                let how = self.record.last_end.as_deref().unwrap_or("it is gone");
+                self.history.restarts += 1;
+                self.history.pid = Some(process.pid());
+                let how = self.history.last_end.as_deref().unwrap_or("it is gone");
                 info!("the server ended ({how}); another one (pid {}) goes on", process.pid());
                 self.life = Life::Serving { process, answered_before: self.client.requests() };
                 self.watch_keeper();
@@ -339,15 +339,15 @@ impl PodServer {
     }
 
     fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
-        self.record.in_vain += 1;
-        self.record.last_end = Some(format!("it did not get ready: {error}"));
+        self.history.in_vain += 1;
+        self.history.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
         error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
         self.life = Life::Dead { until: Instant::now() + pause, keeper };
     }
 
     fn pause(&self) -> Duration {
-        match self.record.in_vain.checked_sub(TRIES) {
+        match self.history.in_vain.checked_sub(TRIES) {
             None | Some(0) => Duration::ZERO,
             Some(more) => PAUSE.after(more - 1),
         }

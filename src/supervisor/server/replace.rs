@@ -76,7 +76,7 @@ impl PodServer {
         };
         old.kill();
         old.spent().await;
-        self.record.last_end = Some(why.to_owned());
+        self.history.last_end = Some(why.to_owned());
         let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
             keeper.let_go();
@@ -94,7 +94,7 @@ impl PodServer {
         while !matches!(self.life, Life::Serving { .. } | Life::Over) {
             self.guard().await;
             if matches!(self.life, Life::Dead { .. }) && failure.is_none() {
-                failure = self.record.last_end.clone();
+                failure = self.history.last_end.clone();
             }
         }
         failure.map_or(Ok(()), |reason| Err(UpgradeError::RolledBack(reason)))

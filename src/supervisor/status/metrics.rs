@@ -112,7 +112,7 @@ fn source(reading: &mut Reading, known: &Known) {
 
 fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>) {
     let name = report.name.as_str();
-    reading.tell(&VOLUME_CURRENT, &[name], truth(report.status().state == VolumeState::Live));
+    reading.tell(&VOLUME_CURRENT, &[name], truth(report.state() == VolumeState::Live));
     reading.tell(&REFRESH_ERRORS, &[name], errors.map_or(0, |errors| errors.count) as f64);
     if let Some(errors) = errors {
         reading.tell(&LAST_REFRESH_ERROR, &[name], since_1970(errors.last));

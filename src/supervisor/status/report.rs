@@ -26,7 +26,7 @@ use super::store::{Known, StatusStore, VolumeReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
-use crate::supervisor::server::Record;
+use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{PodVolume, State};
 use crate::volume::Volume;
 
@@ -149,8 +149,8 @@ impl Report {
     }
 
     /// The history of the servers, and the version of the current one.
-    pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) {
-        let restarts = self.store.known().server(record, version);
+    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, version: Option<String>) {
+        let restarts = self.store.known().server(history, version);
         if restarts > 0 {
             self.store.counters().restarted(restarts);
         }

@@ -21,7 +21,7 @@ use super::pod_status::{
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
-use crate::supervisor::server::Record;
+use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{Expansion, PodVolume, Shown, State};
 use crate::volume::{Volume, VolumeSource};
 
@@ -70,7 +70,8 @@ pub(in crate::supervisor) struct VolumeReport {
     /// What the generations before take that it still keeps.
     pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
-    restarts: u32,
+    /// How many servers of the pod had taken the place of another one when this one was first served, once it is.
+    restarts_before: Option<u32>,
     /// Its source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
     pub(in crate::supervisor) watch: Option<Watch>,
@@ -119,7 +120,7 @@ impl StatusStore {
     /// How the pod is, in the words of `podfs status`.
     pub(in crate::supervisor) fn status(&self) -> PodStatus {
         let known = self.known();
-        let volumes: Vec<_> = known.volumes.values().map(VolumeReport::status).collect();
+        let volumes: Vec<_> = known.volumes.values().map(|volume| volume.status(known.health.restarts())).collect();
         let trouble = known.trouble.clone().or_else(|| known.health.trouble(Instant::now()));
         let (state, reason, state_since) = with_source(&known.contacts, PodState::of(&volumes, trouble.as_deref()));
         let PodIdentity { namespace, name, uid } = &known.identity;
@@ -171,6 +172,7 @@ impl Known {
         let state = mounted.state().clone();
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
         let tried = before.as_ref().is_some_and(|before| before.tried);
+        let restarts_before = before.as_ref().and_then(|before| before.restarts_before);
         let report = VolumeReport {
             name: volume.name.to_string(),
             kind: volume.word().to_owned(),
@@ -186,7 +188,7 @@ impl Known {
             old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
             last_error: mounted.last_error().map(str::to_owned),
-            restarts: before.as_ref().map_or(0, |before| before.restarts),
+            restarts_before: restarts_before.or_else(|| mounted.watch().map(|_| self.health.restarts())),
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
@@ -209,11 +211,10 @@ impl Known {
 
     /// The history of the servers, and the version of the current one. Returns how many took the place of one that ended, since
     /// the last time.
-    pub(in crate::supervisor) fn server(&mut self, record: &Record, version: Option<String>) -> u32 {
-        let restarts = self.health.note(record, version, Instant::now());
+    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, version: Option<String>) -> u32 {
+        let restarts = self.health.note(history, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
-            volume.restarts += restarts;
-            volume.source_is_silent = record.silent_sources.contains(&volume.name);
+            volume.source_is_silent = history.silent_sources.contains(&volume.name);
         }
         restarts
     }
@@ -289,7 +290,7 @@ impl VolumeReport {
             since: Instant::now(),
             old: OldUsage::default(),
             last_error: None,
-            restarts: 0,
+            restarts_before: None,
             source_is_silent: false,
             watch: None,
             claim: volume.claim_name(&pod.name),
@@ -302,14 +303,20 @@ impl VolumeReport {
         self.state.generation()
     }
 
-    pub(in crate::supervisor) fn status(&self) -> VolumeStatus {
-        let (state, shown) = match &self.state {
-            State::Waiting(_) => (VolumeState::Waiting, None),
-            State::Live(shown) if self.source_is_silent => (VolumeState::Silent, Some(shown)),
-            State::Live(shown) => (VolumeState::Live, Some(shown)),
-            State::Behind(shown, _) => (VolumeState::Behind, Some(shown)),
-            State::Hidden(shown, _) => (VolumeState::Hidden, Some(shown)),
-        };
+    /// Where it is in its life, in the words of `podfs status`.
+    pub(in crate::supervisor) fn state(&self) -> VolumeState {
+        match &self.state {
+            State::Waiting(_) => VolumeState::Waiting,
+            State::Live(_) if self.source_is_silent => VolumeState::Silent,
+            State::Live(_) => VolumeState::Live,
+            State::Behind(..) => VolumeState::Behind,
+            State::Hidden(..) => VolumeState::Hidden,
+        }
+    }
+
+    /// How the volume is, when so many servers of the pod have taken the place of another one.
+    fn status(&self, restarts: u32) -> VolumeStatus {
+        let (state, shown) = (self.state(), self.state.shown());
         VolumeStatus {
             name: self.name.clone(),
             kind: self.kind.clone(),
@@ -330,7 +337,7 @@ impl VolumeReport {
             read_only: self.is_read_only,
             supplemental_group: self.group,
             expansion: self.expansion.clone().map(ExpansionStatus::of),
-            restarts: self.restarts,
+            restarts: self.restarts_before.map_or(0, |before| restarts.saturating_sub(before)),
             last_error: self.last_error.clone(),
         }
     }

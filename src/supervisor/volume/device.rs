@@ -11,11 +11,12 @@ use tracing::warn;
 use super::growth::{Expansion, Growth};
 use super::mounter::Mounter;
 use super::passthrough::claim::resolve;
-use super::{End, Refresh, Setting, Shown, Trouble, driver};
+use super::{End, Setting, Shown, Trouble, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours;
+use crate::manifest::PodView;
 use crate::supervisor::run::adoption::Kept;
 use crate::volume::{Claim, Volume, VolumeSource};
 
@@ -53,12 +54,12 @@ impl DeviceVolume {
     }
 
     /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
-    fn follow_capacity(&mut self, spec: &Volume, refresh: &Refresh) -> Result<(), Trouble> {
-        let Some(bound) = resolve(spec, &self.claim, refresh).ok().filter(|bound| self.growth.is_due(bound)) else {
+    fn follow_capacity(&mut self, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+        let Some(bound) = resolve(spec, &self.claim, pod).ok().filter(|bound| self.growth.is_due(bound)) else {
             return Ok(());
         };
         match &bound.source {
-            BoundSource::Csi(csi) => driver::expand_csi(&self.setting, spec, csi, &bound, refresh, &mut self.growth),
+            BoundSource::Csi(csi) => driver::expand_csi(&self.setting, spec, csi, &bound, pod, &mut self.growth),
             _ => {
                 self.growth.succeed(&bound, false);
                 Ok(())
@@ -66,9 +67,9 @@ impl DeviceVolume {
         }
     }
 
-    fn map(&mut self, spec: &Volume, refresh: &Refresh) -> Result<BlockDevice, Trouble> {
+    fn map(&mut self, spec: &Volume, pod: &PodView) -> Result<BlockDevice, Trouble> {
         let name = spec.name.as_str();
-        let bound = resolve(spec, &self.claim, refresh)?;
+        let bound = resolve(spec, &self.claim, pod)?;
         for warning in bound.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             warn!("volume {name:?}: {warning}");
         }
@@ -76,7 +77,7 @@ impl DeviceVolume {
         let (Some(root), Some(claim)) = (self.setting.site.root(), self.setting.mount_points().claim_file()) else {
             return Err(Trouble::Passing("podfs mount shows files, and no block devices; use podfs run".to_owned()));
         };
-        let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, refresh.identity.uid.as_str());
+        let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
         if bound.exclusive && neighbours::have_device_of(volume.link()) {
             let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
             return Err(Trouble::Passing(text.to_owned()));
@@ -84,7 +85,7 @@ impl DeviceVolume {
         let device = match &bound.source {
             BoundSource::Local(local) => block::open(Path::new(&local.path))?,
             BoundSource::HostPath(host_path) => block::open(&host_path.path)?,
-            BoundSource::Csi(csi) => driver::map_csi(&self.setting, spec, csi, &bound, refresh)?,
+            BoundSource::Csi(csi) => driver::map_csi(&self.setting, spec, csi, &bound, pod)?,
             BoundSource::Nfs(..) | BoundSource::Flex(_) => {
                 return Err(Trouble::Manifests(format!(
                     "PersistentVolume {:?} has volumeMode Block, and only the kinds local, hostPath and csi have block devices",
@@ -133,15 +134,15 @@ impl Mounter for DeviceVolume {
     fn adopt(&mut self, _: Kept) {}
 
     /// Finds the device and makes the links, unless that is done.
-    fn show(&mut self, spec: &Volume, refresh: &Refresh, _: Option<Instant>) -> Result<Shown, Trouble> {
+    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<Shown, Trouble> {
         if let Some(shown) = self.shown() {
-            self.follow_capacity(spec, refresh)?;
+            self.follow_capacity(spec, pod)?;
             return Ok(shown);
         }
-        let device = self.map(spec, refresh)?;
+        let device = self.map(spec, pod)?;
         let shown = Shown::Device(device.number());
         self.device = Some(device);
-        self.follow_capacity(spec, refresh)?;
+        self.follow_capacity(spec, pod)?;
         Ok(shown)
     }
 

@@ -16,13 +16,14 @@ use tracing::{info, warn};
 use super::device::DeviceVolume;
 use super::growth::Growth;
 use super::passthrough::{MountPlan, Planned, access};
-use super::{Refresh, Setting, Trouble};
+use super::{Setting, Trouble};
 use crate::binding::Bound;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, Drivers, Home};
 use crate::host::Source;
 use crate::host::device::BlockDevice;
+use crate::manifest::PodView;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::migration::complete;
@@ -45,16 +46,16 @@ pub(super) fn mount_flex(
     flex: &Flex,
     name: &str,
     read_only: bool,
-    refresh: &Refresh,
+    pod: &PodView,
 ) -> Result<MountPlan, Trouble> {
     let (drivers, home) = home(setting, &flex.directory(), name)?;
     let mount = FlexMount {
         flex,
         volume: spec.name.as_str(),
         name,
-        pod: &refresh.identity,
-        facts: &refresh.facts,
-        secret: flex.secret.as_ref().map(|reference| secret(reference, refresh)).transpose()?,
+        pod: &pod.identity,
+        facts: &pod.facts,
+        secret: flex.secret.as_ref().map(|reference| secret(reference, pod)).transpose()?,
         read_only,
         drivers: &drivers,
     };
@@ -68,12 +69,12 @@ pub(super) fn mount_csi(
     path: PathBuf,
     csi: &Csi,
     bound: Option<&Bound>,
-    refresh: &Refresh,
+    pod: &PodView,
 ) -> Result<(MountPlan, Republication), Trouble> {
     let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
-    let call = CsiCall::of(csi, refresh)?;
+    let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
-    let source = call.mount(spec, bound, refresh, &drivers).set_up(&home)?;
+    let source = call.mount(spec, bound, pod, &drivers).set_up(&home)?;
     let republication = Republication { is_wanted: call.driver.requires_republish };
     Ok((plan(spec, path, source, access(read_only))?, republication))
 }
@@ -97,15 +98,15 @@ impl Republication {
         spec: &Volume,
         csi: &Csi,
         bound: Option<&Bound>,
-        refresh: &Refresh,
+        pod: &PodView,
     ) -> Result<(), Trouble> {
-        self.is_wanted = refresh.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
+        self.is_wanted = pod.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
         if !self.is_wanted {
             return Ok(());
         }
-        let call = CsiCall::of(csi, refresh)?;
+        let call = CsiCall::of(csi, pod)?;
         let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
-        Ok(call.mount(spec, bound, refresh, &drivers).publish_again(&home)?)
+        Ok(call.mount(spec, bound, pod, &drivers).publish_again(&home)?)
     }
 }
 
@@ -115,11 +116,11 @@ pub(super) fn map_csi(
     spec: &Volume,
     csi: &Csi,
     bound: &Bound,
-    refresh: &Refresh,
+    pod: &PodView,
 ) -> Result<BlockDevice, Trouble> {
-    let call = CsiCall::of(csi, refresh)?;
+    let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    Ok(call.mount(spec, Some(bound), refresh, &drivers).set_up_device(&home)?)
+    Ok(call.mount(spec, Some(bound), pod, &drivers).set_up_device(&home)?)
 }
 
 /// Has the CSI driver of a PersistentVolume grow it, if that has more bytes than when the driver was asked last.
@@ -128,7 +129,7 @@ pub(super) fn expand_csi(
     spec: &Volume,
     csi: &Csi,
     bound: &Bound,
-    refresh: &Refresh,
+    pod: &PodView,
     growth: &mut Growth,
 ) -> Result<(), Trouble> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
@@ -138,10 +139,10 @@ pub(super) fn expand_csi(
         growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));
         return Ok(());
     }
-    let mut call = CsiCall::of(csi, refresh)?;
+    let mut call = CsiCall::of(csi, pod)?;
     let reference = call.csi.expand_secret.as_ref();
-    call.expand_secret = reference.map(|reference| secret(reference, refresh)).transpose()?;
-    match call.mount(spec, Some(bound), refresh, &drivers).expand(&home) {
+    call.expand_secret = reference.map(|reference| secret(reference, pod)).transpose()?;
+    match call.mount(spec, Some(bound), pod, &drivers).expand(&home) {
         Ok(by_node) => {
             growth.succeed(bound, by_node);
             Ok(())
@@ -181,10 +182,10 @@ struct CsiCall<'a> {
 }
 
 impl<'a> CsiCall<'a> {
-    fn of(csi: &Csi, refresh: &'a Refresh) -> Result<CsiCall<'a>, Trouble> {
+    fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, Trouble> {
         let mut csi = csi.clone();
-        complete(&mut csi, &refresh.identity.namespace);
-        let objects = &refresh.objects;
+        complete(&mut csi, &pod.identity.namespace);
+        let objects = &pod.objects;
         let driver = match objects.csi_driver(&csi.driver) {
             Some(driver) => driver.clone(),
             // Whether it has to be attached is not known.
@@ -194,15 +195,15 @@ impl<'a> CsiCall<'a> {
             },
         };
         let secret = |reference: &Option<SecretReference>| {
-            reference.as_ref().map(|reference| secret(reference, refresh)).transpose()
+            reference.as_ref().map(|reference| secret(reference, pod)).transpose()
         };
         Ok(CsiCall {
-            publish_context: if driver.attach_required { attached(&csi, refresh)? } else { BTreeMap::new() },
+            publish_context: if driver.attach_required { attached(&csi, pod)? } else { BTreeMap::new() },
             stage_secret: secret(&csi.stage_secret)?,
             publish_secret: secret(&csi.publish_secret)?,
             // Only a volume that has grown needs it.
             expand_secret: None,
-            tokens: tokens(&driver, refresh)?,
+            tokens: tokens(&driver, pod)?,
             csi,
             driver,
         })
@@ -212,15 +213,15 @@ impl<'a> CsiCall<'a> {
         &'b self,
         spec: &'b Volume,
         bound: Option<&'b Bound>,
-        refresh: &'b Refresh,
+        pod: &'b PodView,
         drivers: &'b Drivers,
     ) -> CsiMount<'b> {
         CsiMount {
             csi: &self.csi,
             volume: spec.name.as_str(),
             name: name(spec, bound),
-            pod: &refresh.identity,
-            facts: &refresh.facts,
+            pod: &pod.identity,
+            facts: &pod.facts,
             driver: &self.driver,
             publish_context: &self.publish_context,
             stage_secret: self.stage_secret,
@@ -239,9 +240,9 @@ impl<'a> CsiCall<'a> {
 }
 
 /// What the cluster's controller says of a volume that is attached to this node.
-fn attached(csi: &Csi, refresh: &Refresh) -> Result<BTreeMap<String, String>, Trouble> {
+fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Trouble> {
     let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
-    let Some(node) = refresh.facts.node_name.as_deref() else {
+    let Some(node) = pod.facts.node_name.as_deref() else {
         return Err(Trouble::Manifests(format!(
             "volume {handle:?} of CSI driver {} has to be attached to a node, and the pod is on none; set spec.nodeName, or \
              attachRequired: false in the CSIDriver object",
@@ -251,12 +252,12 @@ fn attached(csi: &Csi, refresh: &Refresh) -> Result<BTreeMap<String, String>, Tr
     let name = csi.attachment(Some(node)).unwrap_or_default();
     let failed =
         |what: &str| Trouble::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"));
-    match refresh.objects.volume_attachment(&name) {
+    match pod.objects.volume_attachment(&name) {
         Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
         Some(attachment) if attachment.attached => Ok(attachment.metadata.clone()),
         Some(VolumeAttachment { error: Some(error), .. }) => Err(failed(error)),
         Some(_) => Err(failed(&format!("VolumeAttachment {name} says so"))),
-        None => Err(failed(&match refresh.objects.why_absent(ObjectKind::VolumeAttachment, "", &name) {
+        None => Err(failed(&match pod.objects.why_absent(ObjectKind::VolumeAttachment, "", &name) {
             Some(reason) => reason.to_owned(),
             None => format!("there is no VolumeAttachment {name}; a controller of the cluster makes it"),
         })),
@@ -264,14 +265,14 @@ fn attached(csi: &Csi, refresh: &Refresh) -> Result<BTreeMap<String, String>, Tr
 }
 
 /// The tokens that a driver gets, by audience, as JSON.
-fn tokens(driver: &CsiDriver, refresh: &Refresh) -> Result<Option<String>, Trouble> {
+fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> {
     if driver.token_requests.is_empty() {
         return Ok(None);
     }
     let mut tokens = serde_json::Map::new();
     for request in &driver.token_requests {
         let key = TokenKey::new(Some(request.audience.clone()), request.expiration_seconds);
-        let token = match refresh.tokens.get(&key) {
+        let token = match pod.tokens.get(&key) {
             Some(Ok(token)) => String::from_utf8_lossy(token).into_owned(),
             Some(Err(reason)) => return Err(Trouble::Manifests(format!("no token for the CSI driver: {reason}"))),
             None => {
@@ -281,7 +282,7 @@ fn tokens(driver: &CsiDriver, refresh: &Refresh) -> Result<Option<String>, Troub
             }
         };
         let expires =
-            refresh.tokens.expirations().find(|(of, _)| **of == key).and_then(|(_, at)| Timestamp::try_from(at).ok());
+            pod.tokens.expirations().find(|(of, _)| **of == key).and_then(|(_, at)| Timestamp::try_from(at).ok());
         let mut status = serde_json::Map::from_iter([("token".to_owned(), token.into())]);
         status.extend(expires.map(|at| ("expirationTimestamp".to_owned(), at.to_string().into())));
         tokens.insert(request.audience.clone(), status.into());
@@ -302,9 +303,9 @@ fn plan(spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<
 }
 
 /// The Secret that a volume names.
-pub(super) fn secret<'a>(reference: &SecretReference, refresh: &'a Refresh) -> Result<&'a Secret, Trouble> {
-    let namespace = reference.namespace.as_deref().unwrap_or(&refresh.identity.namespace);
-    let objects = &refresh.objects;
+pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Result<&'a Secret, Trouble> {
+    let namespace = reference.namespace.as_deref().unwrap_or(&pod.identity.namespace);
+    let objects = &pod.objects;
     objects.secret(namespace, &reference.name).ok_or_else(|| {
         let unknown = objects.why_absent(ObjectKind::Secret, namespace, &reference.name).map(str::to_owned);
         let reason = unknown.unwrap_or_else(|| format!("secret {:?} not found", reference.name));

@@ -7,11 +7,12 @@ use podfs_fuse::mount::private::Shape;
 use tracing::warn;
 
 use super::growth::Growth;
-use super::{Refresh, Setting, Trouble};
+use super::{Setting, Trouble};
 use crate::binding::{Bound, BoundSource, Local};
 use crate::host::global_mount::User;
 use crate::host::local::{self, LocalSource};
 use crate::host::{HostError, Source, device};
+use crate::manifest::PodView;
 
 /// A local volume that can be shown.
 pub(super) struct Opened {
@@ -29,7 +30,7 @@ pub(super) fn open(
     bound: &Bound,
     source: &Local,
     path: &Path,
-    refresh: &Refresh,
+    pod: &PodView,
 ) -> Result<Opened, Trouble> {
     let device = match local::open(&source.path)? {
         LocalSource::Directory(directory) => {
@@ -47,7 +48,7 @@ pub(super) fn open(
     // What is made for the mount goes with the pod, too: the root directory, if it was not there.
     let expected = setting.mount_points().expect(path, Shape::Directory);
     expected.map_err(|error| Trouble::Passing(error.to_string()))?;
-    let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
+    let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
     let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
     Ok(Opened { source, read_only, warnings: Vec::new() })
 }
@@ -60,7 +61,7 @@ fn ignored_options(source: &Local) -> Vec<String> {
 }
 
 /// Grows the file system of a device to what the PersistentVolume has now. A directory has the room of its file system.
-pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh, growth: &mut Growth) {
+pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut Growth) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
     let device = match local::open(&source.path) {
         Ok(LocalSource::Directory(_)) => return growth.succeed(bound, true),
@@ -71,7 +72,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, refresh: &Refresh, growth: 
         }
     };
     let mount = local::global_mount(&root, &bound.name);
-    let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(refresh.identity.uid.as_str()))
+    let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(pod.identity.uid.as_str()))
     else {
         return;
     };

@@ -46,11 +46,8 @@ use super::run::adoption::{About, Kept};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
-use crate::manifest::Tokens;
-use crate::manifest::objects::Objects;
-use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::manifest::PodView;
 use crate::source::Condition;
-use crate::types::Allocatable;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
@@ -110,34 +107,9 @@ impl Setting {
     }
 }
 
-/// Everything a refresh is made from.
-#[derive(Clone)]
-pub struct Refresh {
-    /// The pod's name and namespace.
-    pub identity: PodIdentity,
-    /// What the pod manifest says at this moment.
-    pub facts: PodFacts,
-    /// The objects at this moment.
-    pub objects: Objects,
-    /// The tokens of its service account at this moment.
-    pub tokens: Tokens,
-    /// What this machine offers to pods.
-    pub allocatable: Allocatable,
-    /// Whether an object was requested only seconds ago and is not known yet.
-    pub is_settling: bool,
-}
-
-impl Refresh {
-    /// What the pod's node offers: as its object says, else as this machine does.
-    fn node(&self) -> Allocatable {
-        let node = self.objects.node(self.facts.node_name.as_deref());
-        node.map_or(self.allocatable, |node| node.allocatable(self.allocatable))
-    }
-
-    /// The label of volumes whose files are all the pod's own.
-    fn selinux_context(&self) -> Option<String> {
-        self.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
-    }
+/// The label of volumes whose files are all the pod's own.
+fn selinux_context(pod: &PodView) -> Option<String> {
+    pod.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
 }
 
 /// What became of a refresh.
@@ -303,13 +275,13 @@ impl PodVolume {
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `refresh` says. `heard` is when podfs saw the change that caused it, if one did. When that fails, what is shown
+    /// Shows what `pod` says. `heard` is when podfs saw the change that caused it, if one did. When that fails, what is shown
     /// stays as it is. A volume that another process has unmounted is mounted again first.
-    pub fn refresh(&mut self, refresh: &Refresh, heard: Option<Instant>) -> Attempt {
+    pub fn refresh(&mut self, pod: &PodView, heard: Option<Instant>) -> Attempt {
         let _span = self.enter_span();
         self.heard = self.heard.or(heard);
         self.show_again();
-        match self.mounter.show(&self.spec, refresh, self.heard) {
+        match self.mounter.show(&self.spec, pod, self.heard) {
             Ok(shown) => {
                 self.heard = None;
                 match self.hidden.clone() {
@@ -335,7 +307,7 @@ impl PodVolume {
             Err(Trouble::Manifests(reason)) => {
                 // There is nothing to be seen of it; what puts it right is another change.
                 self.heard = None;
-                match (refresh.is_settling, &self.state) {
+                match (pod.is_settling, &self.state) {
                     // It was a problem before, and is the same one still.
                     (true, State::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, State::Waiting(_)) => self.settle(reason),

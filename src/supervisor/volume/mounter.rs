@@ -19,7 +19,8 @@ use super::passthrough::host_path::HostPathSource;
 use super::passthrough::nfs::NfsSource;
 use super::passthrough::{PassthroughSource, PassthroughVolume};
 use super::projected::ProjectedVolume;
-use super::{End, Refresh, Setting, Shown, Trouble};
+use super::{End, Setting, Shown, Trouble};
+use crate::manifest::PodView;
 use crate::supervisor::run::adoption::Kept;
 use crate::volume::{Volume, VolumeSource};
 
@@ -56,7 +57,7 @@ pub(super) trait Mounter: Send {
     fn adopt(&mut self, kept: Kept);
 
     /// Shows what `pod` says, because of a change that podfs saw at `heard`.
-    fn show(&mut self, spec: &Volume, pod: &Refresh, heard: Option<Instant>) -> Result<Shown, Trouble>;
+    fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble>;
 
     /// Shows the volume again, whose mount another process has unmounted. Processes that still use the old mount and those that
     /// come now share one file system, and its server.
@@ -125,7 +126,7 @@ impl PassthroughSource for UnsupportedSource {
         &mut self,
         _: &mut super::passthrough::Common,
         spec: &Volume,
-        _: &Refresh,
+        _: &PodView,
     ) -> Result<super::passthrough::MountPlan, Trouble> {
         Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()))
     }

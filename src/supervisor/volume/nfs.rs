@@ -11,8 +11,9 @@ use podfs_nfs::mount::{self as reaching, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
-use super::{Refresh, Setting, Trouble};
+use super::{Setting, Trouble};
 use crate::host::{Source, kernel_nfs};
+use crate::manifest::PodView;
 use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
@@ -35,8 +36,8 @@ pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access
 }
 
 /// As whom calls are made. The kernel's client sees to `sec=none` by itself.
-pub(super) fn callers(backend: Backend, options: &NfsOptions, refresh: &Refresh) -> ActAs {
-    match (backend, &options.security, refresh.facts.user_namespace) {
+pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> ActAs {
+    match (backend, &options.security, pod.facts.user_namespace) {
         (Backend::User, Security::None, _) => ActAs::Nobody,
         (_, _, true) => ActAs::CallerInItsNamespace,
         (_, _, false) => ActAs::Caller,
@@ -61,13 +62,13 @@ impl Export {
         options: &NfsOptions,
         access: Access,
         setting: &Setting,
-        refresh: &Refresh,
+        pod: &PodView,
     ) -> Result<Export, Trouble> {
         let reached = reach_any(source, options)?;
         let serving = Options {
             name: spec.name.to_string(),
             read_only: access == Access::ReadOnly,
-            callers: callers(Backend::User, options, refresh),
+            callers: callers(Backend::User, options, pod),
             trace: setting.trace,
             ..serving(source, options, &reached)
         };

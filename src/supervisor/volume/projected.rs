@@ -18,9 +18,10 @@ use serde_json::json;
 use tracing::warn;
 
 use super::mounter::Mounter;
-use super::{End, Refresh, Setting, Shown, Trouble};
+use super::{End, Setting, Shown, Trouble, selinux_context};
+use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
-use crate::payload::{Assembled, Inputs, Ownership, Payload, PayloadError};
+use crate::payload::{Assembled, Ownership, Payload, PayloadError};
 use crate::supervisor::run::adoption::Kept;
 use crate::volume::{self, Volume};
 
@@ -100,12 +101,12 @@ impl Mounter for ProjectedVolume {
         self.mounted = Some(Mounted { visible, projection });
     }
 
-    /// Shows the files that result from what `refresh` says.
-    fn show(&mut self, spec: &Volume, refresh: &Refresh, heard: Option<Instant>) -> Result<Shown, Trouble> {
+    /// Shows the files that result from what `pod` says.
+    fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble> {
         if self.point.is_none() {
             self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
         }
-        Ok(self.show_payload(spec, refresh, heard)?)
+        Ok(self.show_payload(spec, pod, heard)?)
     }
 
     fn show_again(&mut self) -> Result<(), Trouble> {
@@ -151,22 +152,10 @@ impl ProjectedVolume {
         Self { source, setting, path, point, mounted: None, warned: Vec::new(), label: None }
     }
 
-    fn show_payload(
-        &mut self,
-        spec: &Volume,
-        refresh: &Refresh,
-        heard: Option<Instant>,
-    ) -> Result<Shown, RefreshError> {
-        let inputs = Inputs {
-            identity: &refresh.identity,
-            facts: &refresh.facts,
-            objects: &refresh.objects,
-            tokens: &refresh.tokens,
-            machine: refresh.allocatable,
-        };
-        let assembled = Payload::assemble(&self.source, inputs)?;
+    fn show_payload(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, RefreshError> {
+        let assembled = Payload::assemble(&self.source, pod)?;
         warn_once(&mut self.warned, spec.name.as_str(), &assembled);
-        self.label = refresh.selinux_context();
+        self.label = selinux_context(pod);
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
         let layout = Layout::new(entries(payload), directories)?;
@@ -182,8 +171,8 @@ impl ProjectedVolume {
                 mounted
             }
             _ => {
-                let mode = Ownership::of(&refresh.facts).root_mode(self.source.medium);
-                let mut mounted = self.bring_up(spec, &layout, directories, refresh, mode)?;
+                let mode = Ownership::of(&pod.facts).root_mode(self.source.medium);
+                let mut mounted = self.bring_up(spec, &layout, directories, pod, mode)?;
                 if let Some(given_up) = self.mounted.take() {
                     mounted.visible.cover(given_up.visible);
                 }
@@ -202,15 +191,15 @@ impl ProjectedVolume {
         spec: &Volume,
         layout: &Layout<'_>,
         directories: DirectoryAttributes,
-        refresh: &Refresh,
+        pod: &PodView,
         mode: u16,
     ) -> Result<Mounted, RefreshError> {
         let nested = spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
-        let options = MountOptions { selinux_context: refresh.selinux_context(), shape: Shape::Directory };
+        let options = MountOptions { selinux_context: selinux_context(pod), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
         let about = Setting::about(spec, &self.path, None, Access::ReadOnly);
-        let audit = spec.preferences.audit.then(|| subject(&refresh.identity, spec));
+        let audit = spec.preferences.audit.then(|| subject(&pod.identity, spec));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = Projection::start(server, &root, &options, about, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);

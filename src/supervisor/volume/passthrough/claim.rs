@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::{Access, Common, End, MountPlan, PassthroughSource, Refresh, Setting, Trouble, access, nfs};
+use super::{Access, Common, End, MountPlan, PassthroughSource, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::neighbours::{self, Turn};
 use crate::host::{HostError, Source, fs_group, host_path};
+use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, Growth};
 use crate::supervisor::volume::local;
@@ -33,7 +34,7 @@ impl ClaimSource {
     }
 
     /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
-    fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+    fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         let bound = resolve(spec, &self.claim, pod);
         let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
         match &bound.source {
@@ -44,7 +45,7 @@ impl ClaimSource {
         Ok(())
     }
 
-    fn publish_again(&mut self, setting: &Setting, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+    fn publish_again(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         // What is mounted stays as it is.
         let Ok(bound) = resolve(spec, &self.claim, pod) else { return Ok(()) };
         let BoundSource::Csi(csi) = &bound.source else { return Ok(()) };
@@ -53,7 +54,7 @@ impl ClaimSource {
 }
 
 impl PassthroughSource for ClaimSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
         let name = spec.name.as_str();
         let bound = resolve(spec, &self.claim, pod)?;
         let path = volume.place(&bound.source.directory(), &bound.name);
@@ -100,11 +101,11 @@ impl PassthroughSource for ClaimSource {
         Ok(MountPlan { turn, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
-    fn complete(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+    fn complete(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         self.follow_capacity(&volume.setting, spec, pod)
     }
 
-    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         let grown = self.follow_capacity(&volume.setting, spec, pod);
         self.publish_again(&volume.setting, spec, pod)?;
         grown
@@ -125,7 +126,7 @@ impl PassthroughSource for ClaimSource {
 }
 
 /// The PersistentVolume of a volume.
-pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &Refresh) -> Result<Bound, Trouble> {
+pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &PodView) -> Result<Bound, Trouble> {
     let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.objects);
     bound.map_err(|error| Trouble::Manifests(error.to_string()))
 }
@@ -144,7 +145,7 @@ fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<Tur
 }
 
 /// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).
-fn give(source: &Source, group: u32, shared: bool, bound: &Bound, pod: &Refresh) -> Result<(), HostError> {
+fn give(source: &Source, group: u32, shared: bool, bound: &Bound, pod: &PodView) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {
         return fs_group::give(source, group, pod.facts.fs_group_policy, name);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Common, MountPlan, PassthroughSource, Refresh, Trouble};
+use super::{Common, MountPlan, PassthroughSource, Trouble};
+use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication};
 use crate::volume::{Csi, Volume};
 
@@ -19,14 +20,14 @@ impl CsiSource {
 }
 
 impl PassthroughSource for CsiSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
         let path = volume.place(Csi::DIRECTORY, spec.name.as_str());
         let (plan, republication) = driver::mount_csi(&volume.setting, spec, path, &self.csi, None, pod)?;
         self.republication = republication;
         Ok(plan)
     }
 
-    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<(), Trouble> {
+    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         self.republication.publish_again(&volume.setting, spec, &self.csi, None, pod)
     }
 

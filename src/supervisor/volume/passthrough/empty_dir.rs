@@ -2,9 +2,11 @@
 
 use tracing::warn;
 
-use super::{Access, Common, End, MountPlan, PassthroughSource, Planned, Refresh, Trouble};
+use super::{Access, Common, End, MountPlan, PassthroughSource, Planned, Trouble};
 use crate::host::empty_dir::{Backing, Content, Plan};
+use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::volume::selinux_context;
 use crate::volume::{EmptyDir, ServedBy, Volume};
 
 /// An emptyDir volume.
@@ -18,14 +20,14 @@ impl EmptyDirSource {
         Self { source, content: None }
     }
 
-    fn plan(&self, pod: &Refresh) -> Result<Plan, Trouble> {
-        let plan = Plan::new(&self.source, &pod.facts, pod.node());
+    fn plan(&self, pod: &PodView) -> Result<Plan, Trouble> {
+        let plan = Plan::new(&self.source, &pod.facts, pod.allocatable());
         plan.map_err(|error| Trouble::Manifests(error.to_string()))
     }
 }
 
 impl PassthroughSource for EmptyDirSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
         let plan = self.plan(pod)?;
         let path = volume.place(spec.kind.directory.unwrap_or_default(), spec.name.as_str());
         let content = match self.content.take() {
@@ -41,13 +43,13 @@ impl PassthroughSource for EmptyDirSource {
             // Huge pages cannot be mapped through another file system.
             Backing::HugePages { .. } => (ServedBy::Bind, None),
         };
-        let selinux_context = pod.selinux_context();
+        let selinux_context = selinux_context(pod);
         let content = Planned::Source { source: opened?, served_by, limit, remote: None };
         Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context, turn: None })
     }
 
     /// Content that another supervisor has made is this one's to delete. If it was deleted, it is made anew.
-    fn is_current(&mut self, volume: &Common, spec: &Volume, pod: &Refresh) -> Result<bool, Trouble> {
+    fn is_current(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<bool, Trouble> {
         if self.content.is_some() {
             return Ok(true);
         }

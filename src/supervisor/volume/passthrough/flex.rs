@@ -1,6 +1,7 @@
 //! What FlexVolume drivers mount.
 
-use super::{Common, MountPlan, PassthroughSource, Refresh, Trouble};
+use super::{Common, MountPlan, PassthroughSource, Trouble};
+use crate::manifest::PodView;
 use crate::supervisor::volume::driver;
 use crate::volume::{Flex, Volume};
 
@@ -8,7 +9,7 @@ use crate::volume::{Flex, Volume};
 pub(in crate::supervisor::volume) struct FlexSource(pub(in crate::supervisor::volume) Box<Flex>);
 
 impl PassthroughSource for FlexSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
         let Self(flex) = self;
         let name = spec.name.as_str();
         let path = volume.place(&flex.directory(), name);

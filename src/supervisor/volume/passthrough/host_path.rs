@@ -2,9 +2,10 @@
 
 use podfs_fuse::mount::private::Access;
 
-use super::{Common, MountPlan, PassthroughSource, Refresh, Trouble};
+use super::{Common, MountPlan, PassthroughSource, Trouble};
 use crate::host::device::BlockDevice;
 use crate::host::{FileKind, host_path};
+use crate::manifest::PodView;
 use crate::volume::{HostPath, Volume};
 
 /// A hostPath volume.
@@ -21,7 +22,7 @@ impl HostPathSource {
 }
 
 impl PassthroughSource for HostPathSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, _: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, _: &PodView) -> Result<MountPlan, Trouble> {
         let path = volume.place(HostPath::DIRECTORY, spec.name.as_str());
         let source = host_path::open(&self.source)?;
         if source.kind() == FileKind::BlockDevice {

@@ -35,9 +35,10 @@ use serde_json::Value;
 use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::Export;
-use super::{End, Refresh, Setting, Shown, Trouble};
+use super::{End, Setting, Shown, Trouble};
 use crate::host::neighbours::Turn;
 use crate::host::{HostError, Source, serve};
+use crate::manifest::PodView;
 use crate::supervisor::run::adoption::Kept;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
@@ -45,20 +46,20 @@ use crate::volume::{ServedBy, Volume};
 /// A kind of volume that shows something as it is.
 pub(super) trait PassthroughSource: Send {
     /// Finds what is to be mounted. The volume is not mounted.
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble>;
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble>;
 
     /// Whether what is mounted still shows the source. If not, the source is found and mounted anew.
-    fn is_current(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<bool, Trouble> {
+    fn is_current(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<bool, Trouble> {
         Ok(true)
     }
 
     /// What is to be done right after the volume was mounted.
-    fn complete(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<(), Trouble> {
+    fn complete(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
         Ok(())
     }
 
     /// Follows the objects of the pod while the volume is mounted.
-    fn follow(&mut self, _volume: &Common, _spec: &Volume, _pod: &Refresh) -> Result<(), Trouble> {
+    fn follow(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
         Ok(())
     }
 
@@ -210,7 +211,7 @@ impl Mounter for PassthroughVolume {
         self.common.group = about.group;
     }
 
-    fn show(&mut self, spec: &Volume, pod: &Refresh, _: Option<Instant>) -> Result<Shown, Trouble> {
+    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<Shown, Trouble> {
         let Self { common, source, .. } = self;
         if let Some(mounted) = self.mounted.take_if(|mounted| mounted.is_given_up()) {
             self.outdated = Some(mounted);

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{Access, Common, Export, MountPlan, PassthroughSource, Planned, Refresh, Setting, Trouble, access};
+use super::{Access, Common, Export, MountPlan, PassthroughSource, Planned, Setting, Trouble, access};
+use crate::manifest::PodView;
 use crate::supervisor::volume::nfs;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
@@ -11,7 +12,7 @@ use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
 pub(in crate::supervisor::volume) struct NfsSource(pub(in crate::supervisor::volume) Nfs);
 
 impl PassthroughSource for NfsSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &Refresh) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
         let Self(source) = self;
         let path = volume.place(Nfs::DIRECTORY, spec.name.as_str());
         plan(&volume.setting, spec, path, source, &NfsOptions::default(), access(source.read_only), pod)
@@ -26,7 +27,7 @@ pub(super) fn plan(
     source: &Nfs,
     options: &NfsOptions,
     access: Access,
-    pod: &Refresh,
+    pod: &PodView,
 ) -> Result<MountPlan, Trouble> {
     let selinux_context = options.selinux_context.clone();
     let content = match nfs::backend(spec, source, options)? {

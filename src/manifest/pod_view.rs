@@ -1,0 +1,31 @@
+//! A pod and its objects at one moment: what payloads and mounts are made from.
+
+use super::Tokens;
+use super::objects::Objects;
+use super::pod::{PodFacts, PodIdentity};
+use crate::types::Allocatable;
+
+/// The pod and its objects at one moment. Cheap to clone.
+#[derive(Clone)]
+pub struct PodView {
+    /// The pod's name and namespace. Objects of no other namespace are looked at.
+    pub identity: PodIdentity,
+    /// The rest of what the pod manifest says.
+    pub facts: PodFacts,
+    /// The objects.
+    pub objects: Objects,
+    /// The tokens of the pod's service account.
+    pub tokens: Tokens,
+    /// What this machine offers to pods, where no Node object says it.
+    pub machine: Allocatable,
+    /// Whether an object was requested only seconds ago and is not known yet.
+    pub is_settling: bool,
+}
+
+impl PodView {
+    /// What the pod's node offers: as its object says, else as this machine does.
+    pub fn allocatable(&self) -> Allocatable {
+        let node = self.objects.node(self.facts.node_name.as_deref());
+        node.map_or(self.machine, |node| node.allocatable(self.machine))
+    }
+}
