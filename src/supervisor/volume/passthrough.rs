@@ -254,7 +254,7 @@ impl PassthroughVolume {
             VolumeSource::HostPath(source) => self.host_path(spec, source)?,
             VolumeSource::EmptyDir(source) => self.empty_dir(spec, source, refresh)?,
             VolumeSource::Claim(claim) => self.claim(spec, claim, refresh)?,
-            VolumeSource::Nfs(source) => self.nfs(spec, source, refresh)?,
+            VolumeSource::Nfs(source, options) => self.nfs(spec, source, options, refresh)?,
             VolumeSource::Flex(source) => self.flex(spec, source, refresh)?,
             VolumeSource::Csi(source) => self.csi(spec, source, refresh)?,
             VolumeSource::Unsupported(_) => {
@@ -423,10 +423,16 @@ impl PassthroughVolume {
         Ok(content)
     }
 
-    fn nfs(&mut self, spec: &Volume, source: &Nfs, refresh: &Refresh) -> Result<MountPlan, Trouble> {
+    fn nfs(
+        &mut self,
+        spec: &Volume,
+        source: &Nfs,
+        options: &NfsOptions,
+        refresh: &Refresh,
+    ) -> Result<MountPlan, Trouble> {
         let path = self.setting.site.volume(Nfs::DIRECTORY, spec.name.as_str());
         self.path = Some(path.clone());
-        self.export(spec, path, source, &NfsOptions::default(), access(source.read_only), refresh)
+        self.export(spec, path, source, options, access(source.read_only || options.read_only), refresh)
     }
 
     fn export(
