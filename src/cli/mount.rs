@@ -147,7 +147,7 @@ impl Mount {
             }
             VolumeSource::Projection(projection) => self.check_projection(projection, identity, has_pod),
             VolumeSource::Claim(claim) => self.check_claim(claim, volume, identity, has_pod),
-            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(_) => Ok(()),
+            VolumeSource::HostPath(_) | VolumeSource::EmptyDir(_) | VolumeSource::Nfs(..) => Ok(()),
             VolumeSource::Flex(_) | VolumeSource::Csi(_) => Err(Failure::input(anyhow!(
                 "a driver mounts {} volumes for a pod; use podfs run with the pod's manifest",
                 volume.word()

@@ -45,7 +45,7 @@ pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) 
             }
             VolumeSource::HostPath(_)
             | VolumeSource::EmptyDir(_)
-            | VolumeSource::Nfs(_)
+            | VolumeSource::Nfs(..)
             | VolumeSource::Unsupported(_) => {}
         }
     }

@@ -19,6 +19,7 @@ use super::nri::chosen::{Chosen, RuntimeChange, with_payload_volumes};
 use super::pod::{NodePod, PodOrigin, PodStage};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
+use crate::volume::{forget_other_volumes, set_mount_options};
 
 /// The pods of a node with a kubelet.
 #[derive(Debug, Default)]
@@ -279,16 +280,20 @@ fn without_volumes(mut manifest: Value) -> Value {
 /// The manifest with these volumes besides its own, each used by a container.
 fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]) -> Value {
     manifest["metadata"]["uid"] = json!(uid.as_str());
-    let spec = &mut manifest["spec"];
     let volumes = publications.iter().map(|publication| {
         let mut volume = publication.volume.clone();
         volume["name"] = json!(publication.name);
         volume
     });
-    match spec["volumes"].as_array_mut() {
+    match manifest["spec"]["volumes"].as_array_mut() {
         Some(all) => all.extend(volumes),
-        None => spec["volumes"] = volumes.collect(),
+        None => manifest["spec"]["volumes"] = volumes.collect(),
     }
+    for publication in publications {
+        set_mount_options(&mut manifest, &publication.name, &publication.mount_options);
+    }
+    forget_other_volumes(&mut manifest);
+    let spec = &mut manifest["spec"];
     if let Some(group) = publications.iter().find_map(|publication| publication.group) {
         if !spec["securityContext"].is_object() {
             spec["securityContext"] = Value::Object(Map::new());
@@ -371,6 +376,28 @@ mod tests {
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
         assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
     }
+    #[test]
+    fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
+        let mut pods = KubeletPods::default();
+        pods.publish(BTreeMap::new());
+        let mut described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
+        Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({
+            "podfs.io/cache.other": "none", "podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "soft", "x": "y",
+        });
+        pods.hear(FeedEvent::Put(described));
+        let mut share = publication("share", false);
+        share.volume = json!({"nfs": {"server": "nfs.example", "path": "/"}});
+        share.mount_options = vec!["nolock".to_owned(), "ro".to_owned()];
+        pods.change(KubeletChange::Published(Box::new(share)));
+        let event = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
+        let Some(FeedEvent::Put(pod)) = event else { panic!("no annotation keeps a volume back: {event:?}") };
+        assert_eq!(
+            pod.manifest["metadata"]["annotations"],
+            json!({"podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "nolock,ro", "x": "y"}),
+        );
+        assert_eq!(pod.pod.volumes.len(), 2);
+    }
+
     #[test]
     fn a_chosen_pod_has_its_payload_volumes_and_those_of_the_kubelet_and_goes_with_its_sandbox() {
         let mut pods = KubeletPods::default();

@@ -367,7 +367,7 @@ fn describe(volume: &Volume, pod: &str) -> String {
             };
             dir.size_limit.map_or(medium.clone(), |limit| format!("{medium}, at most {limit} bytes"))
         }
-        VolumeSource::Nfs(nfs) => {
+        VolumeSource::Nfs(nfs, _) => {
             let read_only = if nfs.read_only { ", read-only" } else { "" };
             format!("{}:{} of an NFS server{read_only}", nfs.server, nfs.path)
         }

@@ -37,6 +37,7 @@ pub use flex::Flex;
 pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
+pub(crate) use preferences::{forget_other_volumes, set_mount_options};
 pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
 pub use selector::Selector;
 pub use unsupported::Fields;
@@ -152,8 +153,8 @@ pub enum VolumeSource {
     HostPath(HostPath),
     /// A directory of the pod's own.
     EmptyDir(EmptyDir),
-    /// A directory that an NFS server exports.
-    Nfs(Nfs),
+    /// A directory that an NFS server exports, and the options of its mount.
+    Nfs(Nfs, Box<NfsOptions>),
     /// What a PersistentVolumeClaim is bound to.
     Claim(Claim),
     /// What a FlexVolume driver mounts.

@@ -1,13 +1,14 @@
 //! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
-//! `podfs.io/nfs-backend.<volume>`, `podfs.io/audit.<volume>` and `podfs.io/sub-path.<volume>`; and of all of them,
-//! `podfs.io/volumes`.
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
+//! `podfs.io/sub-path.<volume>`; and of all of them, `podfs.io/volumes`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use podfs_fuse::passthrough::Cache;
+use serde_json::{Value, json};
 
-use super::nfs_options::Backend;
+use super::nfs_options::{Backend, NfsOptions};
 use super::{Volume, VolumeSource};
 use crate::types::InvalidField;
 
@@ -16,6 +17,9 @@ const CACHE: &str = "podfs.io/cache.";
 const AUDIT: &str = "podfs.io/audit.";
 const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
+const MOUNT_OPTIONS: &str = "podfs.io/mount-options.";
+/// What annotations about single volumes begin with.
+const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS];
 
 /// The label or annotation of a pod, and the label of a namespace, whose containers have volumes of podfs in the place of the
 /// kubelet's (`podfs node --nri`): `"true"` or `"false"`.
@@ -93,7 +97,7 @@ impl Preferences {
                     VolumeSource::Projection(_) => {
                         return Err(invalid(&format!("{kind} volumes are cached for ever; remove the annotation")));
                     }
-                    VolumeSource::Nfs(_) => {
+                    VolumeSource::Nfs(..) => {
                         let sentence = "nfs volumes are cached as their mount options say (actimeo, lookupcache); remove \
                                         the annotation";
                         return Err(invalid(&sentence));
@@ -113,11 +117,23 @@ impl Preferences {
                 if volume.unsupported_reason().is_some() {
                     continue;
                 }
-                if !matches!(volume.source, VolumeSource::Nfs(_) | VolumeSource::Claim(_)) {
+                if !matches!(volume.source, VolumeSource::Nfs(..) | VolumeSource::Claim(_)) {
                     let kind = volume.kind.word;
                     return Err(invalid(&format!("is for nfs volumes and claims, and {name:?} is of kind {kind}")));
                 }
                 volume.preferences.nfs_backend = Backend::parse(value).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(MOUNT_OPTIONS) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
+                let VolumeSource::Nfs(_, options) = &mut volume.source else {
+                    return Err(invalid(&format!(
+                        "is for nfs volumes, and {name:?} is of kind {}; a claim has the mountOptions of its PersistentVolume",
+                        volume.kind.word
+                    )));
+                };
+                **options = NfsOptions::parse([value.as_str()]).map_err(|error| invalid(&error))?;
             } else if let Some(name) = key.strip_prefix(SUB_PATH) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
                 if volume.unsupported_reason().is_some() {
@@ -141,6 +157,30 @@ impl Preferences {
             }
         }
         Ok(())
+    }
+}
+
+/// Has the mount of the nfs volume `name` of a pod's manifest these options and no others.
+pub(crate) fn set_mount_options(manifest: &mut Value, name: &str, options: &[String]) {
+    let key = format!("{MOUNT_OPTIONS}{name}");
+    let annotations = &mut manifest["metadata"]["annotations"];
+    match (annotations.as_object_mut(), options.is_empty()) {
+        (Some(all), true) => drop(all.remove(&key)),
+        (Some(all), false) => drop(all.insert(key, json!(options.join(",")))),
+        (None, true) => {}
+        (None, false) => *annotations = json!({ key: options.join(",") }),
+    }
+}
+
+/// Removes the annotations of a pod's manifest that are about single volumes which the manifest does not have any more.
+pub(crate) fn forget_other_volumes(manifest: &mut Value) {
+    let volumes = manifest["spec"]["volumes"].as_array().into_iter().flatten();
+    let names: BTreeSet<String> = volumes.filter_map(|volume| volume["name"].as_str().map(str::to_owned)).collect();
+    if let Some(annotations) = manifest["metadata"]["annotations"].as_object_mut() {
+        annotations.retain(|key, _| {
+            let of_volume = ABOUT_VOLUMES.iter().find_map(|prefix| key.strip_prefix(prefix));
+            of_volume.is_none_or(|name| names.contains(name))
+        });
     }
 }
 

@@ -43,6 +43,9 @@ pub struct Publication {
     /// The group that owns the files, if the kubelet gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
+    /// The options of the mount of an NFS export: the mountOptions of a PersistentVolume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mount_options: Vec<String>,
 }
 
 /// The pod of a publication, as the kubelet says it.
@@ -69,8 +72,18 @@ impl Publication {
         name: String,
         volume: Value,
     ) -> Publication {
-        let version = VERSION;
-        Publication { version, volume_id, target, pod, name, volume, needs_pod: false, read_only: false, group: None }
+        Publication {
+            version: VERSION,
+            volume_id,
+            target,
+            pod,
+            name,
+            volume,
+            needs_pod: false,
+            read_only: false,
+            group: None,
+            mount_options: Vec::new(),
+        }
     }
 
     /// The uid of its pod, which was checked.
@@ -80,7 +93,7 @@ impl Publication {
 
     /// Whether the volume is the same one, wherever it is published.
     pub fn is_same_volume(&self, other: &Publication) -> bool {
-        self.volume == other.volume && self.volume_id == other.volume_id
+        self.volume == other.volume && self.mount_options == other.mount_options && self.volume_id == other.volume_id
     }
 }
 

@@ -11,11 +11,13 @@ use tonic::Status;
 use super::attributes::describe;
 use super::publication::{PublishedPod, name_of_target};
 use super::{AllowList, Publication};
-use crate::csi::v1::NodePublishVolumeRequest;
-use crate::csi::v1::volume_capability::AccessType;
+use crate::csi::v1::volume_capability::access_mode::Mode;
+use crate::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+use crate::csi::v1::{NodePublishVolumeRequest, VolumeCapability};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::types::is_dns_label;
+use crate::volume::NfsOptions;
 
 /// Kubelets put these into the volume's context.
 const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
@@ -36,7 +38,10 @@ pub fn parse(
 ) -> Result<Publication, Status> {
     required("volume_id", &request.volume_id)?;
     required("target_path", &request.target_path)?;
-    let group = group(request)?;
+    let capability =
+        request.volume_capability.as_ref().ok_or_else(|| Status::invalid_argument("volume_capability is required"))?;
+    let mount = mount(capability)?;
+    let group = group(mount)?;
     let target = target(&request.target_path, kubelet_root)?;
     let pod = pod(&request.volume_context, &target, kubelet_root)?;
     let attributes: BTreeMap<_, _> = request.volume_context.clone().into_iter().collect();
@@ -45,7 +50,9 @@ pub fn parse(
     check(&name, &described.volume).map_err(Status::invalid_argument)?;
     let mut publication = Publication::new(request.volume_id.clone(), target, pod, name, described.volume);
     publication.needs_pod = described.needs_pod;
-    publication.read_only = request.readonly;
+    let (mount_options, is_read_only) = options(mount, &publication.volume)?;
+    publication.mount_options = mount_options;
+    publication.read_only = request.readonly || is_read_only || is_for_readers(capability);
     publication.group = group;
     Ok(publication)
 }
@@ -102,21 +109,49 @@ pub fn target(target: &str, kubelet_root: &Path) -> Result<PathBuf, Status> {
     Ok(path.components().collect())
 }
 
-/// The group that owns the volume.
-fn group(request: &NodePublishVolumeRequest) -> Result<Option<u32>, Status> {
-    let capability = request.volume_capability.as_ref();
-    let access =
-        capability.ok_or_else(|| Status::invalid_argument("volume_capability is required"))?.access_type.as_ref();
-    match access {
-        Some(AccessType::Mount(mount)) if mount.volume_mount_group.is_empty() => Ok(None),
-        Some(AccessType::Mount(mount)) => mount.volume_mount_group.parse().map(Some).map_err(|_| {
-            Status::invalid_argument("volume_capability: volume_mount_group must be the number of a group")
-        }),
+/// How the kubelet wants to mount the volume.
+fn mount(capability: &VolumeCapability) -> Result<&MountVolume, Status> {
+    match &capability.access_type {
+        Some(AccessType::Mount(mount)) => Ok(mount),
         Some(AccessType::Block(_)) => Err(Status::invalid_argument(
             "volume_capability: podfs has no block volumes; use the volume mode Filesystem",
         )),
         None => Err(Status::invalid_argument("volume_capability: give an access type")),
     }
+}
+
+/// The group that owns the volume.
+fn group(mount: &MountVolume) -> Result<Option<u32>, Status> {
+    match mount.volume_mount_group.as_str() {
+        "" => Ok(None),
+        group => group.parse().map(Some).map_err(|_| {
+            Status::invalid_argument("volume_capability: volume_mount_group must be the number of a group")
+        }),
+    }
+}
+
+/// The mount options of the volume, which a PersistentVolume has in `mountOptions`: those of NFS exports, and `ro` and `rw` of
+/// others; and whether they make it read-only.
+fn options(mount: &MountVolume, volume: &Value) -> Result<(Vec<String>, bool), Status> {
+    let invalid = |sentence: &str| Status::invalid_argument(format!("volume_capability: mount options: {sentence}"));
+    let options: Vec<String> = mount.mount_flags.iter().filter(|flag| !flag.is_empty()).cloned().collect();
+    if volume["nfs"].is_object() {
+        let parsed = NfsOptions::parse(options.iter().map(String::as_str));
+        return parsed.map(|parsed| (options, parsed.read_only)).map_err(|error| invalid(&error.to_string()));
+    }
+    let words: Vec<&str> = options.iter().flat_map(|entry| entry.split(',')).filter(|word| !word.is_empty()).collect();
+    match words.iter().find(|word| !matches!(**word, "ro" | "rw")) {
+        None => Ok((Vec::new(), words.last() == Some(&"ro"))),
+        Some(word) => Err(invalid(&format!(
+            "{word:?} is for NFS exports; this volume takes ro and rw; correct mountOptions of the PersistentVolume"
+        ))),
+    }
+}
+
+/// Whether the access mode lets no container write (accessModes: ReadOnlyMany).
+fn is_for_readers(capability: &VolumeCapability) -> bool {
+    let mode = capability.access_mode.as_ref().map(AccessMode::mode);
+    matches!(mode, Some(Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly))
 }
 
 fn pod(context: &HashMap<String, String>, target: &Path, kubelet_root: &Path) -> Result<PublishedPod, Status> {

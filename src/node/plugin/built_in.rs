@@ -13,7 +13,7 @@ const BUILT_IN: [BuiltIn; 10] = [
     BuiltIn("kubernetes.io/projected", |volume| volume.kind.word == "projected"),
     BuiltIn("kubernetes.io/host-path", |volume| matches!(volume.source, VolumeSource::HostPath(_))),
     BuiltIn("kubernetes.io/empty-dir", |volume| matches!(volume.source, VolumeSource::EmptyDir(_))),
-    BuiltIn("kubernetes.io/nfs", |volume| matches!(volume.source, VolumeSource::Nfs(_))),
+    BuiltIn("kubernetes.io/nfs", |volume| matches!(volume.source, VolumeSource::Nfs(..))),
     BuiltIn("kubernetes.io/flexvolume", |volume| matches!(volume.source, VolumeSource::Flex(_))),
     BuiltIn("kubernetes.io/csi", |volume| matches!(volume.source, VolumeSource::Csi(_))),
     // The supervisor finds the PersistentVolume behind a claim, and with it the plugin that serves it.

@@ -25,6 +25,7 @@ use serde_json::Value;
 use crate::manifest::pod::PodUid;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
+use crate::volume::forget_other_volumes;
 
 /// The directory of checkpoints, in the run directory.
 const PODS: &str = "node/pods";
@@ -68,6 +69,7 @@ impl Checkpoint {
             let is_served = |volume: &Value| volume["name"].as_str().is_some_and(|name| self.volumes.contains(name));
             volumes.retain(|volume| is_served(volume) || volume["image"].is_object());
         }
+        forget_other_volumes(&mut manifest);
         manifest
     }
 }

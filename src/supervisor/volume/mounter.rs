@@ -107,7 +107,9 @@ pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting
         VolumeSource::HostPath(source) => passthrough(HostPathSource::new(source.clone()), setting),
         VolumeSource::EmptyDir(source) => passthrough(EmptyDirSource::new(source.clone()), setting),
         VolumeSource::Claim(claim) => passthrough(ClaimSource::new(claim.clone()), setting),
-        VolumeSource::Nfs(source) => passthrough(NfsSource(source.clone()), setting),
+        VolumeSource::Nfs(source, options) => {
+            passthrough(NfsSource { source: source.clone(), options: options.clone() }, setting)
+        }
         VolumeSource::Flex(source) => passthrough(FlexSource(source.clone()), setting),
         VolumeSource::Csi(source) => passthrough(CsiSource::new(source.clone()), setting),
         VolumeSource::Unsupported(_) => passthrough(UnsupportedSource, setting),

@@ -13,7 +13,9 @@ pub use options::NfsOptions;
 pub(super) const KIND: Kind = Kind {
     word: "nfs",
     directory: Some(Nfs::DIRECTORY),
-    parse: |volume: &Volume, _| volume.nfs.as_ref().map(|source| Nfs::parse(source).map(VolumeSource::Nfs)),
+    parse: |volume: &Volume, _| {
+        volume.nfs.as_ref().map(|source| Nfs::parse(source).map(|nfs| VolumeSource::Nfs(nfs, Box::default())))
+    },
 };
 
 /// A directory that an NFS server exports.

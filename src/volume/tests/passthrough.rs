@@ -7,6 +7,7 @@ use podfs_fuse::passthrough::Cache;
 use super::*;
 use crate::manifest::parse_documents;
 use crate::manifest::pod::Pod;
+use crate::volume::NfsOptions;
 use crate::volume::SubPathMode;
 use crate::volume::nfs_options::Backend;
 
@@ -134,6 +135,28 @@ fn pod(annotations: &str) -> Result<Pod, String> {
     );
     let document = parse_documents(Path::new("pod.yaml"), text.as_bytes()).expect(&text).remove(0);
     Pod::parse(document).map_err(|error| error.to_string())
+}
+
+#[test]
+fn an_annotation_has_the_mount_options_of_an_nfs_volume() {
+    let options = |annotations: &str| match &pod(annotations).expect(annotations).volumes[4].source {
+        VolumeSource::Nfs(_, options) => NfsOptions::clone(options),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(options("{}"), NfsOptions::default());
+    let given = options("{podfs.io/mount-options.files: \"nolock,ro,port=2050\"}");
+    assert_eq!(given, NfsOptions::parse(["nolock", "ro", "port=2050"]).expect("options"));
+    for (annotation, expected) in [
+        ("podfs.io/mount-options.files: nolokc", "nolokc"),
+        ("podfs.io/mount-options.data: nolock", "a claim has the mountOptions of its PersistentVolume"),
+        ("podfs.io/mount-options.none: nolock", "the pod has no volume \"none\""),
+    ] {
+        let refused = pod(&format!("{{{annotation}}}")).expect_err(annotation);
+        assert!(
+            refused.contains("metadata.annotations[podfs.io/mount-options.") && refused.contains(expected),
+            "{refused}"
+        );
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod pods;
 
 mod away;
+mod csi;
 mod moved;
 mod refused;
 mod served;

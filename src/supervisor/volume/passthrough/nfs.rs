@@ -9,13 +9,16 @@ use crate::volume::nfs_options::Backend;
 use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
 
 /// An nfs volume of the pod.
-pub(in crate::supervisor::volume) struct NfsSource(pub(in crate::supervisor::volume) Nfs);
+pub(in crate::supervisor::volume) struct NfsSource {
+    pub(in crate::supervisor::volume) source: Nfs,
+    pub(in crate::supervisor::volume) options: Box<NfsOptions>,
+}
 
 impl PassthroughSource for NfsSource {
     fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
-        let Self(source) = self;
+        let Self { source, options } = self;
         let path = volume.place(Nfs::DIRECTORY, spec.name.as_str());
-        plan(&volume.setting, spec, path, source, &NfsOptions::default(), access(source.read_only), pod)
+        plan(&volume.setting, spec, path, source, options, access(source.read_only || options.read_only), pod)
     }
 }
 
