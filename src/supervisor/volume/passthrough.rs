@@ -27,10 +27,12 @@ use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
+use crate::host::disks::PodDisks;
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::neighbours::{self, Turn};
 use crate::host::{FileKind, HostError, Source, fs_group, host_path, serve};
 use crate::supervisor::run::adoption::About;
+use crate::supervisor::run_dir::claim::DISKS;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
@@ -306,12 +308,30 @@ impl PassthroughVolume {
     fn host_path(&mut self, spec: &Volume, source: &HostPath) -> Result<MountPlan, Trouble> {
         let path = self.setting.site.volume(HostPath::DIRECTORY, spec.name.as_str());
         self.path = Some(path.clone());
-        let source = host_path::open(source)?;
-        if source.kind() == FileKind::BlockDevice {
-            // One without a medium can be shown and not opened.
-            self.device = BlockDevice::open(&source).ok();
-        }
+        let source = self.open_host_path(spec, source, &path)?;
         self.mount_plan(spec, path, source, Access::ReadWrite)
+    }
+
+    /// Opens a path of the node. If it is a disk, no other disk may take its place.
+    fn open_host_path(&mut self, spec: &Volume, source: &HostPath, path: &Path) -> Result<Source, Trouble> {
+        let source = host_path::open(source)?;
+        if source.kind() != FileKind::BlockDevice {
+            return Ok(source);
+        }
+        // One without a medium can be shown and not opened.
+        let Ok(device) = BlockDevice::open(&source) else { return Ok(source) };
+        let mut mount_points = self.setting.mount_points();
+        let disks = mount_points.run_directory().map(|directory| PodDisks::of(directory.join(DISKS)));
+        if let Some(Err(error)) = disks.map(|disks| disks.pin(spec.name.as_str(), &device)) {
+            // What a supervisor before this one has mounted leads to the other disk by now.
+            if let Ok(Some((_, visible))) = mount_points.keep(path) {
+                visible.unmount().unwrap_or_else(|error| warn!("{error}"));
+            }
+            return Err(error.into());
+        }
+        drop(mount_points);
+        self.device = Some(device);
+        Ok(source)
     }
 
     fn claim(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -329,7 +349,7 @@ impl PassthroughVolume {
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
         let source = match &bound.source {
-            BoundSource::HostPath(source) => host_path::open(source)?,
+            BoundSource::HostPath(source) => self.open_host_path(spec, source, &path)?,
             BoundSource::Nfs(source, options) => {
                 return Ok(MountPlan { turn, ..self.export(spec, path, source, options, access, refresh)? });
             }
