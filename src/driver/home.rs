@@ -12,11 +12,14 @@ use podfs_fuse::mount::table::mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::volume::Csi;
+use crate::volume::csi::sha256;
 
 /// The directory of a pod in which drivers and kinds of volume keep what is theirs.
 const PLUGINS: &str = "plugins";
 const RECORD: &str = "vol_data.json";
 const TARGET: &str = "mount";
+/// Most bytes of the name of a user: the kernel takes 255, and a file that is going to replace another one has a longer name.
+const LONGEST_NAME: usize = 240;
 /// The extension of a file that is going to replace another one.
 const NEXT: &str = "next";
 
@@ -136,6 +139,11 @@ impl Home {
         replace(&self.0.join(RECORD), &serde_json::to_vec(record)?)
     }
 
+    /// The file with what was asked of the driver, which is there as long as something has to be undone.
+    pub(super) fn record_file(&self) -> PathBuf {
+        self.0.join(RECORD)
+    }
+
     /// Removes the home: the driver has done nothing, or undone it.
     ///
     /// # Errors
@@ -154,13 +162,14 @@ impl Home {
         self.0.ancestors().nth(5).map(Path::to_owned)
     }
 
-    /// A name for it among all homes of the node.
+    /// A name for it among all homes of the node, as long as a name of a file may be.
     pub(super) fn user_name(&self) -> String {
         let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();
-        match last.as_slice() {
+        let name = match last.as_slice() {
             [name, kind, _, pod] => format!("{pod}~{kind}~{name}"),
             _ => self.0.display().to_string().replace('/', "~"),
-        }
+        };
+        if name.len() > LONGEST_NAME { sha256(&[&name]) } else { name }
     }
 }
 
@@ -247,6 +256,8 @@ mod tests {
         home.write(&record).expect("written");
         assert_eq!(Home::all(&pod), [(home.clone(), record)]);
         assert_eq!(home.user_name(), "uid-1~kubernetes.io~csi~a~b");
+        let long = Home::of(&pod, "kubernetes.io~csi", &"v".repeat(253)).user_name();
+        assert!(long.len() == 64 && long != home.user_name(), "{long}");
         home.remove().expect("removed");
         home.remove().expect("removed already");
         assert!(!pod.join("plugins/kubernetes.io~csi").exists());

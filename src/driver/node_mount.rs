@@ -1,27 +1,22 @@
 //! The mount of a volume for a node, which a driver makes once and the mounts of pods are made from.
 //!
-//! Supervisors of several pods use one, and any of them may be killed at any moment:
-//! 1. A supervisor holds the lock of the mount's directory (`flock(2)`) while it reads or changes the mount, also while it calls
-//!    the driver. The kernel releases the lock of a killed process. A supervisor holds the lock of one directory at a time.
-//! 2. A supervisor makes its pod a user, by a link to its home, before it calls the driver. A home without a record does not
-//!    count as a user any more, so leftovers of a killed supervisor do not matter.
-//! 3. `staged` records before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
-//!    because no mount outlives that.
-//! 4. The last user unmounts. Users are counted under the lock, so no supervisor unmounts while another pod uses the mount.
+//! Its users are those of a [`GlobalMount`], which says why no supervisor unmounts what another pod uses, whenever one is killed. Its
+//! records are in the directory that the driver stages in. In addition:
+//!
+//! 1. `staged` records before a call that the driver may have mounted, and after it that it has. It names the boot of the node,
+//!    because no mount outlives that. It is read and written under the lock of the mount, which is held during the call, too.
+//! 2. A user is a home. It counts as long as its record is there, so leftovers of a killed supervisor do not matter.
+//! 3. After a call that failed, the home is no user. After one that may have mounted, it is one still.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
-use super::home::{absent_is_fine, is_mount, make_directory, remove_replaced, replace};
+use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
 use super::{DriverError, Home};
-use crate::host::global_mount::boot_id;
+use crate::host::global_mount::{GlobalMount, Held, User, boot_id};
 
 const MOUNT: &str = "globalmount";
-const USERS: &str = "users";
 const STAGED: &str = "staged";
 
 /// A mount of the node.
@@ -67,8 +62,10 @@ impl NodeMount {
     /// Those of `stage`. The pod is a user still if the driver may have mounted.
     pub fn enter(&self, home: &Home, stage: impl FnOnce(&Path) -> Result<(), DriverError>) -> Result<(), DriverError> {
         let failed = |error: io::Error| DriverError::of_node("use", &self.0, &error);
-        let _lock = self.lock().map_err(failed)?;
-        self.add(home).map_err(failed)?;
+        let mount = self.global();
+        let held = mount.hold()?;
+        let (uid, claim) = (home.user_name(), home.record_file());
+        held.add(User { uid: &uid, claim: &claim })?;
         if self.staged() == Staged::Yes {
             return Ok(());
         }
@@ -78,7 +75,7 @@ impl NodeMount {
             Err(error) => {
                 if !error.is_uncertain {
                     self.mark(Staged::No).map_err(failed)?;
-                    self.give_up(home).map_err(failed)?;
+                    self.give_up(home, &held).map_err(failed)?;
                 }
                 Err(error)
             }
@@ -94,67 +91,31 @@ impl NodeMount {
             return Ok(());
         }
         let failed = |error: io::Error| format!("cannot leave {}: {error}", self.0.display());
-        let _lock = self.lock().map_err(failed)?;
-        if self.others(home).map_err(failed)? == 0 && self.staged() != Staged::No {
+        let mount = self.global();
+        let held = mount.hold().map_err(|error| error.to_string())?;
+        let others = held.other_users(&home.user_name()).map_err(|error| error.to_string())?;
+        if others.is_empty() && self.staged() != Staged::No {
             unstage(&self.path())?;
             self.mark(Staged::No).map_err(failed)?;
         }
-        self.give_up(home).map_err(failed)
+        self.give_up(home, &held).map_err(failed)
     }
 
-    /// The lock of the directory, which is made if it is not there.
-    fn lock(&self) -> io::Result<File> {
-        loop {
-            make_directory(&self.0)?;
-            let lock = match File::open(&self.0) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                opened => opened?,
-            };
-            flock(&lock, FlockOperation::LockExclusive)?;
-            // The last user before may have removed it meanwhile.
-            match fs::metadata(&self.0) {
-                Ok(now) if now.ino() == lock.metadata()?.ino() => return Ok(lock),
-                _ => {}
-            }
-        }
-    }
-
-    fn add(&self, home: &Home) -> io::Result<()> {
-        let users = self.0.join(USERS);
-        make_directory(&users)?;
-        match std::os::unix::fs::symlink(home.path(), users.join(home.user_name())) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            added => added,
-        }
-    }
-
-    /// How many other pods use it. Those that are gone are forgotten.
-    fn others(&self, home: &Home) -> io::Result<usize> {
-        let mut others = 0;
-        for user in self.0.join(USERS).read_dir().into_iter().flatten() {
-            let user = user?.path();
-            if user.file_name().is_some_and(|name| name.to_str() == Some(&home.user_name())) {
-                continue;
-            }
-            match Home::at(fs::read_link(&user)?).read() {
-                Some(_) => others += 1,
-                None => fs::remove_file(&user)?,
-            }
-        }
-        Ok(others)
+    fn global(&self) -> GlobalMount {
+        GlobalMount::with_records(self.0.clone(), self.path())
     }
 
     /// Takes a pod from the users, and removes what was made if none is left and nothing is mounted.
-    fn give_up(&self, home: &Home) -> io::Result<()> {
-        absent_is_fine(fs::remove_file(self.0.join(USERS).join(home.user_name())))?;
-        if self.others(home)? > 0 || self.staged() != Staged::No {
+    fn give_up(&self, home: &Home, held: &Held<'_>) -> io::Result<()> {
+        held.forget(&home.user_name());
+        if !self.global().has_no_user() || self.staged() != Staged::No {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
-        absent_is_fine(fs::remove_dir(self.0.join(USERS)))?;
         remove_replaced(&self.0.join("vol_data.json"))?;
         remove_replaced(&self.0.join(STAGED))?;
-        absent_is_fine(fs::remove_dir(&self.0))
+        held.remove_records();
+        Ok(())
     }
 
     fn staged(&self) -> Staged {
@@ -183,6 +144,7 @@ impl NodeMount {
 mod tests {
     use super::*;
     use crate::driver::Record;
+    use crate::driver::home::make_directory;
 
     struct Node(tempfile::TempDir);
 

@@ -18,10 +18,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::device::BlockDevice;
-use super::global_mount::{GlobalMount, User, boot_id, write_whole};
+use super::disks::Disk;
+use super::global_mount::{GlobalMount, User, write_whole};
 use super::{HostError, Source};
 
 /// What is added to a plugin's name, so that its block volumes have records of their own.
@@ -38,14 +37,6 @@ pub struct BlockVolume {
     link: PathBuf,
     root: PathBuf,
     uid: String,
-}
-
-/// Which disk a volume is.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Disk {
-    boot: String,
-    number: (u32, u32),
-    sequence: Option<u64>,
 }
 
 impl BlockVolume {
@@ -74,8 +65,8 @@ impl BlockVolume {
             let failed = |cause: io::Error| HostError::system("write", held.place(), cause);
             let disk = Disk::of(device).map_err(failed)?;
             let record = held.place().join(DEVICE);
-            if let Some(before) = Disk::read(&record).filter(|before| before.boot == disk.boot && *before != disk) {
-                let ((major, minor), path) = (before.number, device.path().display());
+            if let Some(before) = read(&record).filter(|before| before.is_another_than(&disk)) {
+                let ((major, minor), path) = (before.number(), device.path().display());
                 return Err(HostError::Refused(format!(
                     "{path} is another disk than the one ({major}:{minor}) that pods of this node have as this volume; \
                      podfs hands it over when those pods have gone"
@@ -137,14 +128,8 @@ pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
     BlockDevice::open(&source)
 }
 
-impl Disk {
-    fn of(device: &BlockDevice) -> io::Result<Disk> {
-        Ok(Disk { boot: boot_id()?, number: device.number(), sequence: device.sequence() })
-    }
-
-    fn read(path: &Path) -> Option<Disk> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
-    }
+fn read(path: &Path) -> Option<Disk> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
 fn make_link(device: &Path, link: &Path) -> io::Result<()> {

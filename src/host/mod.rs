@@ -6,6 +6,7 @@
 //! | [`host_path`] | the eight types of host paths, and making what is missing |
 //! | [`local`] | local PersistentVolumes |
 //! | [`block`] | devices that containers get as they are |
+//! | [`disks`] | which disks a pod got |
 //! | [`device`] | block devices: formatted, checked, mounted and grown |
 //! | [`empty_dir`] | the content of emptyDirs: made, found again, deleted |
 //! | [`kernel_nfs`] | exports of NFS servers, mounted by the kernel's client |
@@ -21,6 +22,7 @@
 pub mod block;
 pub mod delete;
 pub mod device;
+pub mod disks;
 pub mod empty_dir;
 pub mod error;
 pub mod fs_group;

@@ -82,6 +82,14 @@ impl LoopDevice {
         self.is_detached = true;
     }
 
+    /// Puts another disk of so many MiB in its place, with the same path and number.
+    pub fn exchange(&self, mib: u64) {
+        expect(Command::new("losetup").arg("--detach").arg(&self.path));
+        let other = self.directory.path().join("other");
+        File::create(&other).and_then(|file| file.set_len(mib << 20)).expect("a file");
+        expect(Command::new("losetup").arg(&self.path).arg(&other));
+    }
+
     /// Makes it so many MiB large.
     pub fn grow(&self, mib: u64) {
         let file = File::options().write(true).open(self.directory.path().join("disk")).expect("its file");

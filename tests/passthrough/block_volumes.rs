@@ -93,6 +93,53 @@ fn a_block_device_is_handed_over_as_long_as_it_is_the_same_disk() {
     fixture.assert_nothing_left();
 }
 
+/// Kills podfs, puts another disk in the place of the volume's, and starts podfs again. What podfs shows at `path` then is not
+/// the other disk.
+fn assert_no_other_disk_is_handed_over(device: &LoopDevice, fixture: &Fixture, path: impl Fn(&Running) -> PathBuf) {
+    let mut killed = fixture.run();
+    let path = path(&killed);
+    let number = fs::metadata(device.path()).expect("the device").rdev();
+    assert_eq!(fs::metadata(&path).expect("the device").rdev(), number);
+    fixture.kill_both(&mut killed);
+    device.exchange(8);
+    assert_eq!(fs::metadata(device.path()).expect("the other device").rdev(), number, "it has the same number");
+    let mut next = fixture.start();
+    next.wait_log("is another disk than the one");
+    assert!(!next.is_ready());
+    stop(next);
+    fixture.assert_nothing_left();
+    // A pod that is started anew has it.
+    stop(fixture.run());
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn no_other_disk_takes_the_place_of_a_block_volume_while_podfs_is_away() {
+    let device = LoopDevice::new(8);
+    let fixture = fixture(&device, DATA);
+    assert_no_other_disk_is_handed_over(&device, &fixture, |running| links(&fixture, &running.uid())[1].clone());
+}
+
+#[test]
+fn no_other_disk_takes_the_place_of_a_host_path_while_podfs_is_away() {
+    let device = LoopDevice::new(8);
+    let volumes = format!("[{{name: data, hostPath: {{path: {}, type: BlockDevice}}}}]", device.text());
+    let fixture = Fixture::new(&pod(&volumes));
+    assert_no_other_disk_is_handed_over(&device, &fixture, |running| running.volume("data"));
+    // Nor while podfs is away and the volume's mount is still there.
+    let mut killed = fixture.run();
+    let path = killed.volume("data");
+    fixture.kill_supervisor(&mut killed);
+    device.exchange(16);
+    let next = fixture.start();
+    next.wait_log("is another disk than the one");
+    eventually("the volume does not show the other disk", || {
+        fs::metadata(&path).map_or(true, |found| !found.file_type().is_block_device())
+    });
+    stop(next);
+    fixture.assert_nothing_left();
+}
+
 #[test]
 fn links_of_killed_processes_are_cleaned_up() {
     let device = LoopDevice::new(8);

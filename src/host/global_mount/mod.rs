@@ -8,6 +8,8 @@
 //! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/users/UID    a pod that uses the mount
 //! ```
 //!
+//! A mount that a driver of another vendor makes has these files in the driver's staging directory, see `driver::NodeMount`.
+//!
 //! 1. podfs writes a pod's file before it makes the mount for the pod, and removes it after the unmount. So a process that is
 //!    killed at any step leaves the file of a user, which the next process of the pod, or a cleanup, removes.
 //! 2. A user counts while the claim of its pod exists and the machine has not rebooted. So its file need not reach the disk, and
@@ -45,14 +47,16 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct GlobalMount {
     records: PathBuf,
     place: PathBuf,
+    /// How many directories go with the last user, as far as they are empty: that of the records, and those above it.
+    removed: usize,
 }
 
 /// A pod that uses a global mount.
 #[derive(Clone, Copy, Debug)]
 pub struct User<'a> {
-    /// The pod's uid; safe as a path element.
+    /// The pod's uid, or that and the name of its volume; safe as a path element.
     pub uid: &'a str,
-    /// A file that exists as long as the pod may use the mount: the pod's claim.
+    /// A file that exists as long as the pod may use the mount: the pod's claim, or the record of its volume.
     pub claim: &'a Path,
 }
 
@@ -74,7 +78,13 @@ impl GlobalMount {
     /// The mount of `name` at `place`, below the root directory `root`. `plugin` and `name` are safe as path elements, and
     /// together they are this mount's alone.
     pub fn new(root: &Path, plugin: &str, name: &str, place: PathBuf) -> GlobalMount {
-        GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place }
+        let removed = RECORDS.split('/').count() + 2;
+        GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place, removed }
+    }
+
+    /// The mount at `place` that has its records in this directory, which goes with the last user.
+    pub fn with_records(records: PathBuf, place: PathBuf) -> GlobalMount {
+        GlobalMount { records, place, removed: 1 }
     }
 
     /// The names of a plugin's global mounts that have records: all, or those that the pod `uid` uses.
@@ -86,7 +96,7 @@ impl GlobalMount {
 
     /// Removes the directories that a process which was killed while it removed records has left empty.
     pub fn remove_empty(root: &Path, plugin: &str) {
-        remove_upwards(&root.join(RECORDS).join(plugin), 1);
+        remove_upwards(&root.join(RECORDS).join(plugin), RECORDS.split('/').count() + 1);
     }
 
     /// Where it is mounted.
@@ -116,7 +126,7 @@ impl GlobalMount {
     ) -> Result<T, HostError> {
         let held = self.hold()?;
         let is_new = !self.has_user(user.uid);
-        held.write_user(user)?;
+        held.add(user)?;
         let mounted = mount(&held);
         if mounted.is_err() && is_new && !held.is_mounted().unwrap_or(true) {
             held.forget(user.uid);
@@ -155,7 +165,11 @@ impl GlobalMount {
         Ok(())
     }
 
-    fn hold(&self) -> Result<Held<'_>, HostError> {
+    /// Takes the lock. Waits while another process has it.
+    ///
+    /// # Errors
+    /// When the records cannot be made.
+    pub fn hold(&self) -> Result<Held<'_>, HostError> {
         let failed = |cause: io::Error| HostError::system("lock", &self.records, cause);
         let path = self.records.join(LOCK);
         loop {
@@ -216,7 +230,10 @@ impl Held<'_> {
     }
 
     /// The users that count, but `uid`. Files of those that do not count any more are removed.
-    fn other_users(&self, uid: &str) -> Result<Vec<String>, HostError> {
+    ///
+    /// # Errors
+    /// When the records cannot be read.
+    pub fn other_users(&self, uid: &str) -> Result<Vec<String>, HostError> {
         let users = self.mount.records.join(USERS);
         let failed = |cause: io::Error| HostError::system("read", &users, cause);
         let boot = boot_id().map_err(failed)?;
@@ -237,7 +254,11 @@ impl Held<'_> {
         Ok(others)
     }
 
-    fn write_user(&self, user: User<'_>) -> Result<(), HostError> {
+    /// Makes a pod a user.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn add(&self, user: User<'_>) -> Result<(), HostError> {
         let users = self.mount.records.join(USERS);
         let path = users.join(user.uid);
         let write = || -> io::Result<()> {
@@ -247,26 +268,26 @@ impl Held<'_> {
         write().map_err(|cause| HostError::system("write", &path, cause))
     }
 
-    fn forget(&self, uid: &str) {
+    /// The pod is no user any more.
+    pub fn forget(&self, uid: &str) {
         // What is not there is forgotten already; a file that stays does not count once the pod's claim is gone.
         let _ = fs::remove_file(self.mount.records.join(USERS).join(uid));
     }
 
     /// Removes the records if no user is written down, and the directories above them as far as they are empty.
-    fn remove_records(&self) {
+    pub fn remove_records(&self) {
         let records = &self.mount.records;
         if fs::remove_dir(records.join(USERS)).is_err() {
             return;
         }
         let _ = fs::remove_file(records.join(LOCK));
-        remove_upwards(records, 2);
+        remove_upwards(records, self.mount.removed);
     }
 }
 
-/// Removes a directory `depth` levels below the records, and those above it, as far as they are empty. One that is gone already
-/// is passed over.
-fn remove_upwards(directory: &Path, depth: usize) {
-    for directory in directory.ancestors().take(RECORDS.split('/').count() + depth) {
+/// Removes a directory and those above it, so many in all, as far as they are empty. One that is gone already is passed over.
+fn remove_upwards(directory: &Path, count: usize) {
+    for directory in directory.ancestors().take(count) {
         match fs::remove_dir(directory) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => return,
             _ => {}

@@ -31,6 +31,8 @@ pub const CONTROL: &str = "control.sock";
 pub const SERVER: &str = "server.sock";
 /// The file there with what was counted, for the next supervisor.
 pub const COUNTS: &str = "counts.json";
+/// The file there with which disks the pod's hostPath volumes are, likewise.
+pub const DISKS: &str = "disks.json";
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
@@ -329,6 +331,7 @@ impl Drop for Claim {
         let _ = std::fs::remove_file(self.directory().join(SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
+        let _ = std::fs::remove_file(self.directory().join(DISKS));
         // Removed while it is still locked, so that no process locks the file that goes.
         let _ = std::fs::remove_file(&self.path);
     }

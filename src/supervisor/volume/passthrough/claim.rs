@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use super::host_path::{self, Opened};
 use super::{Access, Common, End, MountPlan, PassthroughSource, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::neighbours::{self, Turn};
-use crate::host::{HostError, Source, fs_group, host_path};
+use crate::host::device::BlockDevice;
+use crate::host::{HostError, Source, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, Growth};
@@ -25,12 +27,14 @@ pub(in crate::supervisor::volume) struct ClaimSource {
     claim: Claim,
     warned: Vec<String>,
     growth: Growth,
+    /// The disk that the volume shows, if a hostPath names one. While it is open, the kernel gives its number to no other disk.
+    device: Option<BlockDevice>,
     republication: Republication,
 }
 
 impl ClaimSource {
     pub(in crate::supervisor::volume) fn new(claim: Claim) -> Self {
-        Self { claim, warned: Vec::new(), growth: Growth::default(), republication: Republication::default() }
+        Self { claim, warned: Vec::new(), growth: Growth::default(), device: None, republication: Republication::default() }
     }
 
     /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
@@ -68,7 +72,11 @@ impl PassthroughSource for ClaimSource {
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
         let source = match &bound.source {
-            BoundSource::HostPath(source) => host_path::open(source)?,
+            BoundSource::HostPath(source) => {
+                let Opened { source, device } = host_path::open(setting, spec, source, &path)?;
+                self.device = device;
+                source
+            }
             BoundSource::Nfs(source, options) => {
                 return Ok(MountPlan { turn, ..nfs::plan(setting, spec, path, source, options, access, pod)? });
             }

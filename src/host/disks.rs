@@ -1,0 +1,75 @@
+//! Which disk a path led to when a pod got it. The kernel gives the number of an unplugged disk to another one, and a supervisor that
+//! holds the disk open prevents that; but a supervisor may be killed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::HostError;
+use super::device::BlockDevice;
+use super::global_mount::{boot_id, write_whole};
+
+/// A disk until the next boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Disk {
+    boot: String,
+    number: (u32, u32),
+    /// The kernel's number of the disk (`diskseq`), which no other disk has until the next boot.
+    sequence: Option<u64>,
+}
+
+/// The disks that a pod sees as volumes, in a file that only its supervisors write, one at a time.
+#[derive(Debug)]
+pub struct PodDisks(PathBuf);
+
+impl Disk {
+    pub(super) fn of(device: &BlockDevice) -> io::Result<Disk> {
+        Ok(Disk { boot: boot_id()?, number: device.number(), sequence: device.sequence() })
+    }
+
+    /// Whether both are known in the same boot and are two disks.
+    pub(super) fn is_another_than(&self, other: &Disk) -> bool {
+        self.boot == other.boot && self != other
+    }
+
+    /// Major and minor.
+    pub(super) fn number(&self) -> (u32, u32) {
+        self.number
+    }
+}
+
+impl PodDisks {
+    /// Those that are written down in this file. It need not exist.
+    pub fn of(file: PathBuf) -> PodDisks {
+        PodDisks(file)
+    }
+
+    /// Writes down which disk a volume is.
+    ///
+    /// # Errors
+    /// When the volume was another disk before, or nothing can be written.
+    pub fn pin(&self, volume: &str, device: &BlockDevice) -> Result<(), HostError> {
+        let failed = |cause: io::Error| HostError::system("write", &self.0, cause);
+        let mut disks: BTreeMap<String, Disk> =
+            fs::read(&self.0).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let disk = Disk::of(device).map_err(failed)?;
+        match disks.get(volume) {
+            Some(before) if *before == disk => Ok(()),
+            Some(before) if before.is_another_than(&disk) => {
+                let ((major, minor), path) = (before.number, device.path().display());
+                Err(HostError::Refused(format!(
+                    "{path} is another disk than the one ({major}:{minor}) that containers of the pod have as this volume; podfs \
+                     hands it over when the pod is started anew"
+                )))
+            }
+            _ => {
+                disks.insert(volume.to_owned(), disk);
+                let bytes = serde_json::to_vec(&disks).map_err(|error| failed(error.into()))?;
+                write_whole(&self.0, &bytes).map_err(failed)
+            }
+        }
+    }
+}
