@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use crate::manifest::pod::Pod;
+use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
@@ -20,15 +20,28 @@ pub struct Recovered {
     pub volumes: Vec<String>,
 }
 
+/// What an earlier daemon left of a pod.
+pub enum Found {
+    /// A pod that it served.
+    Pod(Recovered),
+    /// A pod that it served, whose checkpoint cannot be used. If no source describes the pod, it is retired (RC-04).
+    Lost(PodUid),
+    /// Nothing: no daemon has served the pod. A supervisor that was not started by one is left alone.
+    Nothing,
+}
+
 /// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
-/// served; supervisors that were not started by a daemon are left alone.
-pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
+/// served.
+pub fn recover(found: Reconstructed, recorder: &Recorder) -> Found {
     let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
     if let Some(trouble) = trouble {
         recorder.reconstructed(false);
-        warn!("pod {uid}: {trouble}; its volumes stay as they are until its source describes it");
+        warn!(
+            "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
+        );
+        return Found::Lost(uid);
     }
-    let checkpoint = checkpoint?;
+    let Some(checkpoint) = checkpoint else { return Found::Nothing };
     let origin = Origin::file(uid.as_str().as_ref());
     let parsed = Document::of_server(origin, (*checkpoint.manifest).clone()).and_then(Pod::parse);
     let pod = match parsed {
@@ -36,9 +49,9 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
         Err(error) => {
             recorder.reconstructed(false);
             warn!(
-                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it"
+                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
             );
-            return None;
+            return Found::Lost(uid);
         }
     };
     recorder.reconstructed(true);
@@ -53,5 +66,5 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
         origin: checkpoint.origin,
         stage: PodStage::Desired,
     };
-    Some(Recovered { pod, released: checkpoint.released, volumes: checkpoint.volumes.into_iter().collect() })
+    Found::Pod(Recovered { pod, released: checkpoint.released, volumes: checkpoint.volumes.into_iter().collect() })
 }
