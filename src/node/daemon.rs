@@ -3,6 +3,7 @@
 //! Order: the lock of the run directory, so that there is one daemon; what earlier daemons left; the sources; the manager; the
 //! socket. So an agent that connects already sees the pods of an earlier daemon.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
 use super::local_volumes::{self, Board, ClassDirectory, Place};
-use super::manager::recovery::recover;
+use super::manager::recovery::{Found, recover};
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
 use super::nri::{self, Chosen, NriError, NriSettings, Plugin};
@@ -96,7 +97,15 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let recorder = Recorder::default();
     let (supervisors, reports) = Supervisors::new(settings);
     found.iter().for_each(|found| supervisors.adopt(found));
-    let found: Vec<_> = found.into_iter().filter_map(|found| recover(found, &recorder)).collect();
+    let (mut found_pods, mut lost) = (Vec::new(), BTreeSet::new());
+    for found in found {
+        match recover(found, &recorder) {
+            Found::Pod(pod) => found_pods.push(pod),
+            Found::Lost(uid) => drop(lost.insert(uid)),
+            Found::Nothing => {}
+        }
+    }
+    let found = found_pods;
     feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
     let csi = csi.map(|settings| Sockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
@@ -111,7 +120,13 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
         found,
-        ManagerSettings { sources, node: node.clone(), root_directory: root_directory.clone(), release_when_gone },
+        ManagerSettings {
+            sources,
+            node: node.clone(),
+            root_directory: root_directory.clone(),
+            release_when_gone,
+            lost,
+        },
         &feed,
         supervisors,
         orphans,

@@ -17,7 +17,7 @@ use super::status::Failure;
 pub enum Answer {
     /// 429, to be asked again after so many seconds.
     TooMany(u64),
-    /// An error of the server: 500, 503, 504.
+    /// An error of the server: 409, 500, 503, 504.
     Error(u16),
     /// 401, though the credentials are good.
     Unauthorized,

@@ -114,6 +114,10 @@ impl Failure {
         let (reason, message) = match code {
             503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
             504 => ("Timeout", "the server was unable to return a response in the time allotted"),
+            409 => (
+                "Conflict",
+                "the object has been modified; please apply your changes to the latest version and try again",
+            ),
             _ => ("InternalError", "Internal error occurred: etcdserver: leader changed"),
         };
         Self::new(code, reason, message)

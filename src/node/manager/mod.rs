@@ -95,6 +95,8 @@ pub struct Manager {
     /// Since when volumes are wanted that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
+    /// The pods of an earlier daemon whose checkpoints cannot be used, until every source has listed its pods.
+    lost: BTreeSet<PodUid>,
     /// The pods of which something may have changed since the state was published.
     touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<Command>,
@@ -113,6 +115,8 @@ pub struct ManagerSettings {
     pub root_directory: PathBuf,
     /// Whether a pod that no source wants to run any more is released without an agent.
     pub release_when_gone: bool,
+    /// The pods of an earlier daemon whose checkpoints cannot be used.
+    pub lost: BTreeSet<PodUid>,
 }
 
 /// The end of an operation.
@@ -158,6 +162,7 @@ impl Manager {
             recorder,
             wanted_since: BTreeMap::new(),
             trouble: BTreeMap::new(),
+            lost: settings.lost,
             touched: BTreeSet::new(),
             commands,
             ends,
@@ -370,10 +375,14 @@ impl Manager {
                 debug!("{}: {not_now}", operation.id);
                 continue;
             }
+            debug!("{}: {} begins", operation.id, operation.action.name());
             self.start(operation);
         }
         self.serve_pods_without_volumes();
         self.forget_ended_pods();
+        if ready {
+            self.retire_lost_pods();
+        }
     }
 
     fn start(&mut self, operation: Operation) {
@@ -417,6 +426,7 @@ impl Manager {
             warn!("{}", self.event(&id, action, error));
         }
         self.executor.end(&id, error.clone());
+        debug!("{id}: {} ends", action.name());
         let plugin = self.plugin(&id);
         self.recorder.operation(&plugin, action.name(), started, error.is_none());
         match action {
@@ -487,6 +497,16 @@ impl Manager {
             debug!("{id}: its mounts have changed");
             self.touch(&id.pod);
             self.actual.require_remount_of(&id);
+        }
+    }
+
+    /// Removes pods of an earlier daemon that cannot be reconstructed and that no source describes: once (RC-04).
+    fn retire_lost_pods(&mut self) {
+        for uid in std::mem::take(&mut self.lost) {
+            if self.pods.get(&uid).is_none() {
+                info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it");
+                self.retire(&uid);
+            }
         }
     }
 

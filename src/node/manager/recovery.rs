@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use crate::manifest::pod::Pod;
+use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
@@ -23,15 +23,28 @@ pub struct Recovered {
     pub without_volumes: bool,
 }
 
+/// What an earlier daemon left of a pod.
+pub enum Found {
+    /// A pod that it served.
+    Pod(Recovered),
+    /// A pod that it served, whose checkpoint cannot be used. If no source describes the pod, it is retired (RC-04).
+    Lost(PodUid),
+    /// Nothing: no daemon has served the pod. A supervisor that was not started by one is left alone.
+    Nothing,
+}
+
 /// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
-/// served; supervisors that were not started by a daemon are left alone.
-pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
+/// served.
+pub fn recover(found: Reconstructed, recorder: &Recorder) -> Found {
     let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
     if let Some(trouble) = trouble {
         recorder.reconstructed(false);
-        warn!("pod {uid}: {trouble}; its volumes stay as they are until its source describes it");
+        warn!(
+            "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
+        );
+        return Found::Lost(uid);
     }
-    let checkpoint = checkpoint?;
+    let Some(checkpoint) = checkpoint else { return Found::Nothing };
     let origin = Origin::file(uid.as_str().as_ref());
     let parsed = Document::of_server(origin, (*checkpoint.manifest).clone()).and_then(Pod::parse);
     let pod = match parsed {
@@ -39,9 +52,9 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
         Err(error) => {
             recorder.reconstructed(false);
             warn!(
-                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it"
+                "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
             );
-            return None;
+            return Found::Lost(uid);
         }
     };
     recorder.reconstructed(true);
@@ -57,5 +70,5 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Option<Recovered> {
         stage: PodStage::Desired,
     };
     let Checkpoint { released, volumes, without_volumes, .. } = checkpoint;
-    Some(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
+    Found::Pod(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
 }

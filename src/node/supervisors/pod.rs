@@ -133,14 +133,21 @@ impl PodTask {
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
+        let mut is_of_daemon = false;
         match found.0 {
             Ok(checkpoint) => self.wanted = checkpoint,
-            Err(error) => warn!("the checkpoint of pod {} is lost: {error}", self.uid),
+            Err(error) => {
+                warn!("the checkpoint of pod {} is lost: {error}", self.uid);
+                let manifest = self.shared.checkpoints.manifest_path(&self.uid);
+                is_of_daemon = matches!(found.1, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
+            }
         }
         self.written.clone_from(&self.wanted);
         self.told.clone_from(&self.wanted);
         self.may_be_mounted = self.wanted.is_some();
-        if let (Some(_), FoundSupervisor::Alive(pid)) = (&self.wanted, found.1) {
+        if let FoundSupervisor::Alive(pid) = found.1
+            && (self.wanted.is_some() || is_of_daemon)
+        {
             self.life = Life::Calling(Calling::new(process(pid), false, None));
         }
     }

@@ -72,11 +72,10 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut
         }
     };
     let mount = local::global_mount(&root, &bound.name);
-    let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(pod.identity.uid.as_str()))
-    else {
+    let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(pod.identity.uid.as_str())) else {
         return;
     };
-    let user = User { uid: refresh.identity.uid.as_str(), claim: &claim };
+    let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
     // Under the lock of the mount: several pods may hear of the growth at the same moment.
     match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
         Ok(()) => growth.succeed(bound, true),

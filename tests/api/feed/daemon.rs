@@ -1,6 +1,7 @@
 //! The feed in `podfs node`: a real daemon, real supervisors and real mounts, with an API server.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -29,18 +30,22 @@ impl Cluster {
     }
 
     pub(super) fn start(&self) -> Running {
+        self.node.start_command(self.command())
+    }
+
+    pub(super) fn command(&self) -> Command {
         let mut command = self.node.command();
         let kubeconfig = self.server.kubeconfig(NODE, Style::Embedded);
         command.arg("--kubeconfig").arg(kubeconfig).args(["--node-name", NODE]);
-        self.node.start_command(command)
+        command
     }
 
-    fn uid(&self, name: &str) -> String {
+    pub(super) fn uid(&self, name: &str) -> String {
         format!("{name}-{:012x}", self.serial)
     }
 
     /// A pod of these volumes, each of which its container mounts.
-    fn manifest(&self, name: &str, volumes: &str) -> String {
+    pub(super) fn manifest(&self, name: &str, volumes: &str) -> String {
         let volumes: Value = serde_saphyr::from_str(volumes).expect("YAML");
         let names = volumes.as_array().expect("a list").iter().map(|volume| &volume["name"]);
         let mounts: Vec<_> = names
@@ -61,7 +66,7 @@ impl Cluster {
         self.server.put(&self.manifest(name, volumes));
     }
 
-    fn put_config(&self, value: &str) {
+    pub(super) fn put_config(&self, value: &str) {
         self.server.put(&config_map("app", &[("key", value)]));
     }
 

@@ -5,6 +5,8 @@ mod daemon;
 mod objects;
 mod outages;
 mod pods;
+mod storms;
+mod terminating;
 mod tokens;
 
 use std::path::Path;

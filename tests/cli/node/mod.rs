@@ -9,6 +9,7 @@ mod lifecycle;
 mod nri;
 mod readme;
 mod recovery;
+mod rows;
 mod service;
 mod storm;
 mod supervisors;

@@ -8,8 +8,8 @@ use tracing::warn;
 use super::host_path::{self, Opened};
 use super::{Access, Common, End, MountPlan, PassthroughSource, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
-use crate::host::neighbours::{self, Turn};
 use crate::host::device::BlockDevice;
+use crate::host::neighbours::{self, Turn};
 use crate::host::{HostError, Source, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
@@ -34,7 +34,13 @@ pub(in crate::supervisor::volume) struct ClaimSource {
 
 impl ClaimSource {
     pub(in crate::supervisor::volume) fn new(claim: Claim) -> Self {
-        Self { claim, warned: Vec::new(), growth: Growth::default(), device: None, republication: Republication::default() }
+        Self {
+            claim,
+            warned: Vec::new(),
+            growth: Growth::default(),
+            device: None,
+            republication: Republication::default(),
+        }
     }
 
     /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.

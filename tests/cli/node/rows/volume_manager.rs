@@ -1,0 +1,146 @@
+//! VM: what the reconciler and the executor do, in which order.
+
+use std::fs;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+
+use super::super::lifecycle::pod;
+use super::{CONFIG, LATE, SCRATCH, count, end_web, is, line, node_with, reason, start_verbose};
+use crate::common::node::Node;
+use crate::common::{PODFS, Running, eventually, wait_content};
+
+#[test]
+fn vm_01_in_a_pass_the_volumes_that_no_container_uses_any_more_are_unmounted_before_new_ones_are_mounted() {
+    // By their names, the new one would be first.
+    let node = node_with(&[CONFIG, SCRATCH], &["scratch"]);
+    let _daemon = start_verbose(&node);
+    node.expect(&["wait", "default/web"]);
+    let scratch = node.path("web", "scratch");
+    fs::write(scratch.join("file"), "data").expect("written");
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config"]));
+    eventually("the new volume is there, and the old one is gone", || {
+        is(&node, "config", "mounted") && node.volume("web", "scratch").is_none()
+    });
+    assert!(!scratch.exists(), "it is unmounted, and its content deleted");
+    wait_content(&node.path("web", "config").join("key"), "one");
+    let log = node.log();
+    let at = |line: String| log.find(&line).unwrap_or_else(|| panic!("{line} is not logged:\n{log}"));
+    assert!(at(line("scratch", "volume_unmount", "begins")) < at(line("config", "volume_mount", "begins")), "{log}");
+}
+
+#[test]
+fn vm_02_nothing_is_unmounted_while_a_source_has_not_listed_its_pods() {
+    let node = node_with(&[CONFIG], &["config"]);
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let config = node.path("web", "config");
+    drop(daemon);
+    // A directory that is not there yet says nothing of its pods.
+    let (manifests, away) = (node.fixture.path("manifests"), node.fixture.path("away"));
+    fs::rename(&manifests, &away).expect("moved");
+    fs::remove_file(away.join("web.yaml")).expect("removed");
+    let _daemon = start_verbose(&node);
+    eventually("the pod is adopted", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
+    // Its volumes are not needed any more, as far as the daemon knows.
+    node.expect(&["release", "uid-web"]);
+    assert!(is(&node, "config", "mounted"));
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is mounted"), "one");
+    assert_eq!(count(&node, "config", "volume_unmount", "begins"), 0, "{}", node.log());
+    fs::rename(&away, &manifests).expect("moved back");
+    eventually("the pod is gone", || node.is_clean("uid-web"));
+    assert_eq!(count(&node, "config", "volume_unmount", "begins"), 1, "{}", node.log());
+}
+
+/// `podfs run` for the pod `web`, which no daemon has started.
+fn foreign(node: &Node) -> Running {
+    node.fixture.write("foreign.yaml", &pod("web", &[SCRATCH], &["scratch"]));
+    let mut command = Command::new(PODFS);
+    command.arg("run").arg("--pod").arg(node.fixture.path("foreign.yaml"));
+    command.arg("--root-dir").arg(node.fixture.path("root")).arg("--run-dir").arg(node.fixture.path("run"));
+    let mut running = node.fixture.start_command(command);
+    running.wait_ready();
+    running
+}
+
+#[test]
+fn vm_04_vm_05_a_mount_that_fails_is_tried_again_after_pauses_that_double_and_leaves_nothing_to_unmount() {
+    let node = node_with(&[SCRATCH], &["scratch"]);
+    let _foreign = foreign(&node);
+    let _daemon = start_verbose(&node);
+    eventually("it is refused", || reason(&node, "scratch").contains("which podfs node did not start"));
+    assert!(is(&node, "scratch", "notMounted"));
+    for pause in ["500ms", "1s", "2s"] {
+        let text = format!("(durationBeforeRetry {pause}). Error: the pod is served by podfs run");
+        eventually("the next attempt pauses for longer", || node.log().contains(&text));
+    }
+    node.remove("web.yaml");
+    eventually("the daemon forgets the pod", || {
+        let gone = node.pod("web").is_none_or(|pod| pod["stage"].is_null());
+        if gone && node.pod("web").is_some() {
+            node.ask(&["release", "uid-web"]);
+        }
+        node.pod("web").is_none()
+    });
+    assert_eq!(count(&node, "scratch", "volume_unmount", "begins"), 0, "{}", node.log());
+    assert_eq!(node.fixture.mounts().len(), 1, "the volume of podfs run stays");
+}
+
+#[test]
+fn vm_04_vm_05_a_mount_that_did_not_end_is_uncertain_and_is_unmounted_at_once_when_the_pod_goes() {
+    let node = node_with(&[LATE], &["late"]);
+    let _daemon = start_verbose(&node);
+    eventually("the pod has a supervisor", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
+    kill(node.supervisor("web"), Signal::SIGKILL).expect("killed");
+    eventually("the mount has failed", || count(&node, "late", "volume_mount", "ends") == 1);
+    eventually("the volume is uncertain", || is(&node, "late", "uncertain"));
+    end_web(&node);
+    let log = node.log();
+    let begins = log.find(&line("late", "volume_unmount", "begins")).unwrap_or_else(|| panic!("no unmount:\n{log}"));
+    assert!(!log[begins..].contains("No retries permitted"), "another operation does not pause: {log}");
+}
+
+#[test]
+fn vm_04_vm_08_a_refresh_that_fails_leaves_the_volume_mounted_and_is_tried_again() {
+    let node = node_with(&[CONFIG], &["config"]);
+    let _daemon = start_verbose(&node);
+    node.expect(&["wait", "default/web"]);
+    let (config, supervisor) = (node.path("web", "config"), node.supervisor("web"));
+    kill(supervisor, Signal::SIGSTOP).expect("stopped");
+    node.expect(&["remount", "uid-web"]);
+    let failed = "pod default/web: MountVolume.SetUp failed for volume \"config\" : ";
+    eventually("the refresh has failed", || node.log().contains(failed));
+    assert!(is(&node, "config", "mounted"), "{:?}", node.volume("web", "config"));
+    assert_eq!(fs::read_to_string(config.join("key")).expect("it is served on"), "one");
+    let attempts = count(&node, "config", "volume_mount", "begins");
+    kill(supervisor, Signal::SIGCONT).expect("it goes on");
+    eventually("it is tried again", || {
+        let (begun, ended) =
+            (count(&node, "config", "volume_mount", "begins"), count(&node, "config", "volume_mount", "ends"));
+        begun > attempts && ended == begun && reason(&node, "config") == "null"
+    });
+    end_web(&node);
+    assert_eq!(count(&node, "config", "volume_unmount", "begins"), 1);
+}
+
+#[test]
+fn vm_06_a_volume_has_one_operation_at_a_time_and_those_of_other_volumes_run_beside_it() {
+    let node = node_with(&[CONFIG, LATE], &["config", "late"]);
+    let _daemon = start_verbose(&node);
+    eventually("the other volume is mounted", || is(&node, "config", "mounted"));
+    // Each of these changes is a reason for a pass.
+    for name in ["one", "two", "three"] {
+        node.put(&format!("{name}.yaml"), &pod(name, &[SCRATCH], &["scratch"]));
+        node.expect(&["wait", &format!("default/{name}")]);
+    }
+    let log = node.log();
+    let (begins, ends) = (line("late", "volume_mount", "begins"), line("late", "volume_mount", "ends"));
+    let mut running = 0;
+    for line in log.lines() {
+        running += i32::from(line.contains(&begins)) - i32::from(line.contains(&ends));
+        assert!((0..=1).contains(&running), "{log}");
+    }
+    let at = |text: &str| log.find(text).unwrap_or_else(|| panic!("{text} is not logged:\n{log}"));
+    let other = at(&line("config", "volume_mount", "ends"));
+    assert!(at(&begins) < other && log.find(&ends).is_none_or(|end| other < end), "they run at the same time: {log}");
+}
