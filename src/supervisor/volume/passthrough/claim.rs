@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::{Access, Common, End, MountPlan, PassthroughSource, Setting, Trouble, access, nfs};
+use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::neighbours::{self, Turn};
 use crate::host::{HostError, Source, fs_group, host_path};
@@ -117,7 +117,7 @@ impl PassthroughSource for ClaimSource {
         self.republication.next()
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: End) {
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: PodEnd) {
         let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
         left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
     }
